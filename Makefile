@@ -1,0 +1,65 @@
+# Two commands matter to a newcomer: `make demo` and `make test`. Everything sets itself up.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.holdfast-setup
+BENCH_STAMP := $(VENV)/.holdfast-setup-bench
+SEEDS  ?= 1000
+PYTEST_WORKERS ?= 2
+
+.PHONY: help setup demo test check format lint types contracts sim chaos bench requirements clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with the command .venv/bin/holdfast
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("holdfast needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP) requirements/bench.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	@touch $@
+
+demo: $(STAMP) ## start a broker, produce and consume with a real client, show the figures
+	$(BIN)/holdfast demo
+
+test: $(STAMP) ## every test that fits in minutes
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup tests
+
+check: $(STAMP) lint types contracts test ## what CI runs: format, lint, types, import contracts, tests
+
+format: $(STAMP) ## rewrite the code in the house format
+	$(BIN)/ruff format src tests bench
+	$(BIN)/ruff check --fix src tests bench
+
+lint: $(STAMP) ## format and lint, read only
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+contracts: $(STAMP) ## the layers of docs/ARCHITECTURE.md
+	$(BIN)/lint-imports --no-cache
+
+sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
+	$(BIN)/holdfast sim --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST))
+
+chaos: $(STAMP) ## long crash runs on real processes
+	$(BIN)/python -m pytest -m crash --crash-rounds=200 tests
+
+bench: $(BENCH_STAMP) ## against Apache Kafka on this machine; writes bench/RESULTS.md
+	$(BIN)/python -m bench
+
+requirements: ## compile requirements/*.txt from pyproject.toml (needs uv on the PATH)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' pyproject.toml -o requirements/base.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' -c requirements/base.txt --extra dev pyproject.toml -o requirements/dev.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' -c requirements/dev.txt --extra bench pyproject.toml -o requirements/bench.txt
+
+clean: ## remove what setup and tests made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis bench/.work

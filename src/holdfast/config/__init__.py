@@ -1,0 +1,1 @@
+"""Names, types, defaults and scopes of Kafka's settings and ours. Pure."""

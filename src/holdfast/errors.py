@@ -1,0 +1,81 @@
+"""Every exception holdfast raises, as a tree.
+
+    HoldfastError
+    ├── UsageError                 you misused this: fix the call, the flag or the setting
+    │   ├── ConfigError            a setting has a wrong name or value
+    │   └── DataDirectoryError     the data directory cannot be used as asked
+    │       └── DataDirectoryLocked    another process has it
+    ├── PeerError                  the peer misbehaved: its connection may be closed, nothing else is
+    │   ├── MalformedFrame         bytes that are no request of this protocol
+    │   └── InvalidRecords         a record batch that breaks the format; carries the protocol's error code
+    ├── ApiError                   the protocol's own answer to a request we refuse; carries its error code
+    └── StorageError               the disk failed us or its content is not what was written
+        ├── CorruptLog             a file holds what no append could have written
+        └── LogDirectoryOffline    a write or flush failed; nothing is read or written there until restart
+
+`ApiError` and `InvalidRecords` turn into responses; the others into log lines, exit codes or closed connections.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+
+class HoldfastError(Exception):
+    """The root: catch it to catch whatever holdfast raises on purpose."""
+
+
+class UsageError(HoldfastError):
+    """The caller asked for something that cannot be done as asked."""
+
+
+class ConfigError(UsageError):
+    """A setting has a name or a value that cannot be right."""
+
+
+class DataDirectoryError(UsageError):
+    """The data directory cannot be used as asked."""
+
+
+class DataDirectoryLocked(DataDirectoryError):
+    """Another process is using the data directory."""
+
+
+class PeerError(HoldfastError):
+    """The other side of a connection broke the protocol."""
+
+
+class MalformedFrame(PeerError):
+    """Bytes that are no request of this protocol; the connection cannot be trusted further."""
+
+
+class ApiError(HoldfastError):
+    """A request we refuse with one of the protocol's error codes."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
+        super().__init__(message or code.name)
+        self.code = code
+        self.message = message
+
+
+class InvalidRecords(PeerError):
+    """A record batch that breaks the format or the topic's rules."""
+
+    def __init__(self, code: ErrorCode, message: str, record_index: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.record_index = record_index
+        """Which record of the batch is at fault, when one is."""
+
+
+class StorageError(HoldfastError):
+    """The disk failed, or holds what was never written."""
+
+
+class CorruptLog(StorageError):
+    """A log file holds bytes that no append could have written."""
+
+
+class LogDirectoryOffline(StorageError):
+    """A write or flush failed in this log directory; it is out of service until restart."""

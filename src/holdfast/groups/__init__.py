@@ -1,0 +1,1 @@
+"""Consumer groups. Pure; empty until groups are served."""

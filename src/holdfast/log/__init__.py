@@ -1,0 +1,1 @@
+"""The log of one partition on disk, through the `FileSystem` seam only."""

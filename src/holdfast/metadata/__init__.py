@@ -1,0 +1,1 @@
+"""The cluster's image, built from a log of changes. Pure."""

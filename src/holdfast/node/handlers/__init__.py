@@ -1,0 +1,1 @@
+"""One request, one file: `kNN_name.py` answers API key NN."""

@@ -1,0 +1,156 @@
+"""The protocols our logic is written against: time, chance, disk, flushing, background work.
+
+Nothing below `holdfast.server` touches the operating system. It receives these objects, so that the
+same broker runs on a real disk (`holdfast.server.real`) and on a simulated one that tears writes,
+forgets what was not flushed and fills up (`holdfast.testing`).
+
+The rules every implementation keeps:
+
+- A `File` and a `FileSystem` raise `OSError`, with its errno, when the operating system refuses.
+  Nothing is retried inside a seam.
+- What `pwritev` wrote is visible to `pread` at once and is durable only after a flush of that file,
+  and, for a file that is new, renamed or removed, of its directory.
+- A flush that failed is never repeated as if nothing had happened: after it, cached and stored bytes
+  may differ, and only the caller knows what that costs.
+- `Flusher` and `Worker` return at once and report later, on the thread that runs the node, never from
+  inside the call.
+
+Paths are plain strings joined with "/"; packages above stay free of `os`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+OpenMode: TypeAlias = Literal["read", "write", "create"]
+
+
+class Now(NamedTuple):
+    """One reading of the clocks, taken by the shell when an event arrives."""
+
+    wall_ms: int
+    """Milliseconds since the epoch: what goes into records and decides retention. It may step back."""
+    monotonic_ms: int
+    """Milliseconds since some moment: what decides time-outs. It never steps back."""
+
+
+class Clock(Protocol):
+    def now(self) -> Now: ...
+
+
+class Randomness(Protocol):
+    def uuid_bytes(self) -> bytes:
+        """16 bytes of a random (version 4) UUID."""
+        ...
+
+    def below(self, bound: int) -> int:
+        """A uniform integer in [0, bound)."""
+        ...
+
+
+class File(Protocol):
+    """One open file, addressed by position; it has no cursor."""
+
+    @property
+    def path(self) -> str: ...
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        ...
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all of `buffers` at `position` or raise; returns the bytes written."""
+        ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, length: int) -> None: ...
+
+    def flush(self) -> None:
+        """Make the file's content and size durable (fdatasync). Blocks: start, stop and small files only."""
+        ...
+
+    def drop_cache(self) -> None:
+        """Forget clean cached pages, so that the next read shows what the disk holds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    def open(self, path: str, mode: OpenMode) -> File:
+        """ "read" and "write" need the file to exist; "create" makes it when missing and never cuts it."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def is_directory(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def modified_ms(self, path: str) -> int: ...
+
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory, sorted."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Create a directory and its missing parents; an existing one is fine."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace `new` by `old` in one step."""
+        ...
+
+    def remove(self, path: str) -> None: ...
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def flush_directory(self, path: str) -> None:
+        """Make the directory's entries durable. Blocks."""
+        ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def lock(self, path: str) -> Lock:
+        """Take an exclusive lock that dies with the process; raise `BlockingIOError` when it is held."""
+        ...
+
+
+FlushTarget: TypeAlias = File | str
+"""A file, or the path of a directory whose entries must be durable."""
+
+
+class FlushJob(NamedTuple):
+    """Targets to flush, in order; the first failure ends the job."""
+
+    targets: tuple[FlushTarget, ...]
+    done: Callable[[OSError | None], None]
+
+
+class Flusher(Protocol):
+    def submit(self, job: FlushJob) -> None:
+        """Flush in the background, then call `job.done` on the node's thread."""
+        ...
+
+
+class Worker(Protocol):
+    """Background work that must not run in the broker's interpreter: compaction, deep scans."""
+
+    def submit(
+        self,
+        task: str,
+        arguments: Mapping[str, Any],
+        done: Callable[[Mapping[str, Any] | None, str | None], None],
+    ) -> None:
+        """Run a task of `holdfast.log.tasks` by name with JSON-like arguments.
+
+        `done(result, None)` or `done(None, what went wrong)` follows on the node's thread.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The asyncio shell around a node: sockets, flusher, the real seams, embedding."""

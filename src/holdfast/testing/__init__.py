@@ -1,0 +1,1 @@
+"""Fakes, simulator, checkers and pytest fixtures; shipped, because users need them too."""

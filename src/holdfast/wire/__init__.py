@@ -1,0 +1,1 @@
+"""Kafka's wire format: frames, record batches, API versions, error table. Pure."""
