@@ -1,0 +1,555 @@
+"""A disk in memory that forgets what was not flushed, tears writes, fails and fills up.
+
+`SimulatedDisk` is a `holdfast.seams.FileSystem`. Under every file lie two images, in pages of 4,096
+bytes: what programs see (the page cache) and what the platters hold. Under every directory lie its
+entries as seen, its entries as held, and the changes between the two in order.
+
+Rules it keeps:
+
+- A flush of a file makes its bytes and its size durable, and not its name; a flush of a directory makes
+  its entries durable, and not the bytes below. A new directory's own name lives in its parent.
+- `crash()` is power loss. Of the pages not flushed any subset survives, some torn between sectors of 512
+  bytes; the others hold what they held, or zeros where the file grew. Of the directory changes not
+  flushed any subset survives, each whole: after a rename there is the old name or the new one.
+- `kill()` is the death of the process: nothing is forgotten, but locks and handles die.
+- A flush that fails marks its pages clean although some never reached the platters, as Linux does. A later
+  flush does not write them again: `drop_cache`, or a crash, shows what is really there.
+- Everything follows from the seed.
+
+Faults are planned with `plan` and counted by kind in `faults`; power loss inside an operation is planned
+with `lose_power_after`.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import strerror
+from typing import Literal, TypeAlias
+
+from holdfast.seams import Buffer, Clock, OpenMode
+from holdfast.testing.disk_pages import PAGE_BYTES, PAGE_SHIFT, SURVIVAL, Change, Directory, Inode, Node
+
+UNLIMITED_BYTES = 1 << 50
+
+Operation: TypeAlias = Literal[
+    "write", "flush", "flush directory", "read", "create", "rename", "remove", "truncate"
+]
+
+
+class PowerLost(BaseException):
+    """The power went in the middle of an operation; no program is left to handle it."""
+
+
+class StaleHandle(OSError):
+    """A file that was opened before the crash or kill: its process is no more."""
+
+
+@dataclass(slots=True)
+class Fault:
+    """A planned failure of one kind of operation."""
+
+    operation: Operation
+    error: int = errno.EIO
+    skip: int = 0
+    """How many matching operations succeed first."""
+    times: int = 1
+    """How many matching operations fail after that."""
+    probability: float = 1.0
+    path_contains: str = ""
+    partial: bool = False
+    """A write stores a part of its bytes before it fails."""
+
+
+class SimulatedFile:
+    """One open file of a `SimulatedDisk`."""
+
+    __slots__ = ("_disk", "_generation", "_inode", "_open", "_path", "_writable")
+
+    def __init__(self, disk: SimulatedDisk, path: str, inode: Inode, writable: bool) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self._writable = writable
+        self._generation = disk.generation
+        self._open = True
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def _check(self, writing: bool = False) -> None:
+        if self._generation != self._disk.generation:
+            raise StaleHandle(errno.ESTALE, "opened before the crash", self._path)
+        if not self._open or (writing and not self._writable):
+            raise _os_error(errno.EBADF, self._path)
+
+    def pread(self, length: int, position: int) -> bytes:
+        self._check()
+        if self._disk.watched:
+            self._disk.before("read", self._path)
+        return bytes(self._inode.cached[position : position + length])
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        self._check(writing=True)
+        data = b"".join(buffers)
+        self._disk.write(self._inode, self._path, data, position)
+        return len(data)
+
+    def size(self) -> int:
+        self._check()
+        return len(self._inode.cached)
+
+    def truncate(self, length: int) -> None:
+        self._check(writing=True)
+        self._disk.truncate(self._inode, self._path, length)
+
+    def flush(self) -> None:
+        self._check()
+        self._disk.flush_inode(self._inode, self._path)
+
+    def drop_cache(self) -> None:
+        self._check()
+        self._inode.drop_cache()
+
+    def close(self) -> None:
+        self._open = False
+
+
+class SimulatedLock:
+    def __init__(self, disk: SimulatedDisk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        if self._disk.locks.get(self._path) is self:
+            del self._disk.locks[self._path]
+
+
+class SimulatedDisk:
+    """A `holdfast.seams.FileSystem` in memory; see the module's rules."""
+
+    def __init__(self, seed: int | random.Random = 0, clock: Clock | None = None) -> None:
+        self.rng = seed if isinstance(seed, random.Random) else random.Random(seed)
+        self.clock = clock
+        self.faults: Counter[str] = Counter()
+        """How often each kind of fault really hit."""
+        self.operations: Counter[str] = Counter()
+        self.capacity_bytes: int | None = None
+        self.generation = 0
+        """Rises at every crash and kill; a handle of an earlier one is stale."""
+        self.locks: dict[str, SimulatedLock] = {}
+        self.watched = False
+        """Some fault may hit: operations must ask `before`."""
+        self.used_bytes = 0
+        self._root = Directory()
+        self._plans: list[Fault] = []
+        self._read_only = False
+        self._operations_until_power_loss: int | None = None
+
+    # What a test does to the disk.
+
+    def plan(self, fault: Fault) -> Fault:
+        """Make coming operations fail; `fault.times` counts down to zero as it hits."""
+        self._plans.append(fault)
+        self.watched = True
+        return fault
+
+    def clear_faults(self) -> None:
+        """Forget planned faults, limits and the read-only state; what was damaged stays so."""
+        self._plans.clear()
+        self._read_only = False
+        self._operations_until_power_loss = None
+        self.capacity_bytes = None
+        self.watched = False
+
+    @property
+    def read_only(self) -> bool:
+        return self._read_only
+
+    @read_only.setter
+    def read_only(self, value: bool) -> None:
+        self._read_only = value
+        self.watched = value or bool(self._plans) or self._operations_until_power_loss is not None
+
+    def lose_power_after(self, operations: int) -> None:
+        """Raise `PowerLost` inside a later change of the disk, and in all after it until `crash`."""
+        self._operations_until_power_loss = operations
+        self.watched = True
+
+    @property
+    def powered(self) -> bool:
+        return self._operations_until_power_loss is None or self._operations_until_power_loss >= 0
+
+    def prepare(self, path: str) -> None:
+        """A durable directory with durable parents, as an operator provides it."""
+        self.make_directory(path)
+        parts = _parts(path)
+        for depth in range(len(parts)):
+            directory = self._walk(parts[:depth])
+            assert isinstance(directory, Directory)
+            directory.flush()
+
+    def crash(self) -> None:
+        """Power loss, and power back: the disk as found then. Handles and locks are dead, plans forgotten."""
+        self.faults["power loss"] += 1
+        self.clear_faults()
+        self.kill_handles()
+        self._crash_directory(self._root)
+        self.used_bytes = 0
+        for node in self._nodes(self._root):
+            if isinstance(node, Inode):
+                node.crash(self.rng, self.faults)
+                node.linked = True
+                self.used_bytes += len(node.cached)
+
+    def kill(self) -> None:
+        """The process dies, the machine does not."""
+        self.faults["process kill"] += 1
+        self.kill_handles()
+
+    def kill_handles(self) -> None:
+        self.generation += 1
+        self.locks.clear()
+
+    def copy(self, seed: int | None = None) -> SimulatedDisk:
+        """An independent disk in the same state, to see other outcomes of the same crash."""
+        clock, self.clock = self.clock, None
+        try:
+            twin = copy.deepcopy(self)
+        finally:
+            self.clock = clock
+        twin.clock = clock
+        if seed is not None:
+            twin.rng = random.Random(seed)
+        return twin
+
+    def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
+        """Damage a durable byte. Readers see it once the page leaves the cache: `drop_cache` or `crash`."""
+        inode = self._inode(path)
+        page = position >> PAGE_SHIFT
+        start = page << PAGE_SHIFT
+        image = inode.held.get(page)
+        if image is None:
+            image = bytes(inode.cached[start : min(start + PAGE_BYTES, inode.held_size)])
+        damaged = bytearray(image)
+        damaged[position - start] ^= 1 << bit
+        inode.held[page] = bytes(damaged)
+        self.faults["bit flip"] += 1
+
+    def held(self, path: str) -> bytes:
+        """What the platters hold of a file now, whether or not its name is durable."""
+        inode = self._inode(path)
+        content = bytearray(inode.cached[: inode.held_size].ljust(inode.held_size, b"\0"))
+        for page, image in inode.held.items():
+            start = page << PAGE_SHIFT
+            if start < inode.held_size:
+                length = min(PAGE_BYTES, inode.held_size - start)
+                content[start : start + length] = image[:length].ljust(length, b"\0")
+        return bytes(content)
+
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        self._inode(path).modified_ms = modified_ms
+
+    # What open files ask of the disk.
+
+    def before(self, operation: Operation, path: str) -> Fault | None:
+        """Let planned faults hit; a partial write is returned, for the caller to carry out."""
+        if operation != "read":
+            self._spend_power()
+            if self._read_only:
+                self.faults["read-only"] += 1
+                raise _os_error(errno.EROFS, path)
+        for fault in self._plans:
+            if fault.operation != operation or fault.path_contains not in path:
+                continue
+            if fault.skip > 0:
+                fault.skip -= 1
+                continue
+            if fault.probability < 1.0 and self.rng.random() >= fault.probability:
+                continue
+            fault.times -= 1
+            if fault.times <= 0:
+                self._plans.remove(fault)
+            self.faults[f"{operation} failed" if not fault.partial else "write cut short"] += 1
+            if fault.partial or operation == "flush":
+                return fault
+            raise _os_error(fault.error, path)
+        return None
+
+    def _spend_power(self) -> None:
+        left = self._operations_until_power_loss
+        if left is None:
+            return
+        if left <= 0:
+            self._operations_until_power_loss = -1
+            raise PowerLost
+        self._operations_until_power_loss = left - 1
+
+    def write(self, inode: Inode, path: str, data: bytes, position: int) -> None:
+        self.operations["write"] += 1
+        error = 0
+        if self.watched:
+            fault = self.before("write", path)
+            if fault is not None:
+                error = fault.error
+                data = data[: self.rng.randrange(0, len(data) + 1)]
+        growth = max(0, position + len(data) - len(inode.cached))
+        if self.capacity_bytes is not None and growth > self.capacity_bytes - self.used_bytes:
+            self.faults["disk full"] += 1
+            error = errno.ENOSPC
+            data = data[: max(0, self.capacity_bytes - self.used_bytes + len(data) - growth)]
+        before = len(inode.cached)
+        inode.write(data, position)
+        self._account(inode, before)
+        if error:
+            raise _os_error(error, path)
+
+    def truncate(self, inode: Inode, path: str, length: int) -> None:
+        self.operations["truncate"] += 1
+        if self.watched:
+            self.before("truncate", path)
+        before = len(inode.cached)
+        inode.truncate(length)
+        self._account(inode, before)
+
+    def _account(self, inode: Inode, size_before: int) -> None:
+        if inode.linked:
+            self.used_bytes += len(inode.cached) - size_before
+        if self.clock is not None:
+            inode.modified_ms = self.clock.now().wall_ms
+
+    def flush_inode(self, inode: Inode, path: str) -> None:
+        self.operations["flush"] += 1
+        if self.watched:
+            fault = self.before("flush", path)
+            if fault is not None:
+                inode.fail_flush(self.rng)
+                raise _os_error(fault.error, path)
+        inode.flush()
+
+    # holdfast.seams.FileSystem
+
+    def open(self, path: str, mode: OpenMode) -> SimulatedFile:
+        node = self._find(path)
+        if isinstance(node, Directory):
+            raise _os_error(errno.EISDIR, path)
+        if node is None:
+            if mode != "create":
+                raise _os_error(errno.ENOENT, path)
+            node = self._create(path)
+        elif mode != "read" and self._read_only:
+            raise _os_error(errno.EROFS, path)
+        return SimulatedFile(self, path, node, mode != "read")
+
+    def _create(self, path: str) -> Inode:
+        parent, name = self._parent(path)
+        if self.watched:
+            self.before("create", path)
+        inode = Inode(self._wall_ms())
+        parent.entries[name] = inode
+        parent.pending.append(Change(None, (parent, name), inode))
+        return inode
+
+    def exists(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def is_directory(self, path: str) -> bool:
+        return isinstance(self._find(path), Directory)
+
+    def size(self, path: str) -> int:
+        return len(self._inode(path).cached)
+
+    def modified_ms(self, path: str) -> int:
+        return self._inode(path).modified_ms
+
+    def list(self, directory: str) -> list[str]:
+        return sorted(self._directory(directory).entries)
+
+    def make_directory(self, path: str) -> None:
+        directory = self._root
+        for part in _parts(path):
+            node = directory.entries.get(part)
+            if node is None:
+                if self.watched:
+                    self.before("create", path)
+                node = Directory()
+                directory.entries[part] = node
+                directory.pending.append(Change(None, (directory, part), node))
+            elif not isinstance(node, Directory):
+                raise _os_error(errno.ENOTDIR, path)
+            directory = node
+
+    def rename(self, old: str, new: str) -> None:
+        source, old_name = self._parent(old)
+        target, new_name = self._parent(new)
+        node = source.entries.get(old_name)
+        if node is None:
+            raise _os_error(errno.ENOENT, old)
+        if self.watched:
+            self.before("rename", new)
+        replaced = target.entries.get(new_name)
+        if replaced is node:
+            return
+        if isinstance(replaced, Directory) and replaced.entries:
+            raise _os_error(errno.ENOTEMPTY, new)
+        if replaced is not None:
+            self._unlink(replaced)
+        del source.entries[old_name]
+        target.entries[new_name] = node
+        change = Change((source, old_name), (target, new_name), node)
+        for directory in change.directories():
+            directory.pending.append(change)
+
+    def remove(self, path: str) -> None:
+        parent, name = self._parent(path)
+        node = parent.entries.get(name)
+        if node is None:
+            raise _os_error(errno.ENOENT, path)
+        if isinstance(node, Directory):
+            raise _os_error(errno.EISDIR, path)
+        self._remove_entry(parent, name, node, path)
+
+    def remove_tree(self, path: str) -> None:
+        parent, name = self._parent(path)
+        directory = self._directory(path)
+        for child, node in sorted(directory.entries.items()):
+            if isinstance(node, Directory):
+                self.remove_tree(f"{path}/{child}")
+            else:
+                self._remove_entry(directory, child, node, f"{path}/{child}")
+        self._remove_entry(parent, name, directory, path)
+
+    def _remove_entry(self, parent: Directory, name: str, node: Node, path: str) -> None:
+        if self.watched:
+            self.before("remove", path)
+        del parent.entries[name]
+        parent.pending.append(Change((parent, name), None, node))
+        self._unlink(node)
+
+    def _unlink(self, node: Node) -> None:
+        if isinstance(node, Inode):
+            node.linked = False
+            self.used_bytes -= len(node.cached)
+
+    def flush_directory(self, path: str) -> None:
+        directory = self._directory(path)
+        self.operations["flush directory"] += 1
+        if self.watched:
+            self.before("flush directory", path)
+        directory.flush()
+
+    def free_bytes(self, path: str) -> int:
+        if self.capacity_bytes is None:
+            return UNLIMITED_BYTES
+        return max(0, self.capacity_bytes - self.used_bytes)
+
+    def lock(self, path: str) -> SimulatedLock:
+        if path in self.locks:
+            raise BlockingIOError(errno.EAGAIN, strerror(errno.EAGAIN), path)
+        self.open(path, "create").close()
+        lock = SimulatedLock(self, path)
+        self.locks[path] = lock
+        return lock
+
+    # Walking.
+
+    def _wall_ms(self) -> int:
+        return self.clock.now().wall_ms if self.clock is not None else 0
+
+    def _walk(self, parts: Sequence[str]) -> Node | None:
+        node: Node | None = self._root
+        for part in parts:
+            if not isinstance(node, Directory):
+                return None
+            node = node.entries.get(part)
+        return node
+
+    def _find(self, path: str) -> Node | None:
+        return self._walk(_parts(path))
+
+    def _inode(self, path: str) -> Inode:
+        node = self._find(path)
+        if node is None:
+            raise _os_error(errno.ENOENT, path)
+        if isinstance(node, Directory):
+            raise _os_error(errno.EISDIR, path)
+        return node
+
+    def _directory(self, path: str) -> Directory:
+        node = self._find(path)
+        if node is None:
+            raise _os_error(errno.ENOENT, path)
+        if not isinstance(node, Directory):
+            raise _os_error(errno.ENOTDIR, path)
+        return node
+
+    def _parent(self, path: str) -> tuple[Directory, str]:
+        parts = _parts(path)
+        if not parts:
+            raise _os_error(errno.EINVAL, path)
+        node = self._walk(parts[:-1])
+        if node is None:
+            raise _os_error(errno.ENOENT, path)
+        if not isinstance(node, Directory):
+            raise _os_error(errno.ENOTDIR, path)
+        return node, parts[-1]
+
+    # Crashing.
+
+    def _crash_directory(self, top: Directory) -> None:
+        """Settle every pending change below `top`, in what is held or may come to be held, then show that."""
+        seen: dict[int, Directory] = {}
+        stack = [top]
+        while stack:
+            directory = stack.pop()
+            if id(directory) in seen:
+                continue
+            seen[id(directory)] = directory
+            below = [
+                *directory.entries.values(),
+                *directory.held.values(),
+                *(c.node for c in directory.pending),
+            ]
+            stack.extend(node for node in below if isinstance(node, Directory))
+        for directory in seen.values():
+            self._settle(directory)
+        for directory in seen.values():
+            directory.entries = dict(directory.held)
+
+    def _settle(self, directory: Directory) -> None:
+        survival = self.rng.choice(SURVIVAL)
+        for change in directory.pending:
+            survives = self.rng.random() < survival
+            if survives:
+                change.apply()
+            else:
+                self.faults["directory change lost"] += 1
+            for other in change.directories():
+                if other is not directory:
+                    other.pending.remove(change)
+        directory.pending.clear()
+
+    def _nodes(self, top: Directory) -> Iterator[Node]:
+        seen: set[int] = set()
+        stack: list[Node] = [top]
+        while stack:
+            node = stack.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            yield node
+            if isinstance(node, Directory):
+                stack.extend(node.entries[name] for name in sorted(node.entries, reverse=True))
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part and part != "."]
+
+
+def _os_error(code: int, path: str) -> OSError:
+    return OSError(code, strerror(code), path)

@@ -1,0 +1,113 @@
+"""Seams that do nothing until told: chance from a seed, flushes and background work one at a time.
+
+`ManualFlusher` and `InlineWorker` keep the rule that nothing is reported from inside `submit`: jobs wait in a
+queue, and `run_one` or `run_all` carries them out, on the caller's thread, in the order given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from holdfast.errors import HoldfastError
+from holdfast.seams import FileSystem, FlushJob
+
+
+class SeededRandomness:
+    """A `holdfast.seams.Randomness` that repeats itself for the same seed."""
+
+    def __init__(self, seed: int | random.Random = 0) -> None:
+        self._rng = seed if isinstance(seed, random.Random) else random.Random(seed)
+
+    def uuid_bytes(self) -> bytes:
+        value = bytearray(self._rng.randbytes(16))
+        value[6] = value[6] & 0x0F | 0x40
+        value[8] = value[8] & 0x3F | 0x80
+        return bytes(value)
+
+    def below(self, bound: int) -> int:
+        return self._rng.randrange(bound)
+
+
+class ManualFlusher:
+    """A `holdfast.seams.Flusher` whose jobs wait until told."""
+
+    def __init__(self, file_system: FileSystem) -> None:
+        self._file_system = file_system
+        self.jobs: deque[FlushJob] = deque()
+
+    def submit(self, job: FlushJob) -> None:
+        self.jobs.append(job)
+
+    def run_one(self, index: int = 0) -> bool:
+        """Carry out the job at `index` of the queue and report it; false when there is none."""
+        if index >= len(self.jobs):
+            return False
+        job = self.jobs[index]
+        del self.jobs[index]
+        job.done(self.carry_out(job))
+        return True
+
+    def run_all(self) -> int:
+        """Carry out jobs, those submitted meanwhile included, until none is left; returns how many."""
+        count = 0
+        while self.run_one():
+            count += 1
+        return count
+
+    def carry_out(self, job: FlushJob) -> OSError | None:
+        """Flush a job's targets in order; the first failure ends it."""
+        try:
+            for target in job.targets:
+                if isinstance(target, str):
+                    self._file_system.flush_directory(target)
+                else:
+                    target.flush()
+        except OSError as failure:
+            return failure
+        return None
+
+
+class WorkerJob(NamedTuple):
+    task: str
+    arguments: Mapping[str, Any]
+    done: Callable[[Mapping[str, Any] | None, str | None], None]
+
+
+class InlineWorker:
+    """A `holdfast.seams.Worker` that runs `holdfast.log.tasks` in this process when told."""
+
+    def __init__(self, file_system: FileSystem) -> None:
+        self._file_system = file_system
+        self.jobs: deque[WorkerJob] = deque()
+
+    def submit(
+        self,
+        task: str,
+        arguments: Mapping[str, Any],
+        done: Callable[[Mapping[str, Any] | None, str | None], None],
+    ) -> None:
+        self.jobs.append(WorkerJob(task, arguments, done))
+
+    def run_one(self) -> bool:
+        """Run the oldest job and report it; false when there is none."""
+        if not self.jobs:
+            return False
+        job = self.jobs.popleft()
+        tasks = importlib.import_module("holdfast.log.tasks")
+        try:
+            result = tasks.run(self._file_system, job.task, job.arguments)
+        except (HoldfastError, OSError) as failure:
+            job.done(None, str(failure))
+        else:
+            job.done(result, None)
+        return True
+
+    def run_all(self) -> int:
+        count = 0
+        while self.run_one():
+            count += 1
+        return count
