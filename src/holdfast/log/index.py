@@ -1,0 +1,319 @@
+"""The two sparse indexes of a segment: from offsets to file positions, and from timestamps to offsets.
+
+Both are Kafka's files, big endian, one entry every `index.interval.bytes` of log:
+
+    .index       int32 offset − base offset, int32 position in the .log file
+    .timeindex   int64 timestamp, int32 offset − base offset
+
+Rules the reader may rely on:
+
+- An index only ever helps: it says where to *start* looking. A missing, short or empty one costs time,
+  never records, because everything in it can be read again from the log.
+- Keys grow strictly, in memory and in a file that `from_bytes` accepts. Positions grow strictly, the
+  offsets of a time index never fall.
+- Entries live in packed arrays, 8 and 12 bytes each as in the file, and are found by bisection.
+- Nothing is written until `sync_to`, which writes the entries the file lacks in one call and cuts what it
+  has too much. Nothing is flushed here: the owner flushes when it seals a segment, and rebuilds after a
+  crash.
+
+A file that was allocated ahead ends in zeros. An offset index never holds an entry (0, 0): the first entry
+comes after a whole interval of log. A time index may begin with one, so there only zeros after another
+entry are padding.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from operator import ge, gt
+from struct import Struct
+from struct import pack as struct_pack
+
+from holdfast.errors import CorruptLog, UsageError
+from holdfast.seams import Buffer, File
+
+RELATIVE_OFFSET_MAX = 2**31 - 1
+"""Offsets of one segment span at most this much; the log rolls before."""
+POSITION_MAX = 2**31 - 1
+NO_TIMESTAMP = -1
+
+_TIME_ENTRY = Struct(">qi")
+_SWAP_BYTES = sys.byteorder == "little"
+
+
+class EntryFile(ABC):
+    """Entries of one size that are appended, cut at the end, and written to their file when asked."""
+
+    entry_bytes: int
+
+    def __init__(self) -> None:
+        self._entries_in_file = 0  # the first so many entries are in the file, unchanged
+        self._file_may_be_longer = True  # the file may hold bytes past them
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def _encode(self, first: int) -> bytes:
+        """The file's bytes from entry number `first` on."""
+
+    @abstractmethod
+    def _drop_from(self, count: int) -> None:
+        """Forget all but the first `count` entries."""
+
+    def to_bytes(self) -> bytes:
+        """The whole file's content."""
+        return self._encode(0)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self) * self.entry_bytes
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether `sync_to` would find nothing to write."""
+        return self._entries_in_file == len(self) and not self._file_may_be_longer
+
+    def sync_to(self, file: File) -> None:
+        """Make `file` hold exactly these entries, writing only what it lacks. It is not flushed."""
+        start = self._entries_in_file * self.entry_bytes
+        if self._file_may_be_longer:
+            if file.size() > start:
+                file.truncate(start)
+            self._file_may_be_longer = False
+        count = len(self)
+        if count > self._entries_in_file:
+            # A write that fails may leave a part of itself behind.
+            self._file_may_be_longer = True
+            file.pwritev([self._encode(self._entries_in_file)], start)
+            self._file_may_be_longer = False
+            self._entries_in_file = count
+
+    def forget_file(self) -> None:
+        """Take the file as unknown, as after it was replaced: the next `sync_to` writes everything."""
+        self._entries_in_file = 0
+        self._file_may_be_longer = True
+
+    def clear(self) -> None:
+        self._truncate_entries(0)
+
+    def _truncate_entries(self, count: int) -> None:
+        if count < len(self):
+            self._drop_from(count)
+            if count < self._entries_in_file:
+                self._entries_in_file = count
+                self._file_may_be_longer = True
+
+    def _loaded_from(self, file_bytes: int) -> None:
+        self._entries_in_file = len(self)
+        self._file_may_be_longer = file_bytes != self.size_bytes
+
+    def _check_whole_entries(self, data: Buffer, what: str) -> None:
+        if len(data) % self.entry_bytes:
+            raise CorruptLog(
+                f"{what}: {len(data)} bytes are not a whole number of {self.entry_bytes}-byte entries"
+            )
+
+    def _used_bytes(self, data: Buffer) -> int:
+        """How much of `data` comes before the zero entries that a file allocated ahead ends in."""
+        used = len(bytes(data).rstrip(b"\0"))
+        return used + -used % self.entry_bytes
+
+
+class OffsetIndex(EntryFile):
+    """Offsets to positions. An entry's offset is the last one of the batch that begins at its position."""
+
+    entry_bytes = 8
+
+    def __init__(self, base_offset: int) -> None:
+        super().__init__()
+        self.base_offset = base_offset
+        self._offsets = array("i")
+        self._positions = array("i")
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """(offset, position) in order."""
+        base = self.base_offset
+        return (
+            (base + relative, position)
+            for relative, position in zip(self._offsets, self._positions, strict=True)
+        )
+
+    @property
+    def last_entry(self) -> tuple[int, int]:
+        """(offset, position) of the last entry, or (base offset, 0)."""
+        if not self._offsets:
+            return self.base_offset, 0
+        return self.base_offset + self._offsets[-1], self._positions[-1]
+
+    def can_hold(self, offset: int) -> bool:
+        """Whether `offset` is near enough to the base offset to be written down."""
+        return 0 <= offset - self.base_offset <= RELATIVE_OFFSET_MAX
+
+    def append(self, offset: int, position: int) -> None:
+        relative = offset - self.base_offset
+        offsets = self._offsets
+        if not (0 <= relative <= RELATIVE_OFFSET_MAX and 0 <= position <= POSITION_MAX):
+            raise UsageError(f"offset {offset} at {position} does not fit an index from {self.base_offset}")
+        if offsets and (relative <= offsets[-1] or position <= self._positions[-1]):
+            raise UsageError(
+                f"offset {offset} at {position} does not follow the last entry {self.last_entry}"
+            )
+        offsets.append(relative)
+        self._positions.append(position)
+
+    def lookup(self, offset: int) -> tuple[int, int]:
+        """The greatest entry at or below `offset`, or (base offset, 0): start reading there."""
+        slot = bisect_right(self._offsets, offset - self.base_offset)
+        if not slot:
+            return self.base_offset, 0
+        return self.base_offset + self._offsets[slot - 1], self._positions[slot - 1]
+
+    def offset_at_or_after(self, position: int) -> int | None:
+        """The offset of the first entry at or past `position`, or None: bytes before it hold smaller ones."""
+        slot = bisect_left(self._positions, position)
+        return self.base_offset + self._offsets[slot] if slot < len(self._positions) else None
+
+    def truncate_to(self, offset: int) -> None:
+        """Forget the entries of `offset` and above."""
+        self._truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
+
+    def check_within(self, end_offset: int, log_bytes: int) -> None:
+        """Raise unless every entry points into a log of `log_bytes` that ends before `end_offset`."""
+        offset, position = self.last_entry
+        if self._offsets and (offset >= end_offset or position >= log_bytes):
+            raise CorruptLog(
+                f"offset index from {self.base_offset}: its last entry, {offset} at {position}, lies past "
+                f"the log, which ends at offset {end_offset} and {log_bytes} bytes"
+            )
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, base_offset: int) -> OffsetIndex:
+        """Read a file's content; `CorruptLog` when no append could have written it."""
+        index = cls(base_offset)
+        what = f"offset index from {base_offset}"
+        index._check_whole_entries(data, what)
+        words = array("i")
+        words.frombytes(memoryview(data)[: index._used_bytes(data)])
+        if _SWAP_BYTES:
+            words.byteswap()
+        index._offsets = words[0::2]
+        index._positions = words[1::2]
+        for name, values in (("offset", index._offsets), ("position", index._positions)):
+            if values and (values[0] < 0 or any(map(ge, values, islice(values, 1, None)))):
+                raise CorruptLog(f"{what}: its {name}s do not increase")
+        index._loaded_from(len(data))
+        return index
+
+    def _encode(self, first: int) -> bytes:
+        words = array("i", bytes(8 * (len(self._offsets) - first)))
+        words[0::2] = self._offsets[first:]
+        words[1::2] = self._positions[first:]
+        if _SWAP_BYTES:
+            words.byteswap()
+        return words.tobytes()
+
+    def _drop_from(self, count: int) -> None:
+        del self._offsets[count:]
+        del self._positions[count:]
+
+
+class TimeIndex(EntryFile):
+    """Timestamps to offsets: no record below an entry's offset is younger than its timestamp."""
+
+    entry_bytes = 12
+
+    def __init__(self, base_offset: int) -> None:
+        super().__init__()
+        self.base_offset = base_offset
+        self._timestamps = array("q")
+        self._offsets = array("i")
+
+    def __len__(self) -> int:
+        return len(self._timestamps)
+
+    @property
+    def entries(self) -> Iterator[tuple[int, int]]:
+        """(timestamp, offset) in order."""
+        base = self.base_offset
+        return (
+            (timestamp, base + relative)
+            for timestamp, relative in zip(self._timestamps, self._offsets, strict=True)
+        )
+
+    @property
+    def last_entry(self) -> tuple[int, int]:
+        """(timestamp, offset) of the last entry, or (−1, base offset)."""
+        if not self._timestamps:
+            return NO_TIMESTAMP, self.base_offset
+        return self._timestamps[-1], self.base_offset + self._offsets[-1]
+
+    def append(self, timestamp: int, offset: int) -> bool:
+        """Note the largest timestamp so far and its offset; a timestamp that is no larger is no news."""
+        last_timestamp, last_offset = self.last_entry
+        if timestamp <= last_timestamp:
+            return False
+        relative = offset - self.base_offset
+        if offset < last_offset or relative > RELATIVE_OFFSET_MAX:
+            raise UsageError(
+                f"offset {offset} cannot follow {last_offset} in a time index from {self.base_offset}"
+            )
+        self._timestamps.append(timestamp)
+        self._offsets.append(relative)
+        return True
+
+    def lookup(self, timestamp: int) -> tuple[int, int]:
+        """The greatest entry at or below `timestamp`, or (−1, base offset)."""
+        slot = bisect_right(self._timestamps, timestamp)
+        if not slot:
+            return NO_TIMESTAMP, self.base_offset
+        return self._timestamps[slot - 1], self.base_offset + self._offsets[slot - 1]
+
+    def truncate_to(self, offset: int) -> None:
+        """Forget the entries of `offset` and above."""
+        self._truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
+
+    def check_within(self, end_offset: int) -> None:
+        """Raise unless every entry names an offset below `end_offset`."""
+        timestamp, offset = self.last_entry
+        if self._offsets and offset >= end_offset:
+            raise CorruptLog(
+                f"time index from {self.base_offset}: its last entry {timestamp} names offset {offset}, "
+                f"past the end of the log at {end_offset}"
+            )
+
+    @classmethod
+    def from_bytes(cls, data: Buffer, base_offset: int) -> TimeIndex:
+        """Read a file's content; `CorruptLog` when no append could have written it."""
+        index = cls(base_offset)
+        what = f"time index from {base_offset}"
+        index._check_whole_entries(data, what)
+        used = index._used_bytes(data)
+        if not used and len(data) == cls.entry_bytes:
+            used = cls.entry_bytes  # one whole entry: timestamp 0 at the base offset
+        for timestamp, relative in _TIME_ENTRY.iter_unpack(memoryview(data)[:used]):
+            index._timestamps.append(timestamp)
+            index._offsets.append(relative)
+        timestamps, offsets = index._timestamps, index._offsets
+        if timestamps and (timestamps[0] < 0 or any(map(ge, timestamps, islice(timestamps, 1, None)))):
+            raise CorruptLog(f"{what}: its timestamps do not increase")
+        if offsets and (offsets[0] < 0 or any(map(gt, offsets, islice(offsets, 1, None)))):
+            raise CorruptLog(f"{what}: its offsets fall")
+        index._loaded_from(len(data))
+        return index
+
+    def _encode(self, first: int) -> bytes:
+        pairs: Iterable[tuple[int, int]] = zip(self._timestamps[first:], self._offsets[first:], strict=True)
+        return struct_pack(">" + "qi" * (len(self) - first), *chain.from_iterable(pairs))
+
+    def _drop_from(self, count: int) -> None:
+        del self._timestamps[count:]
+        del self._offsets[count:]
