@@ -1,0 +1,23 @@
+"""The entry point: `holdfast …` and `python -m holdfast.cli …`."""
+
+from __future__ import annotations
+
+import sys
+
+from holdfast.cli import exits
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["serve"]:
+        # The broker must be ready in a fraction of a second: nothing here imports typer or rich.
+        from holdfast.cli.serve import serve_command
+
+        sys.exit(exits.run(lambda: serve_command(arguments[1:])))
+    from holdfast.cli.app import run_command
+
+    sys.exit(exits.run(lambda: run_command(arguments)))
+
+
+if __name__ == "__main__":
+    main()

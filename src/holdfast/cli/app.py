@@ -1,0 +1,105 @@
+"""The tree of commands: each one's module is imported when it is named, all of them only for --help."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+from typer.exceptions import Exit, TyperException
+
+from holdfast import __version__
+from holdfast.cli import exits
+
+
+class CommandPlace(NamedTuple):
+    """Where a command lives: a module, and the `typer.Typer` in it."""
+
+    module: str
+    attribute: str = "app"
+
+
+COMMANDS: dict[str, CommandPlace] = {
+    "serve": CommandPlace("holdfast.cli.serve_help"),
+    "topics": CommandPlace("holdfast.cli.topics"),
+    "configs": CommandPlace("holdfast.cli.configs"),
+    "version": CommandPlace("holdfast.cli.version"),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that knows its commands by name and imports one when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        command = typer.main.get_command(getattr(importlib.import_module(place.module), place.attribute))
+        command.name = cmd_name
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # typer would end with 1; a reader that has read enough is no failure, see `exits.run`.
+            raise _OutputClosed from None
+
+
+class _OutputClosed(Exception):
+    pass
+
+
+root = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
+    help="holdfast moves data through Kafka without losing a message. "
+    "Its tools take the flags of Kafka's own and work on Apache Kafka too.",
+    epilog="Exit codes: 0 fine, 1 findings, 2 usage, 3 cannot connect, 130 interrupted.",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"holdfast {__version__}")
+        raise Exit
+
+
+@root.callback()
+def holdfast(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """The group itself does nothing: its commands do."""
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    command = typer.main.get_command(root)
+    try:
+        result = command.main(list(arguments), prog_name="holdfast", standalone_mode=False)
+    except _OutputClosed:
+        raise BrokenPipeError from None
+    except TyperException as error:
+        return _report_usage(error)
+    return result if isinstance(result, int) else exits.ExitCode.FINE
+
+
+def _report_usage(error: TyperException) -> int:
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    if context is not None:
+        if not message:  # a group named without a command: typer's error is its help
+            return exits.ExitCode.USAGE
+        message = f"{message.rstrip('.')} (try '{context.command_path} --help')"
+    exits.complain(message)
+    return exits.ExitCode.USAGE

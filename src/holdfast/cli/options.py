@@ -1,0 +1,45 @@
+"""Options that several commands share: one name, one help text, one default."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import typer
+
+from holdfast.cli.output import Output
+
+DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
+DEFAULT_CONNECT_TIMEOUT_MS = 10_000
+
+BootstrapServerOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-server",
+        metavar="HOST:PORT,…",
+        envvar="HOLDFAST_BOOTSTRAP_SERVER",
+        help="The broker or brokers to ask first.",
+    ),
+]
+CommandConfigOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--command-config", metavar="FILE", help="A properties file for the client (security, time-outs…)."
+    ),
+]
+ConnectTimeoutOption: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--connect-timeout-ms",
+        min=1,
+        metavar="MS",
+        help="Give up, with exit code 3, when no broker has answered after this long.",
+    ),
+]
+OutputOption: TypeAlias = Annotated[
+    Output, typer.Option("--output", case_sensitive=False, help="For people (table) or for programs (json).")
+]
+
+
+def examples(*lines: str) -> str:
+    """The end of a --help text; rich keeps a line break only where there is an empty line."""
+    return "\n\n".join(["[bold]Examples[/bold]", *(f"  {line}" for line in lines)])

@@ -1,0 +1,81 @@
+"""`holdfast serve`: parse the command line into `ServeOptions` and hand it to the server.
+
+argparse, not typer: this module is on the path of a broker's start, where every import counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.errors import ConfigError
+
+SUMMARY = "Start the broker: one durable node in this process."
+EXAMPLES = """examples:
+  holdfast serve --data-dir /var/lib/holdfast
+  holdfast serve --config server.properties --override log.retention.hours=24
+  holdfast serve --data-dir ./data --listen 127.0.0.1:0
+"""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `holdfast serve` was asked for, still in Kafka's own words."""
+
+    data_dir: str | None = None
+    listen: list[str] = field(default_factory=list)
+    config_path: str | None = None
+    overrides: dict[str, str] = field(default_factory=dict)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="holdfast serve",
+        description=SUMMARY,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="where the log directories live; the same as log.dirs in --config"
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        action="append",
+        default=[],
+        help="address to listen on; may be repeated; port 0 takes a free one (default: loopback, port 9092)",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="a server.properties file with Kafka's property names"
+    )
+    parser.add_argument(
+        "--override",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="set one property, over --config; may be repeated",
+    )
+    return parser
+
+
+def parse_options(arguments: Sequence[str]) -> ServeOptions:
+    given = build_parser().parse_args(arguments)
+    overrides: dict[str, str] = {}
+    for text in given.override:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--override {text!r} is not NAME=VALUE, for example log.retention.hours=24")
+        overrides[name.strip()] = value.strip()
+    return ServeOptions(
+        data_dir=given.data_dir, listen=given.listen, config_path=given.config, overrides=overrides
+    )
+
+
+def serve_command(arguments: Sequence[str]) -> int | None:
+    options = parse_options(arguments)
+    from holdfast.server.run import serve
+
+    code: int | None = serve(options)
+    return code

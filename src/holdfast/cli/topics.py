@@ -1,0 +1,382 @@
+"""`holdfast topics create|list|describe|alter|delete`, with the flags of kafka-topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from typer.exceptions import Exit
+
+from holdfast.cli.advice import describe_error, failure, no_such_topic
+from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
+from holdfast.cli.client_settings import parse_assignments
+from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    CommandConfigOption,
+    ConnectTimeoutOption,
+    OutputOption,
+    examples,
+)
+from holdfast.cli.output import Output, print_json, print_table
+from holdfast.cli.topic_admin import (
+    PartitionView,
+    TopicView,
+    describe_topics,
+    parse_replica_assignment,
+    select_topics,
+    select_topics_to_change,
+    topic_views,
+)
+from holdfast.errors import UsageError
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="Create, list, describe, alter and delete topics."
+)
+
+TopicName = Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic's name.")]
+TopicToChange = Annotated[
+    str,
+    typer.Option(
+        "--topic",
+        metavar="NAME|REGEX",
+        help="The topic; or, with characters no name may have, a regular expression over whole names.",
+    ),
+]
+TopicFilter = Annotated[
+    str | None,
+    typer.Option(
+        "--topic", metavar="REGEX", help="Only topics whose whole name matches; a comma means 'or'."
+    ),
+]
+ExcludeInternal = Annotated[
+    bool, typer.Option("--exclude-internal", help="Leave out internal topics such as __consumer_offsets.")
+]
+IfExists = Annotated[bool, typer.Option("--if-exists", help="Do nothing when there is no such topic.")]
+ReplicaAssignment = Annotated[
+    str | None,
+    typer.Option(
+        "--replica-assignment",
+        metavar="B:B,B:B…",
+        help="Brokers of each partition: partitions by comma, replicas by colon.",
+    ),
+]
+
+
+@app.command(
+    help="Create a topic; partitions and replication factor default to the cluster's own.",
+    epilog=examples(
+        "holdfast topics create --topic orders --partitions 6",
+        "holdfast topics create --topic state --config cleanup.policy=compact --if-not-exists",
+    ),
+)
+def create(
+    topic: TopicName,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", min=1, metavar="N", help="How many partitions.")
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            "--replication-factor", min=1, metavar="N", help="How many brokers keep each partition."
+        ),
+    ] = None,
+    replica_assignment: ReplicaAssignment = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--config", metavar="NAME=VALUE", help="A setting of the topic; may be repeated."),
+    ] = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Do nothing when the topic exists.")
+    ] = False,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    settings = parse_assignments(config or [], "--config")
+    arguments: dict[str, Any] = {
+        "num_partitions": partitions or -1,
+        "replication_factor": replication_factor or -1,
+    }
+    if replica_assignment is not None:
+        if partitions is not None or replication_factor is not None:
+            raise UsageError("--replica-assignment takes the place of --partitions and --replication-factor")
+        assignment = parse_replica_assignment(replica_assignment)
+        arguments = {"num_partitions": len(assignment), "replica_assignment": assignment}
+    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    try:
+        new_topic = NewTopic(topic, config=settings, **arguments)
+        admin.create_topics([new_topic], request_timeout=REQUEST_TIMEOUT_S)[topic].result()
+        action = "created"
+    except KafkaException as error:
+        if not (if_not_exists and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS):
+            raise failure(error, f"cannot create topic '{topic}'", topic) from error
+        action = "exists"
+    _report({topic: action}, output)
+
+
+@app.command(
+    "list",
+    help="List topics, one name per line.",
+    epilog=examples("holdfast topics list", "holdfast topics list --topic 'orders.*' --output json"),
+)
+def list_topics(
+    topic: TopicFilter = None,
+    exclude_internal: ExcludeInternal = False,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    names = select_topics(_all_names(admin), topic)
+    if exclude_internal:
+        described = describe_topics(admin, names)
+        names = [name for name in names if name in described and not described[name].is_internal]
+    if output is Output.JSON:
+        print_json({"topics": names})
+        return
+    for name in names:
+        print(name)
+
+
+@app.command(
+    help="Show topics and their partitions.",
+    epilog=examples(
+        "holdfast topics describe --topic orders",
+        "holdfast topics describe --under-replicated-partitions",
+    ),
+)
+def describe(
+    topic: TopicFilter = None,
+    topic_id: Annotated[
+        str | None, typer.Option("--topic-id", metavar="ID", help="Only the topic with this id.")
+    ] = None,
+    under_replicated_partitions: Annotated[
+        bool,
+        typer.Option("--under-replicated-partitions", help="Only partitions with a replica out of sync."),
+    ] = False,
+    unavailable_partitions: Annotated[
+        bool, typer.Option("--unavailable-partitions", help="Only partitions without a leader.")
+    ] = False,
+    under_min_isr_partitions: Annotated[
+        bool,
+        typer.Option(
+            "--under-min-isr-partitions",
+            help="Only partitions with fewer replicas in sync than min.insync.replicas.",
+        ),
+    ] = False,
+    at_min_isr_partitions: Annotated[
+        bool,
+        typer.Option(
+            "--at-min-isr-partitions", help="Only partitions with just min.insync.replicas in sync."
+        ),
+    ] = False,
+    topics_with_overrides: Annotated[
+        bool,
+        typer.Option(
+            "--topics-with-overrides", help="Only topics with settings of their own; no partitions."
+        ),
+    ] = False,
+    exclude_internal: ExcludeInternal = False,
+    if_exists: IfExists = False,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    filters = {
+        "--under-replicated-partitions": under_replicated_partitions,
+        "--unavailable-partitions": unavailable_partitions,
+        "--under-min-isr-partitions": under_min_isr_partitions,
+        "--at-min-isr-partitions": at_min_isr_partitions,
+    }
+    chosen = [flag for flag, given in filters.items() if given]
+    if len(chosen) + topics_with_overrides > 1:
+        raise UsageError("choose one of " + ", ".join([*filters, "--topics-with-overrides"]))
+    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    views = [
+        view
+        for view in topic_views(admin, select_topics(_all_names(admin), topic))
+        if (topic_id is None or view.topic_id == topic_id) and not (exclude_internal and view.internal)
+    ]
+    if not views and not if_exists and (topic is not None or topic_id is not None):
+        raise no_such_topic(topic) if topic is not None else CommandFailed(f"no topic has the id {topic_id}")
+    if topics_with_overrides:
+        views = [view for view in views if view.overrides]
+    keep = PARTITION_FILTERS[chosen[0]] if chosen else None
+    _show_topics(views, keep, partitions_wanted=not topics_with_overrides, output=output)
+
+
+PARTITION_FILTERS: Mapping[str, Callable[[TopicView, PartitionView], bool]] = {
+    "--under-replicated-partitions": lambda view, partition: len(partition.in_sync) < len(partition.replicas),
+    "--unavailable-partitions": lambda view, partition: partition.leader is None,
+    "--under-min-isr-partitions": lambda view, partition: (
+        len(partition.in_sync) < (view.min_insync_replicas or 0)
+    ),
+    "--at-min-isr-partitions": lambda view, partition: len(partition.in_sync) == view.min_insync_replicas,
+}
+
+
+@app.command(
+    help="Add partitions to topics. Settings are changed by 'holdfast configs alter'.",
+    epilog=examples("holdfast topics alter --topic orders --partitions 12"),
+)
+def alter(
+    topic: TopicToChange,
+    partitions: Annotated[
+        int,
+        typer.Option(
+            "--partitions", min=1, metavar="N", help="How many partitions the topic shall have in all."
+        ),
+    ],
+    replica_assignment: ReplicaAssignment = None,
+    if_exists: IfExists = False,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    assignment = parse_replica_assignment(replica_assignment) if replica_assignment is not None else None
+    if assignment is not None and len(assignment) != partitions:
+        raise UsageError(
+            f"--replica-assignment names {len(assignment)} partitions and --partitions says {partitions}: "
+            "give the brokers of every partition, those that exist included"
+        )
+    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    names = _names_to_change(admin, topic, if_exists)
+    counts = {name: len(view.partitions) for name, view in describe_topics(admin, names).items()}
+    requests = [
+        NewPartitions(
+            name, partitions, **({"replica_assignment": assignment[counts[name] :]} if assignment else {})
+        )
+        for name in names
+    ]
+    futures = admin.create_partitions(requests, request_timeout=REQUEST_TIMEOUT_S) if requests else {}
+    _report(_outcomes(futures, "altered"), output)
+
+
+@app.command(
+    help="Delete topics and everything in them.",
+    epilog=examples(
+        "holdfast topics delete --topic orders", "holdfast topics delete --topic 'test-.*' --if-exists"
+    ),
+)
+def delete(
+    topic: TopicToChange,
+    if_exists: IfExists = False,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    names = _names_to_change(admin, topic, if_exists)
+    futures = admin.delete_topics(names, request_timeout=REQUEST_TIMEOUT_S) if names else {}
+    _report(_outcomes(futures, "deleted"), output)
+
+
+def _admin(bootstrap_server: str, connect_timeout_ms: int, command_config: str | None) -> AdminClient:
+    return Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config).admin()
+
+
+def _all_names(admin: AdminClient) -> list[str]:
+    return sorted(admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
+
+
+def _names_to_change(admin: AdminClient, expression: str, if_exists: bool) -> list[str]:
+    names = select_topics_to_change(_all_names(admin), expression)
+    if not names and not if_exists:
+        raise no_such_topic(expression)
+    return names
+
+
+def _outcomes(futures: Mapping[str, Future[Any]], action: str) -> dict[str, str | KafkaError]:
+    outcomes: dict[str, str | KafkaError] = {}
+    for name, future in futures.items():
+        try:
+            future.result()
+            outcomes[name] = action
+        except KafkaException as error:
+            outcomes[name] = error.args[0]
+    return outcomes
+
+
+def _report(outcomes: Mapping[str, str | KafkaError], output: Output) -> None:
+    """One line or one entry per topic; exit code 1 when any of them failed."""
+    failed = False
+    results = []
+    for name, outcome in outcomes.items():
+        error = None
+        if isinstance(outcome, KafkaError):
+            failed = True
+            error = {"code": outcome.name(), "message": outcome.str()}
+            complain(f"topic '{name}': {describe_error(outcome, name)}")
+        elif output is Output.TABLE:
+            print(
+                f"Topic {name} exists already."
+                if outcome == "exists"
+                else f"{outcome.capitalize()} topic {name}."
+            )
+        results.append({"topic": name, "action": "failed" if error else outcome, "error": error})
+    if output is Output.JSON:
+        print_json({"results": results})
+    if failed:
+        raise Exit(ExitCode.FINDINGS)
+
+
+def _show_topics(
+    views: list[TopicView],
+    keep: Callable[[TopicView, PartitionView], bool] | None,
+    *,
+    partitions_wanted: bool,
+    output: Output,
+) -> None:
+    shown: list[tuple[TopicView, list[PartitionView]]] = []
+    for view in views:
+        partitions = [part for part in view.partitions if keep is None or keep(view, part)]
+        if partitions or keep is None:
+            shown.append((view, partitions if partitions_wanted else []))
+    if output is Output.JSON:
+        print_json({"topics": [view.as_json(partitions) for view, partitions in shown]})
+        return
+    if keep is None and shown:
+        _print_topic_table([view for view, _ in shown])
+    rows = [
+        (part.topic, str(part.partition), _leader(part), _brokers(part.replicas), _brokers(part.in_sync))
+        for _, partitions in shown
+        for part in partitions
+    ]
+    if rows:
+        if keep is None:
+            print()
+        print_table(("Topic", "Partition", "Leader", "Replicas", "Isr"), rows)
+
+
+def _print_topic_table(views: list[TopicView]) -> None:
+    rows = [
+        (
+            view.name,
+            view.topic_id,
+            str(len(view.partitions)),
+            str(view.replication_factor),
+            ", ".join(f"{name}={value}" for name, value in view.overrides.items()) or "-",
+        )
+        for view in views
+    ]
+    print_table(("Topic", "TopicId", "PartitionCount", "ReplicationFactor", "Configs"), rows)
+
+
+def _leader(partition: PartitionView) -> str:
+    return "none" if partition.leader is None else str(partition.leader)
+
+
+def _brokers(ids: tuple[int, ...]) -> str:
+    return ",".join(map(str, ids)) or "-"
