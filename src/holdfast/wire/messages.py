@@ -1,12 +1,14 @@
 """Requests and responses: bytes in, entities out; dictionaries in, bytes out.
 
-Decoding is kio's, whose native reader builds an entity in about a microsecond; encoding is ours
+Decoding is kio's, whose native reader builds an entity in about a microsecond, after `message_guard` has
+walked over the lengths; encoding is ours
 (`message_encoder` tells the rules of the dictionaries). Both load their schemas lazily, one API and version
 at a time; `preload` does it ahead of the first request.
 
 What a reader of this module may rely on: whatever bytes arrive, decoding either gives an entity that used
 every one of them or raises `MalformedFrame`, and takes memory in proportion to the bytes that are there, not
-to the lengths they claim. An API or version without a schema raises `ApiError(unsupported_version)`.
+to the lengths they claim. Tagged fields that the schema does not know are skipped. An API or version without
+a schema raises `ApiError(unsupported_version)`.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 
 from holdfast.errors import ApiError, MalformedFrame
+from holdfast.seams import Buffer
 from holdfast.wire import apis
 from holdfast.wire.message_encoder import encode_parts, size_of, struct_encoder
+from holdfast.wire.message_guard import checked, struct_walker
 from holdfast.wire.message_schema import known_versions, request_type, response_type, shapes
 from holdfast.wire.varint import decode_uvarint
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 strict_fields = False
 """When set, a key that no version of its struct has is an error instead of being dropped. Tests set it."""
@@ -152,14 +154,24 @@ def preload(api_key: int, version: int) -> None:
     struct_encoder(_typed(response_type, api_key, version))
 
 
-@cache
-def _request_reader(api_key: int, version: int) -> Callable[..., Any]:
-    return entity_reader(_typed(request_type, api_key, version))
+class _Reader(NamedTuple):
+    entity_type: Any
+    read: Callable[..., Any]
 
 
 @cache
-def _response_reader(api_key: int, version: int) -> Callable[..., Any]:
-    return entity_reader(_typed(response_type, api_key, version))
+def _request_reader(api_key: int, version: int) -> _Reader:
+    return _reader(_typed(request_type, api_key, version))
+
+
+@cache
+def _response_reader(api_key: int, version: int) -> _Reader:
+    return _reader(_typed(response_type, api_key, version))
+
+
+def _reader(entity_type: Any) -> _Reader:
+    struct_walker(entity_type)
+    return _Reader(entity_type, entity_reader(entity_type))
 
 
 def _typed(load: Callable[[int, int], Any], api_key: int, version: int) -> Any:
@@ -169,13 +181,16 @@ def _typed(load: Callable[[int, int], Any], api_key: int, version: int) -> Any:
         raise ApiError(ErrorCode.unsupported_version, str(error)) from None
 
 
-def _decode(read: Callable[..., Any], buffer: Buffer, offset: int) -> Any:
+def _decode(reader: _Reader, buffer: Buffer, offset: int) -> Any:
+    buffer, offset = checked(reader.entity_type, buffer, offset)
     try:
-        entity, size = read(buffer, offset)
-    except (SerialError, ValueError, OverflowError, KeyError) as error:
-        raise MalformedFrame(f"{type(error).__name__}: {error}") from None
+        entity, size = reader.read(buffer, offset)
+    except (SerialError, ValueError, OverflowError, LookupError, TypeError) as error:
+        raise MalformedFrame(f"{reader.entity_type.__name__}: {type(error).__name__}: {error}") from None
     if offset + size != len(buffer):
-        raise MalformedFrame(f"{len(buffer) - offset - size} bytes follow the end of the message")
+        raise MalformedFrame(
+            f"{reader.entity_type.__name__}: {len(buffer) - offset - size} bytes were not read"
+        )
     return entity
 
 
