@@ -183,6 +183,8 @@ def _typed(load: Callable[[int, int], Any], api_key: int, version: int) -> Any:
 
 def _decode(reader: _Reader, buffer: Buffer, offset: int) -> Any:
     buffer, offset = checked(reader.entity_type, buffer, offset)
+    if type(buffer) is not bytes:
+        buffer = memoryview(buffer).toreadonly()  # the native reader refuses what could change under it
     try:
         entity, size = reader.read(buffer, offset)
     except (SerialError, ValueError, OverflowError, LookupError, TypeError) as error:

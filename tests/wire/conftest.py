@@ -1,0 +1,126 @@
+"""Random messages of every API and version, made from the schemas themselves."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
+
+from holdfast.wire import apis, messages
+from holdfast.wire.message_schema import (
+    NO_DEFAULT,
+    FieldShape,
+    known_versions,
+    request_type,
+    response_type,
+    shapes,
+)
+
+INTEGERS = {
+    "int8": 8,
+    "int16": 16,
+    "int32": 32,
+    "int64": 64,
+}
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def primitive(kafka_type: str) -> st.SearchStrategy[Any]:
+    if kafka_type in INTEGERS:
+        bound = 2 ** (INTEGERS[kafka_type] - 1)
+        return st.integers(-bound, bound - 1)
+    if kafka_type == "error_code":
+        return st.sampled_from(ErrorCode)
+    if kafka_type == "timedelta_i32":
+        return st.integers(-(2**31), 2**31 - 1).map(lambda ms: datetime.timedelta(milliseconds=ms))
+    if kafka_type == "timedelta_i64":
+        return st.integers(-(2**44), 2**44).map(lambda ms: datetime.timedelta(milliseconds=ms))
+    if kafka_type == "datetime_i64":
+        return st.integers(0, 2**43).map(lambda ms: EPOCH + datetime.timedelta(milliseconds=ms))
+    return {
+        "bool": st.booleans(),
+        "uint16": st.integers(0, 2**16 - 1),
+        "float64": st.floats(allow_nan=False, allow_infinity=False),
+        "string": st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.just("long" * 60),
+        "bytes": st.binary(max_size=6),
+        "records": st.binary(max_size=6) | st.just(bytes(300)),
+        "uuid": st.uuids().filter(lambda value: value.int != 0) | st.none(),
+    }[kafka_type]
+
+
+def field_value(shape: FieldShape) -> st.SearchStrategy[Any]:
+    item = entity(shape.struct_type) if shape.struct_type is not None else primitive(shape.kafka_type or "")
+    value = st.lists(item, max_size=2).map(tuple) if shape.is_array else item
+    return value | st.none() if shape.nullable else value
+
+
+def entity(entity_type: Any) -> st.SearchStrategy[Any]:
+    """Any entity of this type."""
+    return st.builds(entity_type, **{shape.name: field_value(shape) for shape in shapes(entity_type)})
+
+
+def zero_value(shape: FieldShape) -> Any:
+    """What the encoder promises for a missing key, as an entity holds it."""
+    if shape.default is not NO_DEFAULT:
+        return shape.default
+    if shape.nullable:
+        return None
+    if shape.is_array:
+        return ()
+    if shape.struct_type is not None:
+        return zero_entity(shape.struct_type)
+    zeros: dict[str, Any] = {
+        "string": "",
+        "bytes": b"",
+        "records": b"",
+        "uuid": uuid.UUID(int=0),
+        "timedelta_i32": datetime.timedelta(0),
+        "timedelta_i64": datetime.timedelta(0),
+        "datetime_i64": EPOCH,
+        "error_code": ErrorCode(0),
+    }
+    return zeros.get(shape.kafka_type or "", 0)
+
+
+def zero_entity(entity_type: Any) -> Any:
+    return entity_type(**{shape.name: zero_value(shape) for shape in shapes(entity_type)})
+
+
+def every_type() -> Iterator[tuple[str, int, int, Any]]:
+    """Kind, API key, version and kio's type of every message of the table."""
+    for api in apis.APIS:
+        for version in known_versions(api.key):
+            if api.is_served(version):
+                yield "request", api.key, version, request_type(api.key, version)
+                yield "response", api.key, version, response_type(api.key, version)
+
+
+class Messages:
+    """What tests of several modules need to make and encode messages."""
+
+    entity = staticmethod(entity)
+    zero_entity = staticmethod(zero_entity)
+    every_type = staticmethod(every_type)
+
+    @staticmethod
+    def encoder(kind: str) -> Callable[..., bytes]:
+        return messages.encode_request if kind == "request" else messages.encode_response
+
+    @staticmethod
+    def decoder(kind: str) -> Callable[..., Any]:
+        return messages.decode_request if kind == "request" else messages.decode_response
+
+
+@pytest.fixture(scope="session")
+def made() -> type[Messages]:
+    return Messages
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "strict_fields", True)
