@@ -26,7 +26,8 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
-from holdfast.errors import CorruptLog
+from holdfast.config.properties import parse_properties
+from holdfast.errors import ConfigError, CorruptLog, UsageError
 from holdfast.log.atomic import parent_of, read_whole, write_atomically
 from holdfast.seams import FileSystem
 
@@ -48,6 +49,8 @@ TopicPartition: TypeAlias = tuple[str, int]
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_CLUSTER_ID = re.compile(r"[!-~]+")
+_PROPERTY_SPECIAL = re.compile(r"[\\=:#!]")
 
 
 class Line(NamedTuple):
@@ -179,43 +182,40 @@ class MetaProperties(NamedTuple):
 
 
 def encode_meta_properties(meta: MetaProperties) -> bytes:
-    lines = ["#", f"cluster.id={_escape(meta.cluster_id)}"]
+    if _CLUSTER_ID.fullmatch(meta.cluster_id) is None:
+        raise UsageError(f"cluster id {meta.cluster_id!r} is not made of printable ASCII characters")
+    lines = ["#", "cluster.id=" + _PROPERTY_SPECIAL.sub(r"\\\g<0>", meta.cluster_id)]
     if meta.directory_id is not None:
         lines.append(f"directory.id={encode_uuid(meta.directory_id)}")
+    # The version comes last, and must be there: a file that was cut is missed for it.
     lines += [f"node.id={meta.node_id}", "version=1"]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def decode_meta_properties(data: bytes, path: str) -> MetaProperties:
     """Kafka's version 1 of the file: cluster id and node id must be there, the directory's id may."""
-    found: dict[str, tuple[str, Line]] = {}
-    for line in _lines(data, path):
-        text = line.text.strip()
-        if not text or text[0] in "#!":
-            continue
-        name, separator, value = text.partition("=")
-        if not separator:
-            line.refuse("name=value expected")
-        found[name.strip()] = _unescape(value.strip(), line), line
+    try:
+        found = parse_properties(data, path)
+    except ConfigError as problem:
+        raise CorruptLog(str(problem)) from problem
 
-    def value_of(name: str) -> tuple[str, Line]:
+    def value_of(name: str) -> Line:
         if name not in found:
             raise CorruptLog(f"{path}: {name} is missing")
-        return found[name]
+        return Line(path, found.lines[name], found[name])
 
-    version, version_line = value_of("version")
-    if version != "1":
-        version_line.refuse("version 1 expected")
-    cluster_id, cluster_line = value_of("cluster.id")
-    if not cluster_id:
-        cluster_line.refuse("a cluster id cannot be empty")
-    node_text, node_line = value_of("node.id")
-    directory = found.get("directory.id")
-    return MetaProperties(
-        cluster_id,
-        parse_number(node_text, node_line, NODE_ID_MAX),
-        decode_uuid(*directory) if directory is not None else None,
-    )
+    version = value_of("version")
+    if version.text != "1":
+        version.refuse("version 1 expected")
+    cluster_id = value_of("cluster.id")
+    if _CLUSTER_ID.fullmatch(cluster_id.text) is None:
+        cluster_id.refuse("a cluster id is made of printable ASCII characters")
+    node_id = value_of("node.id")
+    directory_id = None
+    if "directory.id" in found:
+        line = value_of("directory.id")
+        directory_id = decode_uuid(line.text, line)
+    return MetaProperties(cluster_id.text, parse_number(node_id.text, node_id, NODE_ID_MAX), directory_id)
 
 
 def write_meta_properties(fs: FileSystem, log_directory: str, meta: MetaProperties) -> None:
@@ -226,28 +226,6 @@ def read_meta_properties(fs: FileSystem, log_directory: str) -> MetaProperties |
     """None when the directory is new."""
     path = f"{log_directory}/{META_PROPERTIES_FILE}"
     return decode_meta_properties(read_whole(fs, path), path) if fs.exists(path) else None
-
-
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.?)")
-_ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-
-
-def _escape(value: str) -> str:
-    """A Java property's value: the characters that would end or begin something else are escaped."""
-    return "".join(
-        f"\\{char}" if char in "\\=:#! " else char if " " < char <= "~" else f"\\u{ord(char):04x}"
-        for char in value
-    )
-
-
-def _unescape(value: str, line: Line) -> str:
-    def plain(match: re.Match[str]) -> str:
-        escaped = match[1]
-        if not escaped:
-            line.refuse("a value may not continue on the next line")
-        return chr(int(escaped[1:], 16)) if len(escaped) == 5 else _ESCAPED.get(escaped, escaped)
-
-    return _ESCAPE.sub(plain, value)
 
 
 # ---- partition.metadata

@@ -43,6 +43,8 @@ BATCHES_REMEMBERED = 5
 """As many as a client may have in flight with idempotence: any of them may be retried."""
 EPOCH_MAX = 2**15 - 1
 NO_COORDINATOR_EPOCH = -1
+SEEN_TOLERANCE_MS = 60_000
+"""A snapshot says apart when a producer was heard of only when its records are older than that."""
 NO_OFFSET = -1
 
 
@@ -378,7 +380,8 @@ class ProducerStateMap:
             if entry.last_offset >= 0:
                 producer.batches.append(_batch(entry))
             producer.coordinator_epoch = entry.coordinator_epoch
-            producer.last_timestamp = producer.last_seen_ms = entry.timestamp
+            producer.last_timestamp = entry.timestamp
+            producer.last_seen_ms = max(producer.last_seen_ms, entry.timestamp)
             producer.transaction_first_offset = max(entry.transaction_first_offset, NO_OFFSET)
         open_transactions = sorted(
             (producer.transaction_first_offset, producer_id)
@@ -390,24 +393,29 @@ class ProducerStateMap:
 
 
 def _entries(producer_id: int, producer: _Producer) -> Iterator[SnapshotEntry]:
-    # The file has one timestamp for what Kafka shows and for expiry; the later of ours keeps a producer of
-    # old records from expiring at a restart.
-    timestamp = max(producer.last_timestamp, producer.last_seen_ms)
-    fixed = (producer.coordinator_epoch, producer.transaction_first_offset)
+    """Entries of which the last is the one Kafka would write, so that Kafka reads what it would have read."""
+
+    def entry(last_sequence: int, last_offset: int, offset_delta: int, timestamp: int) -> SnapshotEntry:
+        return SnapshotEntry(
+            producer_id,
+            producer.epoch,
+            last_sequence,
+            last_offset,
+            offset_delta,
+            timestamp,
+            producer.coordinator_epoch,
+            producer.transaction_first_offset,
+        )
+
+    if producer.last_seen_ms - producer.last_timestamp > SEEN_TOLERANCE_MS:
+        yield entry(NO_SEQUENCE, NO_OFFSET, 0, producer.last_seen_ms)
     if not producer.batches:
-        yield SnapshotEntry(producer_id, producer.epoch, NO_SEQUENCE, NO_OFFSET, 0, timestamp, *fixed)
+        yield entry(NO_SEQUENCE, NO_OFFSET, 0, producer.last_timestamp)
         return
     newest = producer.batches[-1]
     for batch in producer.batches:
-        yield SnapshotEntry(
-            producer_id,
-            producer.epoch,
-            batch.last_sequence,
-            batch.last_offset,
-            batch.last_offset - batch.first_offset,
-            timestamp if batch is newest else batch.timestamp,
-            *fixed,
-        )
+        timestamp = producer.last_timestamp if batch is newest else batch.timestamp
+        yield entry(batch.last_sequence, batch.last_offset, batch.last_offset - batch.first_offset, timestamp)
 
 
 def _batch(entry: SnapshotEntry) -> BatchMetadata:
