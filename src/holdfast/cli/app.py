@@ -25,6 +25,8 @@ COMMANDS: dict[str, CommandPlace] = {
     "serve": CommandPlace("holdfast.cli.serve_help"),
     "topics": CommandPlace("holdfast.cli.topics"),
     "configs": CommandPlace("holdfast.cli.configs"),
+    "produce": CommandPlace("holdfast.cli.produce"),
+    "consume": CommandPlace("holdfast.cli.consume"),
     "version": CommandPlace("holdfast.cli.version"),
 }
 

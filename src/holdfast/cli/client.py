@@ -57,6 +57,8 @@ class Connection:
     """The user's own client settings, already in librdkafka's words; they win over a command's defaults."""
     last_reason: str = ""
     all_brokers_down: bool = False
+    fatal_error: KafkaError | None = None
+    """Set when the client can do nothing more: an idempotent producer whose guarantees no longer hold."""
 
     @classmethod
     def from_flags(
@@ -113,7 +115,9 @@ class Connection:
         )
 
     def _note_error(self, error: KafkaError) -> None:
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+        if error.fatal():
+            self.fatal_error = error
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.all_brokers_down = True
         elif error.code() in UNREACHABLE or not self.last_reason:
             self.last_reason = _without_state(error.str())

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 
+from holdfast.config.properties import parse_properties
 from holdfast.errors import ConfigError
 
 RENAMED: Mapping[str, str] = {
@@ -51,26 +52,12 @@ def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, str]:
 
 
 def read_properties(path: str) -> dict[str, str]:
-    """A Java properties file: `name=value` or `name: value`, # and ! comments, lines continued by \\."""
+    """A Java properties file, as Kafka's tools read it."""
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read the properties file {path}: {reason}") from error
-    settings: dict[str, str] = {}
-    for line in re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t]*", r"\1", text).splitlines():
-        line = line.strip()
-        if not line or line[0] in "#!":
-            continue
-        name, value = re.match(r"([^=:\s]*)\s*[=:]?\s*(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
-        settings[name] = _unescape(value)
-    return settings
-
-
-def _unescape(value: str) -> str:
-    escapes = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
-    return re.sub(r"\\(.)", lambda match: escapes.get(match[1], match[1]), value)
+        with open(path, "rb") as file:
+            return dict(parse_properties(file.read(), path))
+    except OSError as error:
+        raise ConfigError(f"cannot read the properties file {path}: {error.strerror}") from error
 
 
 def translate(settings: Mapping[str, str]) -> dict[str, str]:

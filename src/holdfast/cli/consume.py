@@ -1,0 +1,213 @@
+"""`holdfast consume`: messages of topics to standard output, with the flags of kafka-console-consumer."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka import Consumer
+from typer.exceptions import Exit
+
+from holdfast.cli.client import Connection
+from holdfast.cli.client_settings import parse_assignments, read_properties
+from holdfast.cli.consuming import MessageReader, Selection, parse_start
+from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.message_format import MessageFormat, as_json_line
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    ConnectTimeoutOption,
+    OutputOption,
+    examples,
+)
+from holdfast.cli.output import Output
+from holdfast.errors import UsageError
+
+app = typer.Typer(add_completion=False)
+
+ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
+
+
+@app.command(
+    help="Print the messages of topics. Without --group every partition is read and no position is kept.",
+    epilog=examples(
+        "holdfast consume --topic orders --from-beginning --timeout-ms 5000",
+        "holdfast consume --topic orders --partition 0 --offset 42 --max-messages 1 --output json",
+        "holdfast consume --topic orders --formatter-property print.key=true",
+    ),
+)
+def consume(
+    topic: Annotated[str | None, typer.Option("--topic", metavar="NAME", help="The topic to read.")] = None,
+    include: Annotated[
+        str | None,
+        typer.Option("--include", metavar="REGEX", help="Read every topic whose whole name matches."),
+    ] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start at the first message instead of the end.")
+    ] = False,
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, metavar="N", help="Read this partition only.")
+    ] = None,
+    offset: Annotated[
+        str | None,
+        typer.Option("--offset", metavar="N|earliest|latest", help="Where to start (default: latest)."),
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", min=1, metavar="N", help="Stop after so many messages.")
+    ] = None,
+    timeout_ms: Annotated[
+        int | None,
+        typer.Option("--timeout-ms", min=0, metavar="MS", help="Stop when no message came for this long."),
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", metavar="ID", help="Join this consumer group and keep its positions."),
+    ] = None,
+    isolation_level: Annotated[
+        str,
+        typer.Option(
+            "--isolation-level",
+            metavar="LEVEL",
+            help="read_committed leaves out messages of open and aborted transactions; or read_uncommitted.",
+        ),
+    ] = "read_uncommitted",
+    formatter_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--formatter-property",
+            "--property",
+            metavar="NAME=VALUE",
+            help="What is printed: print.timestamp, print.partition, print.offset, print.epoch, "
+            "print.headers, print.key, print.value, key.separator, line.separator, headers.separator, "
+            "null.literal; may be repeated.",
+        ),
+    ] = None,
+    formatter_config: Annotated[
+        str | None,
+        typer.Option(
+            "--formatter-config", metavar="FILE", help="A properties file with formatter properties."
+        ),
+    ] = None,
+    command_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--command-property",
+            "--consumer-property",
+            metavar="NAME=VALUE",
+            help="A setting of the consumer, over --command-config; may be repeated.",
+        ),
+    ] = None,
+    command_config: Annotated[
+        str | None,
+        typer.Option(
+            "--command-config",
+            "--consumer.config",
+            metavar="FILE",
+            help="A properties file for the consumer.",
+        ),
+    ] = None,
+    skip_message_on_error: Annotated[
+        bool,
+        typer.Option("--skip-message-on-error", help="Report a message that cannot be read, and go on."),
+    ] = False,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    properties = read_properties(formatter_config) if formatter_config is not None else {}
+    properties |= parse_assignments(formatter_property or [], "--formatter-property")
+    message_format = MessageFormat.from_properties(properties)
+    if isolation_level not in ISOLATION_LEVELS:
+        raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
+    connection = Connection.from_flags(
+        bootstrap_server,
+        connect_timeout_ms,
+        command_config,
+        parse_assignments(command_property or [], "--command-property"),
+    )
+    reset = connection.settings.get("auto.offset.reset")
+    if from_beginning and reset not in (None, "earliest", "beginning", "smallest"):
+        raise UsageError(f"--from-beginning and auto.offset.reset={reset} contradict each other")
+    from_beginning = from_beginning or reset in ("earliest", "beginning", "smallest")
+    group = group or connection.settings.get("group.id")
+    selection = _select(topic, include, partition, offset, from_beginning, group)
+    consumer = connection.make(
+        Consumer, _consumer_defaults(connection, group, from_beginning, isolation_level)
+    )
+    connection.reach(consumer)
+    with Interrupts() as interrupts:
+        reader = MessageReader(
+            consumer,
+            connection,
+            selection,
+            group=group is not None,
+            write=as_json_line if output is Output.JSON else message_format.as_text,
+            out=sys.stdout.buffer,
+            interrupts=interrupts,
+            max_messages=max_messages,
+            timeout_ms=timeout_ms,
+            skip_message_on_error=skip_message_on_error,
+        )
+        try:
+            reader.run()
+        finally:
+            complain(f"processed a total of {reader.printed} messages")
+            consumer.close()
+    if interrupts.count:
+        raise Exit(ExitCode.INTERRUPTED)
+
+
+def _select(
+    topic: str | None,
+    include: str | None,
+    partition: int | None,
+    offset: str | None,
+    from_beginning: bool,
+    group: str | None,
+) -> Selection:
+    if (topic is None) == (include is None):
+        raise UsageError("say what to read: --topic NAME or --include REGEX, one of them")
+    if partition is not None and topic is None:
+        raise UsageError("--partition needs --topic")
+    if group is not None and (partition is not None or offset is not None):
+        raise UsageError("--group keeps positions of its own: it goes with neither --partition nor --offset")
+    if offset is not None:
+        if offset not in ("earliest", "latest") and not offset.isdecimal():
+            raise UsageError(f"--offset {offset!r} is not a number from 0, 'earliest' or 'latest'")
+        if offset.isdecimal() and partition is None:
+            raise UsageError("--offset with a number needs --partition: each partition counts its own")
+        if from_beginning and offset != "earliest":
+            raise UsageError("--from-beginning and --offset contradict each other")
+    pattern = None
+    if include is not None:
+        try:
+            pattern = re.compile(include.replace(",", "|"))
+        except re.error as error:
+            raise UsageError(f"--include {include!r} is not a regular expression: {error}") from error
+    return Selection(topic, pattern, partition, parse_start(offset, from_beginning))
+
+
+def _consumer_defaults(
+    connection: Connection, group: str | None, from_beginning: bool, isolation_level: str
+) -> dict[str, Any]:
+    """Without a group, `auto.offset.reset=error` makes the client tell us what it would jump over."""
+    defaults: dict[str, Any] = {
+        "group.id": group or "holdfast-consume",
+        "enable.auto.commit": group is not None,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest" if from_beginning else "latest",
+        "check.crcs": True,
+        "isolation.level": isolation_level,
+    }
+    if group is None:
+        defaults["auto.offset.reset"] = "error"
+        connection.settings = {
+            name: value
+            for name, value in connection.settings.items()
+            if name not in ("auto.offset.reset", "enable.auto.commit")
+        }
+    return defaults

@@ -1,0 +1,216 @@
+"""`holdfast produce`: lines of standard input to a topic, with the flags of kafka-console-producer.
+
+The defaults are the safe ones: acks=all, idempotent, two minutes for a delivery, Kafka's own partitioner, and
+a topic that does not exist is an error rather than created by accident. (HF102, HF103, HF106, HF207)
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka import Producer
+from typer.exceptions import Exit
+
+from holdfast.cli.advice import no_such_topic
+from holdfast.cli.client import Connection
+from holdfast.cli.client_settings import parse_assignments, read_properties
+from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.line_format import LineFormat
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    ConnectTimeoutOption,
+    OutputOption,
+    examples,
+)
+from holdfast.cli.output import Output, json_line
+from holdfast.cli.producing import Deliveries, LineProducer
+from holdfast.errors import ConfigError, UsageError
+
+app = typer.Typer(add_completion=False)
+
+MAX_REQUEST_BYTES = 1_048_576
+"""Java's default for max.request.size; librdkafka's own is smaller."""
+
+STANDARD_INPUT = 0
+ACKS_ALL = ("all", "-1")
+
+
+@app.command(
+    help="Send lines of standard input to a topic. Each is confirmed by the broker or reported as failed.",
+    epilog=examples(
+        "echo hello | holdfast produce --topic orders",
+        "holdfast produce --topic t --reader-property parse.key=true --reader-property key.separator=: < in",
+    ),
+)
+def produce(
+    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic to send to.")],
+    reader_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reader-property",
+            "--property",
+            metavar="NAME=VALUE",
+            help="How a line is read: parse.key, key.separator, parse.headers, headers.delimiter, "
+            "headers.separator, headers.key.separator, null.marker, ignore.error; may be repeated.",
+        ),
+    ] = None,
+    reader_config: Annotated[
+        str | None,
+        typer.Option("--reader-config", metavar="FILE", help="A properties file with reader properties."),
+    ] = None,
+    command_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--command-property",
+            "--producer-property",
+            metavar="NAME=VALUE",
+            help="A setting of the producer, over --command-config; may be repeated.",
+        ),
+    ] = None,
+    command_config: Annotated[
+        str | None,
+        typer.Option(
+            "--command-config",
+            "--producer.config",
+            metavar="FILE",
+            help="A properties file for the producer.",
+        ),
+    ] = None,
+    sync: Annotated[bool, typer.Option("--sync", help="Send one line and wait for its result.")] = False,
+    compression_codec: Annotated[
+        str | None,
+        typer.Option(
+            "--compression-codec", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd (default: none)."
+        ),
+    ] = None,
+    request_required_acks: Annotated[
+        str,
+        typer.Option(
+            "--request-required-acks",
+            metavar="0|1|all",
+            help="Whose confirmation counts; with 0 or 1 an acknowledged message may still be lost.",
+        ),
+    ] = "all",
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", min=1, metavar="BYTES", help="Largest batch for one partition."),
+    ] = None,
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout", min=0, metavar="MS", help="How long a message waits for its batch to fill."
+        ),
+    ] = None,
+    request_timeout_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--request-timeout-ms", min=1, metavar="MS", help="How long a broker may take to confirm."
+        ),
+    ] = None,
+    message_send_max_retries: Annotated[
+        int | None,
+        typer.Option(
+            "--message-send-max-retries",
+            min=0,
+            metavar="N",
+            help="Retries of one message within delivery.timeout.ms (default: no limit).",
+        ),
+    ] = None,
+    retry_backoff_ms: Annotated[
+        int | None, typer.Option("--retry-backoff-ms", min=1, metavar="MS", help="Wait before a retry.")
+    ] = None,
+    max_memory_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-memory-bytes", min=1024, metavar="BYTES", help="Memory for lines not yet confirmed."
+        ),
+    ] = None,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    properties = read_properties(reader_config) if reader_config is not None else {}
+    properties |= parse_assignments(reader_property or [], "--reader-property")
+    line_format = LineFormat.from_properties(properties)
+    defaults = _producer_defaults(request_required_acks)
+    flags = {
+        "compression.type": compression_codec,
+        "batch.size": batch_size,
+        "linger.ms": timeout,
+        "request.timeout.ms": request_timeout_ms,
+        "retries": message_send_max_retries,
+        "retry.backoff.ms": retry_backoff_ms,
+        "queue.buffering.max.kbytes": None if max_memory_bytes is None else max_memory_bytes // 1024,
+    }
+    defaults |= {name: value for name, value in flags.items() if value is not None}
+    connection = Connection.from_flags(
+        bootstrap_server,
+        connect_timeout_ms,
+        command_config,
+        parse_assignments(command_property or [], "--command-property"),
+    )
+    _follow_acks(connection, defaults)
+    producer = connection.make(Producer, defaults)
+    if topic not in connection.reach(producer).topics:
+        raise no_such_topic(topic)
+    raise Exit(_run(producer, connection, line_format, topic, defaults, sync, output))
+
+
+def _producer_defaults(acks: str) -> dict[str, Any]:
+    if acks not in (*ACKS_ALL, "0", "1"):
+        raise UsageError(f"--request-required-acks {acks!r} is not 0, 1 or all")
+    return {
+        "acks": acks,
+        "enable.idempotence": acks in ACKS_ALL,
+        "delivery.timeout.ms": 120_000,
+        "message.max.bytes": MAX_REQUEST_BYTES,
+        "partitioner": "murmur2_random",
+    }
+
+
+def _follow_acks(connection: Connection, defaults: dict[str, Any]) -> None:
+    """acks given as a setting of the producer decides as the flag does, and idempotence follows it."""
+    acks = connection.settings.get("acks", connection.settings.get("request.required.acks"))
+    if acks is not None:
+        defaults |= {"acks": acks, "enable.idempotence": acks in ACKS_ALL}
+
+
+def _run(
+    producer: Producer,
+    connection: Connection,
+    line_format: LineFormat,
+    topic: str,
+    defaults: dict[str, Any],
+    sync: bool,
+    output: Output,
+) -> ExitCode:
+    def report(line_number: int, name: str, message: str) -> None:
+        complain(f"line {line_number} was not delivered to '{topic}': {message}")
+        if output is Output.JSON:
+            failure = {"type": "failure", "line": line_number, "error": name, "message": message}
+            sys.stdout.write(json_line(failure))
+
+    bound = str(connection.settings.get("message.max.bytes", defaults["message.max.bytes"]))
+    if not bound.isdecimal():
+        raise ConfigError(f"max.request.size={bound!r} is not a number of bytes")
+    deliveries = Deliveries(topic, report)
+    with Interrupts() as interrupts:
+        LineProducer(
+            producer, connection, line_format, deliveries, interrupts, sync=sync, line_bytes_max=int(bound)
+        ).run(STANDARD_INPUT, prompt=os.isatty(STANDARD_INPUT))
+    if connection.fatal_error is not None:
+        complain(f"the producer cannot go on: {connection.fatal_error.str()}")
+    acks = str(defaults["acks"])
+    confirmed = "nobody confirmed them, acks=0" if acks == "0" else f"acks={acks}"
+    complain(f"{deliveries.delivered} delivered to '{topic}' ({confirmed}), {deliveries.failed} failed")
+    if output is Output.JSON:
+        sys.stdout.write(json_line(deliveries.as_json()))
+    if interrupts.count:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FINDINGS if deliveries.failed or connection.fatal_error is not None else ExitCode.FINE

@@ -1,0 +1,151 @@
+"""The loop behind `holdfast produce`: every line read is delivered or reported, whatever happens in between.
+
+The rules it keeps:
+
+- A line that was read is sent, or reported as failed with its number. A signal counts only between lines.
+- A full queue makes the loop wait, never drop.
+- The end is reached when each message has its result: delivered, or failed within `delivery.timeout.ms`.
+- A second interrupt gives up what is still under way, and reports each of those lines too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from holdfast.cli.advice import describe_error
+from holdfast.cli.client import Connection
+from holdfast.cli.exits import complain
+from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.line_format import LineFormat, MalformedLine
+from holdfast.cli.line_source import Line, read_lines
+
+POLL_S = 0.1
+
+
+@dataclass
+class Deliveries:
+    """What became of the lines so far."""
+
+    topic: str
+    on_failure: Callable[[int, str, str], None]
+    """Called with the line's number, the error's name and the message for people."""
+    delivered: int = 0
+    failed: int = 0
+    partitions: dict[int, list[int]] = field(default_factory=dict)
+    """Partition to count, smallest and largest offset; offsets are absent with acks=0."""
+
+    def fail(self, line_number: int, name: str, message: str) -> None:
+        self.failed += 1
+        self.on_failure(line_number, name, message)
+
+    def settle(self, line_number: int, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.fail(line_number, error.name(), describe_error(error, self.topic))
+            return
+        self.delivered += 1
+        partition, offset = message.partition(), message.offset()
+        if partition is None or offset is None or offset < 0:
+            return
+        entry = self.partitions.setdefault(partition, [0, offset, offset])
+        entry[0] += 1
+        entry[1] = min(entry[1], offset)
+        entry[2] = max(entry[2], offset)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "type": "summary",
+            "topic": self.topic,
+            "delivered": self.delivered,
+            "failed": self.failed,
+            "partitions": [
+                {"partition": partition, "count": count, "first_offset": first, "last_offset": last}
+                for partition, (count, first, last) in sorted(self.partitions.items())
+            ],
+        }
+
+
+@dataclass
+class LineProducer:
+    """Sends lines until the input ends, a signal comes, or the producer is beyond repair."""
+
+    producer: Producer
+    connection: Connection
+    line_format: LineFormat
+    deliveries: Deliveries
+    interrupts: Interrupts
+    sync: bool = False
+    line_bytes_max: int = 1_048_576
+
+    def run(self, descriptor: int, prompt: bool) -> None:
+        if prompt:
+            self._prompt()
+        for line in read_lines(descriptor, self.line_bytes_max, self._turn):
+            self._send(line)
+            if self.sync:
+                self._drain()
+            if not self._may_go_on():
+                complain(f"stopped after line {line.number}; what follows was not sent")
+                break
+            if prompt:
+                self._prompt()
+        self._drain()
+
+    def _turn(self) -> bool:
+        self.producer.poll(0)
+        return self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        return not self.interrupts.count and self.connection.fatal_error is None
+
+    @staticmethod
+    def _prompt() -> None:
+        print("> ", end="", file=sys.stderr, flush=True)
+
+    def _send(self, line: Line) -> None:
+        if line.content is None:
+            problem = f"the line is longer than {self.line_bytes_max} bytes (max.request.size)"
+            self.deliveries.fail(line.number, "MSG_SIZE_TOO_LARGE", problem)
+            return
+        try:
+            parsed = self.line_format.parse(line.content)
+        except MalformedLine as error:
+            self.deliveries.fail(line.number, "MALFORMED_LINE", str(error))
+            return
+        settle = partial(self.deliveries.settle, line.number)
+        while True:
+            try:
+                self.producer.produce(
+                    self.deliveries.topic,
+                    value=parsed.value,
+                    key=parsed.key,
+                    headers=parsed.headers,
+                    on_delivery=settle,
+                )
+            except BufferError:
+                if self.interrupts.count > 1:
+                    self.deliveries.fail(line.number, "INTERRUPTED", "interrupted while the queue was full")
+                    return
+                self.producer.poll(POLL_S)
+            except KafkaException as error:
+                kafka_error: KafkaError = error.args[0]
+                explanation = describe_error(kafka_error, self.deliveries.topic)
+                self.deliveries.fail(line.number, kafka_error.name(), explanation)
+                return
+            else:
+                self.producer.poll(0)
+                return
+
+    def _drain(self) -> None:
+        """Wait until every message has its result; each one's own time-out bounds the wait."""
+        while len(self.producer):
+            self.producer.flush(POLL_S)
+            if self.interrupts.count > 1:
+                self.producer.purge()
+                self.producer.flush(POLL_S)
+                return
