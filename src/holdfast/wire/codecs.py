@@ -5,8 +5,9 @@ What Java's clients can read decides what we write, and what they cannot read we
 - gzip: one or more members.
 - snappy: Java frames blocks of 32 KiB behind a 16-byte header of its own (snappy-java's stream format);
   librdkafka writes one bare snappy block. Both are read; the framed form is written, which all of them read.
-- lz4: the standard frame with *independent* blocks. Frames with linked blocks, which most lz4 libraries write
-  when left alone, are refused, as Kafka refuses them.
+- lz4: one standard frame with *independent* blocks. Frames with linked blocks, which most lz4 libraries write
+  when left alone, are refused, as Kafka refuses them; so is anything after the frame, where Java stops
+  reading.
 - zstd: one or more frames.
 
 Decompression is bounded. The output goes into a buffer that starts at the size the data declares or suggests,
@@ -19,6 +20,7 @@ are corruption.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Final
@@ -46,12 +48,21 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 _XERIAL_MAGIC_START: Final = int.from_bytes(_XERIAL_HEADER[:4])
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
 _LZ4_INDEPENDENT_BLOCKS: Final = 0x20
+_LZ4_BLOCK_CHECKSUM: Final = 0x10
 _LZ4_CONTENT_SIZE: Final = 0x08
+_LZ4_CONTENT_CHECKSUM: Final = 0x04
+_LZ4_BLOCK_SIZE_MASK: Final = 0x7FFFFFFF
+"""The top bit of a block's size says that the block is stored as it is."""
 _LZ4_LEVEL_DEFAULT: Final = 9
 """Kafka's default, which means lz4's fast mode; every other level means its high-compression mode."""
+_LZ4_FAST: Final = 0
+_LZ4_HIGH_MIN: Final = 3
+"""Below this number the library's frames use the fast mode."""
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_LEVEL_DEFAULT: Final = 3
 _GZIP_LEVEL_DEFAULT: Final = -1
+_GZIP_WRAPPER: Final = 16
+"""Tells zlib to write a gzip member instead of its own format."""
 
 _BUFFER_BYTES_MIN: Final = 4 * 1024
 _BUFFER_GROWTH: Final = 4
@@ -71,8 +82,7 @@ def compress(codec: Codec | int, data: Buffer, level: int | None = None) -> byte
     if codec == Codec.NONE:
         return bytes(data)
     if codec == Codec.GZIP:
-        gzip_level = None if level in (None, _GZIP_LEVEL_DEFAULT) else level
-        return bytes(cramjam.gzip.compress(data, level=gzip_level))
+        return _compress_gzip(data, _GZIP_LEVEL_DEFAULT if level is None else level)
     if codec == Codec.SNAPPY:
         return _compress_snappy(memoryview(data))
     if codec == Codec.LZ4:
@@ -111,13 +121,32 @@ def _decompress_gzip(data: Buffer, limit_bytes: int) -> Buffer:
 
 
 def _decompress_lz4(data: Buffer, limit_bytes: int) -> Buffer:
+    declared = _lz4_content_size(data)
+    return _into_growing_buffer(Codec.LZ4, cramjam.lz4.decompress_into, data, declared, limit_bytes)
+
+
+def _lz4_content_size(data: Buffer) -> int:
+    """The content size in the frame's header, 0 when it is not told; refuses what Java clients cannot
+    read."""
     if len(data) < 7 or data[:4] != _LZ4_MAGIC:
         raise _corrupt(Codec.LZ4, "no lz4 frame")
     flags = data[4]
     if not flags & _LZ4_INDEPENDENT_BLOCKS:
         raise _corrupt(Codec.LZ4, "the frame's blocks depend on each other, which Java clients cannot read")
-    declared = int(_uint64_le(data, 6)[0]) if flags & _LZ4_CONTENT_SIZE and len(data) >= 14 else 0
-    return _into_growing_buffer(Codec.LZ4, cramjam.lz4.decompress_into, data, declared, limit_bytes)
+    has_size = flags & _LZ4_CONTENT_SIZE
+    position = 15 if has_size else 7
+    block_overhead = 8 if flags & _LZ4_BLOCK_CHECKSUM else 4
+    while position + 4 <= len(data):
+        size = int(_uint32_le(data, position)[0])
+        if size == 0:
+            position += 8 if flags & _LZ4_CONTENT_CHECKSUM else 4
+            break
+        position += block_overhead + (size & _LZ4_BLOCK_SIZE_MASK)
+    if position < len(data):
+        raise _corrupt(
+            Codec.LZ4, f"{len(data) - position} bytes follow the frame, which Java clients do not read"
+        )
+    return int(_uint64_le(data, 6)[0]) if has_size and len(data) >= 14 else 0
 
 
 def _decompress_zstd(data: Buffer, limit_bytes: int) -> Buffer:
@@ -158,24 +187,39 @@ def _into_growing_buffer(
     """
     size = declared_bytes or max(len(data) * _RATIO_GUESS, _BUFFER_BYTES_MIN)
     while True:
-        output = bytearray(max(1, min(size, limit_bytes)))
-        try:
-            written = decompress_into(data, output)
-        except cramjam.DecompressionError as error:
-            if _OUTPUT_FULL not in str(error):
-                raise _corrupt(codec, str(error)) from None
-        else:
-            if written > limit_bytes:
+        size = max(1, min(size, limit_bytes))
+        output = _fitted(codec, decompress_into, data, size)
+        if output is not None:
+            if len(output) > limit_bytes:
                 raise _too_large(codec, limit_bytes)
-            return memoryview(output)[:written] if written < len(output) else output
+            return output
         if size >= limit_bytes:
             raise _too_large(codec, limit_bytes)
         size = max(size * _BUFFER_GROWTH, _BUFFER_BYTES_MIN)
 
 
+def _fitted(
+    codec: Codec, decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, size: int
+) -> Buffer | None:
+    """The unpacked data if it fits `size` bytes, else None."""
+    output = bytearray(size)
+    try:
+        written = decompress_into(data, output)
+    except cramjam.DecompressionError as error:
+        if _OUTPUT_FULL in str(error):
+            return None
+        raise _corrupt(codec, str(error)) from None
+    return memoryview(output)[:written] if written < size else output
+
+
+def _compress_gzip(data: Buffer, level: int) -> bytes:
+    compressor = zlib.compressobj(level, zlib.DEFLATED, zlib.MAX_WBITS | _GZIP_WRAPPER)
+    return compressor.compress(data) + compressor.flush()
+
+
 def _compress_lz4(data: Buffer, level: int | None) -> bytes:
-    high = None if level in (None, _LZ4_LEVEL_DEFAULT) else level
-    compressor = cramjam.lz4.Compressor(level=high or 0, content_checksum=False, block_linked=False)
+    mode = _LZ4_FAST if level in (None, _LZ4_LEVEL_DEFAULT) else max(level or 0, _LZ4_HIGH_MIN)
+    compressor = cramjam.lz4.Compressor(level=mode, content_checksum=False, block_linked=False)
     compressor.compress(data)
     return bytes(compressor.finish())
 
