@@ -326,7 +326,8 @@ def test_the_last_entry_of_a_producer_is_the_one_kafka_would_write() -> None:
     for number in range(3):
         append(state, batch(number * 10, 10, timestamp=number), number * 10, now_ms=DAY_MS)
     entries = state.to_snapshot()
-    assert [entry.last_offset for entry in entries] == [-1, 9, 19, 29]
+    assert [entry.last_offset for entry in entries] == [29, 9, 19, 29]
+    assert entries[0] == entries[-1]._replace(timestamp=DAY_MS)
     assert entries[-1] == SnapshotEntry(7, 0, 29, 29, 9, 2, -1, -1)
 
 
@@ -350,6 +351,16 @@ def test_a_snapshot_of_kafkas_with_one_entry_per_producer_knows_the_last_batch()
     assert state.check(batch(15, epoch=2), is_client=True) == ACCEPT
     assert state.batches_of(8) == ()
     assert state.describe()[1].coordinator_epoch == 3
+
+
+def test_when_kafka_passes_over_expired_entries_it_is_left_with_the_newest_batch() -> None:
+    state = ProducerStateMap()
+    for number, timestamp in enumerate((900, 100, 500, 50)):
+        append(state, batch(number, timestamp=timestamp), number, now_ms=DAY_MS)
+    for expired_before in (0, 50, 51, 100, 500, 900, DAY_MS):
+        left = [entry for entry in state.to_snapshot() if entry.timestamp >= expired_before]
+        assert left[-1].last_sequence == 3
+    assert restarted(state).check(batch(0), is_client=True) == Duplicate(0, 0, 50)
 
 
 def test_of_entries_with_different_epochs_the_last_counts() -> None:

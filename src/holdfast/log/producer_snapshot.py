@@ -11,10 +11,10 @@ spans beyond the first. Last offset −1 means that no batch of this epoch is kn
 
 Kafka writes one entry per producer, its newest batch, so that after a restart a retry of an older batch is
 refused as out of sequence although it had been stored. We write an entry for each batch we remember, at
-most five per producer, oldest first, and before them one without a batch when the producer was heard of
-later than its records' timestamps say. Kafka reads such a file as it should be read, since of several
-entries for one producer the last wins; and we read Kafka's. A retry therefore gets the same answer before
-and after a restart.
+most five per producer, oldest first, and before them the newest with the broker's time when the producer
+was heard of later than its records' timestamps say. Kafka reads such a file as it should be read, since of
+several entries for one producer the last wins; and we read Kafka's. A retry therefore gets the same answer
+before and after a restart.
 
 Any change of a byte is found by the checksum: a snapshot is whole or it is `CorruptLog`, and then an older
 one and the log rebuild the state.

@@ -79,6 +79,9 @@ class BatchMetadata(NamedTuple):
     timestamp: int
 
 
+_NO_BATCH: Final = BatchMetadata(NO_SEQUENCE, NO_SEQUENCE, NO_OFFSET, NO_OFFSET, NO_TIMESTAMP)
+
+
 class EndMarker(NamedTuple):
     """The control record that ends a transaction."""
 
@@ -134,6 +137,12 @@ class _Producer:
     @property
     def last_sequence(self) -> int:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    def remember(self, batch: BatchMetadata) -> None:
+        """Add a batch read from a snapshot; one that does not come later begins the list anew."""
+        if self.batches and batch.last_offset <= self.batches[-1].last_offset:
+            self.batches.clear()
+        self.batches.append(batch)
 
     def enter_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -378,7 +387,7 @@ class ProducerStateMap:
                 producer = state._producers[entry.producer_id] = _Producer(entry.epoch)
             producer.enter_epoch(entry.epoch)
             if entry.last_offset >= 0:
-                producer.batches.append(_batch(entry))
+                producer.remember(_batch(entry))
             producer.coordinator_epoch = entry.coordinator_epoch
             producer.last_timestamp = entry.timestamp
             producer.last_seen_ms = max(producer.last_seen_ms, entry.timestamp)
@@ -393,29 +402,30 @@ class ProducerStateMap:
 
 
 def _entries(producer_id: int, producer: _Producer) -> Iterator[SnapshotEntry]:
-    """Entries of which the last is the one Kafka would write, so that Kafka reads what it would have read."""
+    """Entries of which the last is the one Kafka would write, so that Kafka reads what it would have read.
 
-    def entry(last_sequence: int, last_offset: int, offset_delta: int, timestamp: int) -> SnapshotEntry:
+    Kafka passes over entries whose timestamp has expired. Hence no older batch may look younger than the
+    newest, and the entry that tells when the producer was heard of names the newest batch too.
+    """
+
+    def entry(batch: BatchMetadata, timestamp: int) -> SnapshotEntry:
         return SnapshotEntry(
             producer_id,
             producer.epoch,
-            last_sequence,
-            last_offset,
-            offset_delta,
+            batch.last_sequence,
+            batch.last_offset,
+            batch.last_offset - batch.first_offset,
             timestamp,
             producer.coordinator_epoch,
             producer.transaction_first_offset,
         )
 
+    *older, newest = producer.batches or (_NO_BATCH,)
     if producer.last_seen_ms - producer.last_timestamp > SEEN_TOLERANCE_MS:
-        yield entry(NO_SEQUENCE, NO_OFFSET, 0, producer.last_seen_ms)
-    if not producer.batches:
-        yield entry(NO_SEQUENCE, NO_OFFSET, 0, producer.last_timestamp)
-        return
-    newest = producer.batches[-1]
-    for batch in producer.batches:
-        timestamp = producer.last_timestamp if batch is newest else batch.timestamp
-        yield entry(batch.last_sequence, batch.last_offset, batch.last_offset - batch.first_offset, timestamp)
+        yield entry(newest, producer.last_seen_ms)
+    for batch in older:
+        yield entry(batch, min(batch.timestamp, producer.last_timestamp))
+    yield entry(newest, producer.last_timestamp)
 
 
 def _batch(entry: SnapshotEntry) -> BatchMetadata:
