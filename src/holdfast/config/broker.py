@@ -1,0 +1,304 @@
+"""The broker's settings: what the file and the command line say, what was altered since, and the defaults.
+
+Three layers of text are kept as given, because DescribeConfigs must show each: the file with its overrides
+(static), what was altered for all brokers, and what was altered for this one; the later wins. From them
+come the typed attributes below, which hold what is in force.
+
+Where Kafka has several names for one quantity, the attribute of the finest unit holds the result:
+`log_retention_ms` follows `log.retention.ms`, else `.minutes`, else `.hours`; `log_dirs` follows
+`log.dirs`, else `log.dir`. The coarser names have no attributes.
+
+A `BrokerConfig` never changes; `with_dynamic` makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holdfast.config.catalog import (
+    BROKER,
+    DYNAMIC_ONLY,
+    LISTENER_PREFIX,
+    OPEN_PREFIXES,
+    PLUGIN_NAMES,
+    REMOVED,
+    SYNONYMS,
+    TOPIC,
+    listener_base,
+    nearest,
+)
+from holdfast.config.definitions import Setting, Value
+from holdfast.config.listeners import Listener, resolve_listeners
+from holdfast.config.properties import Properties
+from holdfast.config.rules import check_broker_values
+from holdfast.config.topic import (
+    TopicConfig,
+    parse_topic_overrides,
+    topic_config,
+    validate_topic_overrides,
+)
+from holdfast.config.values import parse_value
+from holdfast.errors import ConfigError
+
+OVERRIDE = "--override"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BrokerConfig:
+    """The values in force, named as Kafka names them with dots turned into underscores."""
+
+    advertised_listeners: tuple[str, ...] | None
+    auto_create_topics_enable: bool
+    broker_rack: str | None
+    compression_gzip_level: int
+    compression_lz4_level: int
+    compression_type: str
+    compression_zstd_level: int
+    connections_max_idle_ms: int
+    controller_listener_names: tuple[str, ...]
+    default_replication_factor: int
+    delete_topic_enable: bool
+    fetch_max_bytes: int
+    holdfast_flush: Literal["group", "os"]
+    holdfast_flush_threads: int
+    holdfast_requests_in_flight_max: int
+    listener_security_protocol_map: str
+    listeners: tuple[Listener, ...]
+    """What to open, resolved with the three settings that qualify it."""
+    log_cleaner_backoff_ms: int
+    log_cleaner_dedupe_buffer_size: int
+    log_cleaner_delete_retention_ms: int
+    log_cleaner_enable: bool
+    log_cleaner_max_compaction_lag_ms: int
+    log_cleaner_min_cleanable_ratio: float
+    log_cleaner_min_compaction_lag_ms: int
+    log_cleanup_policy: tuple[str, ...]
+    log_dirs: tuple[str, ...]
+    log_flush_interval_messages: int
+    log_flush_interval_ms: int
+    log_index_interval_bytes: int
+    log_index_size_max_bytes: int
+    log_message_timestamp_after_max_ms: int
+    log_message_timestamp_before_max_ms: int
+    log_message_timestamp_type: str
+    log_preallocate: bool
+    log_retention_bytes: int
+    log_retention_check_interval_ms: int
+    log_retention_ms: int
+    log_roll_jitter_ms: int
+    log_roll_ms: int
+    log_segment_bytes: int
+    log_segment_delete_delay_ms: int
+    max_connections: int
+    max_incremental_fetch_session_cache_slots: int
+    max_request_partition_size_limit: int
+    message_max_bytes: int
+    min_insync_replicas: int
+    node_id: int
+    num_partitions: int
+    num_recovery_threads_per_data_dir: int
+    process_roles: tuple[str, ...]
+    producer_id_expiration_ms: int
+    queued_max_request_bytes: int
+    socket_request_max_bytes: int
+
+    static: Mapping[str, str] = field(repr=False)
+    """The file with its overrides, as given."""
+    dynamic_default: Mapping[str, str] = field(repr=False)
+    """Altered while running, for every broker."""
+    dynamic: Mapping[str, str] = field(repr=False)
+    """Altered while running, for this broker."""
+    values: Mapping[str, Value] = field(repr=False)
+    """The typed value in force of every broker setting of Kafka and ours, by its dotted name."""
+    topic_values: Mapping[str, Value] = field(repr=False)
+    """The typed value of every topic setting for a topic that has none of its own."""
+    topic_defaults: TopicConfig = field(repr=False)
+
+    @classmethod
+    def load(
+        cls, properties: Mapping[str, str], overrides: Mapping[str, str] | None = None
+    ) -> tuple[BrokerConfig, list[str]]:
+        """The settings of a start, and one notice for each line that is accepted and changes nothing.
+
+        ConfigError names every mistake at once: the setting, its value, where it stands and what is allowed.
+        """
+        given = {**properties, **(overrides or {})}
+        where = {name: _place(name, properties, overrides or {}) for name in given}
+        notices = _repeated(properties)
+        notices += _check_names(given, where)
+        static = _with_node_id(given, where)
+        config, listener_notices = _build(static, {}, {}, where)
+        return config, notices + listener_notices
+
+    def with_dynamic(self, dynamic: Mapping[str, str], dynamic_default: Mapping[str, str]) -> BrokerConfig:
+        """This configuration with what was altered while running, for this broker and for all."""
+        return _build(self.static, dynamic_default, dynamic, {})[0]
+
+    def topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
+        """The settings in force for a topic with these of its own."""
+        if not overrides:
+            return self.topic_defaults
+        return topic_config({**self.topic_values, **parse_topic_overrides(overrides)})
+
+    def validate_topic_overrides(self, overrides: Mapping[str, str]) -> None:
+        """ConfigError, to be answered INVALID_CONFIG, unless a topic may have these settings here."""
+        validate_topic_overrides(overrides, self.topic_values)
+
+
+def known_setting(name: str) -> Setting | None:
+    """The broker setting behind a name: itself, or the one that `listener.name.<listener>.` overrides."""
+    setting = BROKER.get(name) or DYNAMIC_ONLY.get(name)
+    if setting is None and (base := listener_base(name)) is not None:
+        setting = BROKER.get(base)
+    return setting
+
+
+def parse_broker_values(texts: Mapping[str, str], where: Mapping[str, str]) -> dict[str, Value]:
+    """The typed values of the names Kafka or we know; ConfigError lists every bad one."""
+    values: dict[str, Value] = {}
+    mistakes: list[str] = []
+    for name, text in texts.items():
+        setting = known_setting(name)
+        if setting is None:
+            continue
+        try:
+            values[name] = parse_value(setting._replace(name=name), text, where.get(name, ""))
+        except ConfigError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return values
+
+
+def _build(
+    static: Mapping[str, str],
+    dynamic_default: Mapping[str, str],
+    dynamic: Mapping[str, str],
+    where: Mapping[str, str],
+) -> tuple[BrokerConfig, list[str]]:
+    given = parse_broker_values({**static, **dynamic_default, **dynamic}, where)
+    values: dict[str, Value] = {name: setting.default for name, setting in BROKER.items()}
+    values.update(given)
+    check_broker_values(values, where)
+    in_force: dict[str, Any] = {**values, **_finest_units(values)}
+    topic_values = {name: _topic_value(name, setting, values) for name, setting in TOPIC.items()}
+    listeners, notices = resolve_listeners(
+        in_force["listeners"],
+        in_force["advertised.listeners"],
+        in_force["listener.security.protocol.map"],
+        in_force["controller.listener.names"],
+        {name: f"{name} ({place})" for name, place in where.items()},
+    )
+    in_force["listeners"] = listeners
+    attributes = {attribute: in_force[name] for attribute, name in ATTRIBUTES.items()}
+    config = BrokerConfig(
+        **attributes,
+        static=dict(static),
+        dynamic_default=dict(dynamic_default),
+        dynamic=dict(dynamic),
+        values=values,
+        topic_values=topic_values,
+        topic_defaults=topic_config(topic_values),
+    )
+    return config, notices
+
+
+ATTRIBUTES: Mapping[str, str] = {
+    name.replace(".", "_"): name
+    for name in BROKER
+    if name.replace(".", "_") in BrokerConfig.__dataclass_fields__
+}
+"""Which setting each typed attribute shows."""
+
+
+def _topic_value(name: str, setting: Setting, broker_values: Mapping[str, Value]) -> Value:
+    for synonym in SYNONYMS.get(name, ()):
+        value = broker_values[synonym.name]
+        if isinstance(value, int) and not isinstance(value, bool):
+            # Retention below zero means no limit in every unit.
+            return -1 if name == "retention.ms" and value < 0 else value * synonym.factor
+        if value is not None:
+            return value
+    return setting.default
+
+
+def _finest_units(values: Mapping[str, Value]) -> dict[str, Value]:
+    resolved = {
+        SYNONYMS[topic][0].name: _topic_value(topic, TOPIC[topic], values)
+        for topic in ("segment.ms", "segment.jitter.ms", "retention.ms", "flush.ms")
+    }
+    resolved["log.dirs"] = values["log.dirs"] or values["log.dir"]
+    return resolved
+
+
+def _with_node_id(given: Mapping[str, str], where: Mapping[str, str]) -> dict[str, str]:
+    """`broker.id` is the old name of `node.id`: whichever is given stands for both, as in Kafka."""
+    static = dict(given)
+    old, new = given.get("broker.id"), given.get("node.id")
+    if old is not None and new is not None and old.strip() != new.strip():
+        raise ConfigError(
+            f"node.id={new} ({where['node.id']}) and broker.id={old} ({where['broker.id']}) are the same "
+            "setting: give one value"
+        )
+    if old is None and new is not None:
+        static["broker.id"] = new
+    if new is None and old is not None:
+        static["node.id"] = old
+    return static
+
+
+def _place(name: str, properties: Mapping[str, str], overrides: Mapping[str, str]) -> str:
+    if name in overrides:
+        return OVERRIDE
+    return properties.where(name) if isinstance(properties, Properties) else "properties"
+
+
+def _repeated(properties: Mapping[str, str]) -> list[str]:
+    if not isinstance(properties, Properties):
+        return []
+    return [
+        f"{name} stands twice in {properties.source}, in lines {lost} and {won}: the last one counts"
+        for name, lost, won in properties.repeated
+    ]
+
+
+def _check_names(names: Iterable[str], where: Mapping[str, str]) -> list[str]:
+    """Notices for names that are accepted and change nothing; ConfigError for those nobody knows."""
+    notices: list[str] = []
+    mistakes: list[str] = []
+    for name in names:
+        setting = BROKER.get(name)
+        place = where[name]
+        if setting is not None:
+            if not setting.acted_on:
+                notices.append(f"{name} ({place}) is a setting of Kafka that holdfast does not act on")
+        elif name in REMOVED:
+            notices.append(f"{name} ({place}) was removed from Kafka and has no effect")
+        elif listener_base(name) in BROKER:
+            notices.append(
+                f"{name} ({place}) is accepted and has no effect: listeners share one set of settings"
+            )
+        elif name.startswith(OPEN_PREFIXES) or name in PLUGIN_NAMES:
+            notices.append(
+                f"{name} ({place}) is accepted for plug-ins of Kafka and has no effect{_hint(name)}"
+            )
+        else:
+            mistakes.append(f"{name} ({place}) is neither Kafka's setting nor holdfast's{_hint(name)}")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    return notices
+
+
+def _hint(name: str) -> str:
+    prefix = ""
+    wanted = name
+    if (base := listener_base(name)) is not None:
+        prefix, wanted = name.removesuffix(base), base
+    elif name.startswith(LISTENER_PREFIX):
+        return ": it must read listener.name.<listener>.<setting>"
+    if wanted in SYNONYMS:
+        return f": it is a topic setting; its name for the whole broker is {SYNONYMS[wanted][0].name}"
+    guess = nearest(wanted, BROKER)
+    return f": did you mean {prefix}{guess}?" if guess else ""

@@ -1,0 +1,20 @@
+"""The settings holdfast adds to Kafka's. A new one is one row here and one line in `descriptions.py`."""
+
+from __future__ import annotations
+
+from holdfast.config.definitions import CLUSTER_WIDE, INT, STRING, Setting, at_least, between, one_of
+from holdfast.config.definitions_log import Synonym
+
+OUR_BROKER_SETTINGS: tuple[Setting, ...] = (
+    Setting("holdfast.flush", STRING, "group", one_of("group", "os"), CLUSTER_WIDE, acted_on=True),
+    Setting("holdfast.flush.threads", INT, 16, between(1, 256), acted_on=True),
+    Setting("holdfast.requests.in.flight.max", INT, 16, at_least(1), acted_on=True),
+)
+
+OUR_TOPIC_SETTINGS: tuple[Setting, ...] = (
+    Setting("holdfast.flush", STRING, "group", one_of("group", "os"), acted_on=True),
+)
+
+OUR_TOPIC_SYNONYMS: dict[str, tuple[Synonym, ...]] = {
+    "holdfast.flush": (Synonym("holdfast.flush"),),
+}

@@ -1,0 +1,104 @@
+"""One line for each setting that holdfast acts on: what it does here.
+
+Shown by DescribeConfigs when documentation is asked for, and by docs/CONFIGURATION.md. A topic setting and
+its broker namesake share a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DESCRIPTIONS: Mapping[str, str] = {
+    # ours
+    "holdfast.flush": "group: acks=all is answered after the data is flushed to disk, many requests sharing "
+    "one flush. os: answered from the page cache, the operating system flushes when it likes.",
+    "holdfast.flush.threads": "How many files are flushed at the same time.",
+    "holdfast.requests.in.flight.max": "Requests of one connection that may be under way at once; past it, "
+    "the connection is not read until one is answered.",
+    # the node and its network
+    "advertised.listeners": "Where clients are sent, as NAME://host:port; a port that is 0 or missing is the "
+    "bound one. Needed when a listener binds every address.",
+    "broker.id": "The old name of node.id.",
+    "broker.rack": "The rack that Metadata shows for this broker.",
+    "connections.max.idle.ms": "A connection that asks nothing for this long is closed; -1 never.",
+    "controller.listener.names": "Listeners that belong to a controller: accepted and not opened.",
+    "fetch.max.bytes": "The most a fetch answers, whatever the client asks for, first batch excepted.",
+    "listener.security.protocol.map": "The protocol of each listener name; only PLAINTEXT is served.",
+    "listeners": "What to bind, as NAME://host:port with IPv6 in brackets; port 0 takes any free one.",
+    "max.connections": "Open connections beyond this number are closed at once.",
+    "max.incremental.fetch.session.cache.slots": "How many incremental fetch sessions are remembered.",
+    "max.request.partition.size.limit": "The most partitions one DescribeTopicPartitions answer holds.",
+    "node.id": "This broker's id.",
+    "process.roles": "Must include broker; holdfast is always its own controller as well.",
+    "queued.max.request.bytes": "Request bytes held in memory before sockets are no longer read; -1 for no "
+    "limit.",
+    "socket.request.max.bytes": "A longer request closes its connection.",
+    # topics
+    "auto.create.topics.enable": "Whether asking for a topic that does not exist creates it.",
+    "default.replication.factor": "The replication factor of topics created without one; one node has one "
+    "replica.",
+    "delete.topic.enable": "Whether topics can be deleted.",
+    "num.partitions": "Partitions of topics created without a number.",
+    # logs, the broker's names
+    "log.cleaner.backoff.ms": "How long the compactor rests when there is nothing to compact.",
+    "log.cleaner.dedupe.buffer.size": "Memory for the table of keys of one compaction.",
+    "log.cleaner.delete.retention.ms": "How long compaction keeps tombstones and markers.",
+    "log.cleaner.enable": "Whether compaction runs at all.",
+    "log.cleaner.max.compaction.lag.ms": "A record is compacted at the latest this long after it came.",
+    "log.cleaner.min.cleanable.ratio": "A log is compacted when its dirty part reaches this share.",
+    "log.cleaner.min.compaction.lag.ms": "A record is left alone by compaction for at least this long.",
+    "log.cleanup.policy": "delete: old segments go by retention. compact: the last value of each key stays. "
+    "Both may be given; nothing keeps everything.",
+    "log.dir": "Where data is kept, unless log.dirs says.",
+    "log.dirs": "Directories for data; a new partition goes to the one with the fewest.",
+    "log.flush.interval.messages": "Flush after this many messages, also with holdfast.flush=os.",
+    "log.flush.interval.ms": "Flush what is older than this, also with holdfast.flush=os.",
+    "log.flush.scheduler.interval.ms": "Stands in for log.flush.interval.ms when that is not set.",
+    "log.index.interval.bytes": "Bytes of log between two entries of the offset index.",
+    "log.index.size.max.bytes": "An index that reaches this size rolls the segment.",
+    "log.message.timestamp.after.max.ms": "A record stamped further in the future than this is refused.",
+    "log.message.timestamp.before.max.ms": "A record stamped further in the past than this is refused.",
+    "log.message.timestamp.type": "CreateTime keeps the producer's time, LogAppendTime sets the broker's.",
+    "log.preallocate": "Whether a segment's space is taken when it is created.",
+    "log.retention.bytes": "Segments of a partition beyond this size go; -1 for no limit.",
+    "log.retention.check.interval.ms": "How often retention looks for segments to remove.",
+    "log.retention.hours": "log.retention.ms in hours, if neither that nor log.retention.minutes is set.",
+    "log.retention.minutes": "log.retention.ms in minutes, if that is not set.",
+    "log.retention.ms": "Segments whose last record is older than this go; -1 for no limit.",
+    "log.roll.hours": "log.roll.ms in hours, if that is not set.",
+    "log.roll.jitter.hours": "log.roll.jitter.ms in hours, if that is not set.",
+    "log.roll.jitter.ms": "At most this much is taken off log.roll.ms, lest all segments roll at once.",
+    "log.roll.ms": "A segment rolls when its first record is this old, even if it is not full.",
+    "log.segment.bytes": "A segment rolls before it would grow beyond this size.",
+    "log.segment.delete.delay.ms": "How long a removed segment's files stay, renamed, before they go.",
+    "message.max.bytes": "The largest record batch accepted, as sent.",
+    "num.recovery.threads.per.data.dir": "Partitions of one directory recovered at the same time at start.",
+    "producer.id.expiration.ms": "A producer that wrote nothing for this long is forgotten.",
+    # logs, the topic's names
+    "cleanup.policy": "delete, compact, both, or nothing to keep everything.",
+    "compression.gzip.level": "Level for compression.type=gzip.",
+    "compression.lz4.level": "Level for compression.type=lz4.",
+    "compression.type": "producer stores batches as they came; any other value recompresses them.",
+    "compression.zstd.level": "Level for compression.type=zstd.",
+    "delete.retention.ms": "How long compaction keeps tombstones and markers.",
+    "file.delete.delay.ms": "How long a removed segment's files stay, renamed, before they go.",
+    "flush.messages": "Flush after this many messages, also with holdfast.flush=os.",
+    "flush.ms": "Flush what is older than this, also with holdfast.flush=os.",
+    "index.interval.bytes": "Bytes of log between two entries of the offset index.",
+    "internal.segment.bytes": "For tests: stands in for segment.bytes, without its lower bound.",
+    "max.compaction.lag.ms": "A record is compacted at the latest this long after it came.",
+    "max.message.bytes": "The largest record batch accepted, as sent.",
+    "message.timestamp.after.max.ms": "A record stamped further in the future than this is refused.",
+    "message.timestamp.before.max.ms": "A record stamped further in the past than this is refused.",
+    "message.timestamp.type": "CreateTime keeps the producer's time, LogAppendTime sets the broker's.",
+    "min.cleanable.dirty.ratio": "The log is compacted when its dirty part reaches this share.",
+    "min.compaction.lag.ms": "A record is left alone by compaction for at least this long.",
+    "min.insync.replicas": "With fewer replicas in sync, acks=all is refused.",
+    "preallocate": "Whether a segment's space is taken when it is created.",
+    "retention.bytes": "Segments of a partition beyond this size go; -1 for no limit.",
+    "retention.ms": "Segments whose last record is older than this go; -1 for no limit.",
+    "segment.bytes": "A segment rolls before it would grow beyond this size.",
+    "segment.index.bytes": "An index that reaches this size rolls the segment.",
+    "segment.jitter.ms": "At most this much is taken off segment.ms, lest all segments roll at once.",
+    "segment.ms": "A segment rolls when its first record is this old, even if it is not full.",
+}
