@@ -27,11 +27,9 @@ import sys
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterator
+from itertools import islice
 from operator import ge, gt
-from struct import Struct
-from struct import pack as struct_pack
 
 from holdfast.errors import CorruptLog, UsageError
 from holdfast.seams import Buffer, File
@@ -41,8 +39,9 @@ RELATIVE_OFFSET_MAX = 2**31 - 1
 POSITION_MAX = 2**31 - 1
 NO_TIMESTAMP = -1
 
-_TIME_ENTRY = Struct(">qi")
 _SWAP_BYTES = sys.byteorder == "little"
+# Where the halves of an int64 lie in this machine's memory, in int32 words.
+_HIGH_HALF, _LOW_HALF = (1, 0) if _SWAP_BYTES else (0, 1)
 
 
 class EntryFile(ABC):
@@ -201,10 +200,7 @@ class OffsetIndex(EntryFile):
         index = cls(base_offset)
         what = f"offset index from {base_offset}"
         index._check_whole_entries(data, what)
-        words = array("i")
-        words.frombytes(memoryview(data)[: index._used_bytes(data)])
-        if _SWAP_BYTES:
-            words.byteswap()
+        words = _words_of(memoryview(data)[: index._used_bytes(data)])
         index._offsets = words[0::2]
         index._positions = words[1::2]
         for name, values in (("offset", index._offsets), ("position", index._positions)):
@@ -217,9 +213,7 @@ class OffsetIndex(EntryFile):
         words = array("i", bytes(8 * (len(self._offsets) - first)))
         words[0::2] = self._offsets[first:]
         words[1::2] = self._positions[first:]
-        if _SWAP_BYTES:
-            words.byteswap()
-        return words.tobytes()
+        return _big_endian(words)
 
     def _drop_from(self, count: int) -> None:
         del self._offsets[count:]
@@ -299,9 +293,12 @@ class TimeIndex(EntryFile):
         used = index._used_bytes(data)
         if not used and len(data) == cls.entry_bytes:
             used = cls.entry_bytes  # one whole entry: timestamp 0 at the base offset
-        for timestamp, relative in _TIME_ENTRY.iter_unpack(memoryview(data)[:used]):
-            index._timestamps.append(timestamp)
-            index._offsets.append(relative)
+        words = _words_of(memoryview(data)[:used])
+        halves = array("i", bytes(8 * (len(words) // 3)))
+        halves[_HIGH_HALF::2] = words[0::3]
+        halves[_LOW_HALF::2] = words[1::3]
+        index._timestamps.frombytes(halves.tobytes())
+        index._offsets = words[2::3]
         timestamps, offsets = index._timestamps, index._offsets
         if timestamps and (timestamps[0] < 0 or any(map(ge, timestamps, islice(timestamps, 1, None)))):
             raise CorruptLog(f"{what}: its timestamps do not increase")
@@ -311,9 +308,30 @@ class TimeIndex(EntryFile):
         return index
 
     def _encode(self, first: int) -> bytes:
-        pairs: Iterable[tuple[int, int]] = zip(self._timestamps[first:], self._offsets[first:], strict=True)
-        return struct_pack(">" + "qi" * (len(self) - first), *chain.from_iterable(pairs))
+        halves = array("i", self._timestamps[first:].tobytes())
+        words = array("i", bytes(12 * (len(self) - first)))
+        words[0::3] = halves[_HIGH_HALF::2]
+        words[1::3] = halves[_LOW_HALF::2]
+        words[2::3] = self._offsets[first:]
+        return _big_endian(words)
 
     def _drop_from(self, count: int) -> None:
         del self._timestamps[count:]
         del self._offsets[count:]
+
+
+def _words_of(data: memoryview) -> array[int]:
+    """The big-endian int32 words of a file. Whole arrays are cut and joined, since a loop per entry shows up
+    as a pause when the index of a large segment is read."""
+    words = array("i")
+    words.frombytes(data)
+    if _SWAP_BYTES:
+        words.byteswap()
+    return words
+
+
+def _big_endian(words: array[int]) -> bytes:
+    """The file of these words, which are used up."""
+    if _SWAP_BYTES:
+        words.byteswap()
+    return words.tobytes()
