@@ -1,0 +1,152 @@
+"""Planted bugs, to prove that the checkers see them.
+
+A mutant changes the seams under the broker, or one of its methods, for the length of a seed; the product
+knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from holdfast.log.producer_state import Duplicate
+from holdfast.node.handlers import k00_produce
+from holdfast.node.node import Node
+from holdfast.seams import FileSystem, FlushJob, Now
+from holdfast.testing.disk import SimulatedDisk, SimulatedFile
+from holdfast.testing.simulator.broker import Broker, Seams, SimulatedFlusher, Start
+from holdfast.wire.metadata_records import MetadataRecord, ProducerIdsRecord
+
+
+class Mutant:
+    """The healthy broker; mutants override what they spoil."""
+
+    name = "healthy"
+
+    def file_system(self, disk: SimulatedDisk) -> FileSystem:
+        return disk
+
+    def flusher(self, disk: SimulatedDisk) -> SimulatedFlusher:
+        return SimulatedFlusher(disk)
+
+    def start(self, start: Start, seams: Seams) -> Broker:
+        return start(seams)
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        yield
+
+
+class NoFlush(Mutant):
+    """The flusher reports success and flushes nothing."""
+
+    name = "no-flush"
+
+    class Flusher(SimulatedFlusher):
+        def carry_out(self, job: FlushJob) -> OSError | None:
+            return None
+
+    def flusher(self, disk: SimulatedDisk) -> SimulatedFlusher:
+        return self.Flusher(disk)
+
+
+class AckBeforeFlush(Mutant):
+    """The flusher reports success first and flushes afterwards."""
+
+    name = "ack-before-flush"
+
+    class Flusher(SimulatedFlusher):
+        def step(self, rng: random.Random) -> None:
+            if self.carried_out and rng.random() < 0.5:
+                self.carry_out(self.carried_out.pop(0)[0])
+            elif self.jobs:
+                job = self.jobs.popleft()
+                self.carried_out.append((job, None))
+                self.report(job, None)
+
+    def flusher(self, disk: SimulatedDisk) -> SimulatedFlusher:
+        return self.Flusher(disk)
+
+
+class DirectoryNotFlushed(Mutant):
+    """The flusher leaves directories out: a new segment's name is not durable."""
+
+    name = "directory-not-flushed"
+
+    class Flusher(SimulatedFlusher):
+        def carry_out(self, job: FlushJob) -> OSError | None:
+            files = tuple(target for target in job.targets if not isinstance(target, str))
+            return super().carry_out(job._replace(targets=files))
+
+    def flusher(self, disk: SimulatedDisk) -> SimulatedFlusher:
+        return self.Flusher(disk)
+
+
+class DuplicateAnsweredEarly(Mutant):
+    """A retried batch that is a duplicate is answered without waiting for the first one's flush."""
+
+    name = "duplicate-answered-early"
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        admit = k00_produce.admit
+
+        def admit_early(*arguments: Any) -> Any:
+            admitted = admit(*arguments)
+            return admitted._replace(last_offset=-1) if isinstance(admitted, Duplicate) else admitted
+
+        with patch.object(k00_produce, "admit", admit_early):
+            yield
+
+
+class ProducerIdReused(Mutant):
+    """The record that takes a block of producer ids never reaches the metadata log."""
+
+    name = "producer-id-reused"
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        append = Node.append_metadata
+
+        def append_others(node: Node, records: Sequence[MetadataRecord], now: Now) -> None:
+            if not records or not all(isinstance(record, ProducerIdsRecord) for record in records):
+                append(node, records, now)
+                return
+            image = node.image
+            image.apply_all(records, last_offset=image.last_offset, last_epoch=image.last_epoch)
+
+        with patch.object(Node, "append_metadata", append_others):
+            yield
+
+
+class RecoveryWithoutFlush(Mutant):
+    """Recovery verifies what the page cache holds, without flushing it first."""
+
+    name = "recovery-without-flush"
+
+    def start(self, start: Start, seams: Seams) -> Broker:
+        def flush(file: SimulatedFile) -> None:
+            if not file.path.endswith(".log") or "__cluster_metadata" in file.path:
+                flush_really(file)
+
+        flush_really = SimulatedFile.flush
+        with patch.object(SimulatedFile, "flush", flush):
+            return start(seams)
+
+
+HEALTHY = Mutant()
+MUTANTS: dict[str, Mutant] = {
+    mutant.name: mutant
+    for mutant in (
+        NoFlush(),
+        AckBeforeFlush(),
+        DuplicateAnsweredEarly(),
+        DirectoryNotFlushed(),
+        ProducerIdReused(),
+        RecoveryWithoutFlush(),
+    )
+}
+"""Each must be caught within 200 seeds."""

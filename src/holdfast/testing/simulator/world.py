@@ -1,0 +1,439 @@
+"""The scheduler: one thread, one seed, one step at a time.
+
+A step lets a client act, carries out or reports a flush, runs background work, or lets time pass; then the
+broker's turn ends and answers reach their clients. Nothing else moves. When a seed's operations are done its
+faults end, clients retry until everything is settled, and readers that know nothing read every partition,
+after a kill and again after a power loss.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from holdfast.errors import HoldfastError
+from holdfast.testing import history
+from holdfast.testing.checkers import Checkers, Violation
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.disk import PowerLost, SimulatedDisk
+from holdfast.testing.fakes import InlineWorker, SeededRandomness
+from holdfast.testing.history import Event, Partition
+from holdfast.testing.simulator.admin import Administrator
+from holdfast.testing.simulator.broker import Broker, Seams, SimulatedFlusher
+from holdfast.testing.simulator.consumers import EARLIEST, BatchReader, Consumer
+from holdfast.testing.simulator.faults import Faults
+from holdfast.testing.simulator.link import Link
+from holdfast.testing.simulator.mutants import HEALTHY, Mutant
+from holdfast.testing.simulator.node_broker import DATA_DIRECTORY, start_node
+from holdfast.testing.simulator.producers import IdempotentProducer, PlainProducer
+from holdfast.testing.simulator.report import Report, SeedFailed
+
+OPERATIONS_MIN = 200
+SETTLE_STEPS_MAX = 4_000
+"""Steps without faults after which every request must have been answered."""
+
+
+@dataclass(slots=True, eq=False)
+class KnownTopic:
+    name: str
+    topic_id: str
+    uuid: UUID
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPartition:
+    topic: KnownTopic
+    index: int
+
+    @property
+    def partition(self) -> Partition:
+        return (self.topic.topic_id, self.index)
+
+    def __str__(self) -> str:
+        return f"{self.topic.name}-{self.index}"
+
+
+class World:
+    def __init__(self, seed: int, mutant: Mutant = HEALTHY) -> None:
+        self.seed = seed
+        self.mutant = mutant
+        self.rng = random.Random(seed)
+        self.clock = ManualClock()
+        self.disk = SimulatedDisk(random.Random(seed + 1), self.clock)
+        self.disk.prepare(DATA_DIRECTORY)
+        self.checkers = Checkers()
+        self.report = Report()
+        self.report.seeds = 1
+        self.trace: list[str] = []
+        self.batch_reader = BatchReader()
+        self.inbox: deque[tuple[Link, int, bytes | None]] = deque()
+        self.topics: dict[str, KnownTopic] = {}
+        self.broker: Broker | None = None
+        self.flusher = SimulatedFlusher(self.disk)
+        self.worker = InlineWorker(self.disk)
+        self.dies_by_kill = False
+        """The power loss that is planned takes the process only."""
+        self.storage_trouble = False
+        """The disk was made to fail in this life of the broker."""
+        self._randomness = SeededRandomness(random.Random(seed + 2))
+        self._boot = 1
+        self._steps = 0
+        self._later: list[tuple[int, Callable[[], None]]] = []
+        self._restart_at = 0
+        self._operations = 0
+        self.idempotent = [IdempotentProducer(self, "p1"), IdempotentProducer(self, "p2")]
+        self.plain = [PlainProducer(self, "q1"), PlainProducer(self, "q2")]
+        self.consumers = [Consumer(self, "c1"), Consumer(self, "c2")]
+        self.admin = Administrator(self, "admin")
+        self.links = [
+            *(producer.link for producer in self.idempotent),
+            *(producer.link for producer in self.plain),
+            *(consumer.link for consumer in self.consumers),
+            self.admin.link,
+        ]
+
+    # What clients use.
+
+    def say(self, line: str) -> None:
+        self.trace.append(f"{self._steps:>5} {line}")
+
+    def observe(self, event: Event) -> None:
+        self.checkers.observe(event)
+
+    def count(self, kind: str, outcome: str) -> None:
+        self.report.operations[kind, outcome] += 1
+
+    def unexpected(self, message: str) -> None:
+        raise Violation("unexpected-answer", message)
+
+    def acknowledged(
+        self,
+        partition: Partition,
+        producer: str,
+        number: int,
+        values: tuple[bytes, ...],
+        base: int,
+        durable: bool,
+    ) -> None:
+        self.report.records_acknowledged += len(values)
+        self.observe(history.BatchAcknowledged(partition, producer, number, base, durable))
+
+    def produce_version(self) -> int:
+        return self.rng.choice((9, 12, 13, 13))
+
+    def some_partitions(self, count: int) -> list[KnownPartition]:
+        every = self.all_partitions()
+        return every if count >= len(every) else self.rng.sample(every, count)
+
+    def all_partitions(self) -> list[KnownPartition]:
+        return [
+            KnownPartition(topic, index)
+            for topic in self.topics.values()
+            for index in range(topic.partitions)
+        ]
+
+    def is_live(self, partition: Partition) -> bool:
+        return any(topic.topic_id == partition[0] for topic in self.topics.values())
+
+    def known(self, partition: Partition) -> KnownPartition:
+        topic = next(topic for topic in self.topics.values() if topic.topic_id == partition[0])
+        return KnownPartition(topic, partition[1])
+
+    def add_topic(self, name: str, topic_id: str, partitions: int) -> None:
+        self.topics[name] = KnownTopic(name, topic_id, UUID(hex=topic_id), partitions)
+
+    def remove_topic(self, name: str) -> None:
+        """Nobody sends to it any more; what was sent by name arrives before another topic of that name."""
+        for link in self.links:
+            link.deliver()
+        del self.topics[name]
+
+    def set_topics(self, seen: dict[str, tuple[str, int]]) -> None:
+        for name in [name for name in self.topics if name not in seen]:
+            del self.topics[name]
+        for name, (topic_id, partitions) in seen.items():
+            topic = self.topics.get(name)
+            if topic is not None and topic.topic_id == topic_id:
+                topic.partitions = partitions
+            else:
+                self.add_topic(name, topic_id, partitions)
+
+    # The broker's lives.
+
+    def _seams(self, flusher: SimulatedFlusher, worker: InlineWorker) -> Seams:
+        return Seams(
+            file_system=self.mutant.file_system(self.disk),
+            clock=self.clock,
+            randomness=self._randomness,
+            flusher=flusher,
+            worker=worker,
+            boot_id=f"boot-{self._boot}",
+            say=lambda line: self.say(f"broker: {line}"),
+        )
+
+    def start_broker(self) -> None:
+        self.disk.clear_faults()
+        self.storage_trouble = False
+        self.dies_by_kill = False
+        self.flusher = self.mutant.flusher(self.disk)
+        self.worker = InlineWorker(self.disk)
+        if self._operations < OPERATIONS_MIN and self.rng.random() < 0.15:
+            self.dies_by_kill = self.rng.random() < 0.3
+            self.disk.lose_power_after(self.rng.randrange(60))
+        self.say("the broker starts")
+        self.broker = self.mutant.start(start_node, self._seams(self.flusher, self.worker))
+        self.report.restarts += 1
+        self.observe(history.BrokerStarted())
+        self.say("the broker serves")
+
+    def start_another(self) -> None:
+        """Start a second broker beside the first; raises what it raises."""
+        start_node(self._seams(SimulatedFlusher(self.disk), InlineWorker(self.disk)))
+
+    def lose_power(self) -> None:
+        self.say("*** power loss")
+        self.disk.crash()
+        self._boot += 1
+        self._after_death()
+
+    def kill(self) -> None:
+        self.say("*** process killed")
+        self.disk.kill()
+        self.disk.clear_faults()
+        self._after_death()
+
+    def stop_cleanly(self) -> None:
+        if self.broker is None:
+            return
+        self.say("*** clean stop")
+        self.broker.end_turn()
+        self.broker.stop_cleanly(self.clock.now())
+        self.pump()
+        self.report.faults["clean restart"] += 1
+        self.disk.kill_handles()
+        self.disk.clear_faults()
+        self._after_death()
+
+    def _after_death(self) -> None:
+        self.broker = None
+        self.inbox.clear()
+        for link in self.links:
+            link.forget()
+        self._later.clear()
+        self._restart_at = self._steps + self.rng.randint(1, 8)
+
+    def _died(self) -> None:
+        """The disk stopped in the middle of an operation."""
+        if self.dies_by_kill:
+            self.dies_by_kill = False
+            self.kill()
+        else:
+            self.lose_power()
+
+    # Steps.
+
+    def after_steps(self, steps: int, action: Callable[[], None]) -> None:
+        self._later.append((self._steps + steps, action))
+
+    def pump(self) -> None:
+        """Hand arrived answers to their clients."""
+        inbox = self.inbox
+        while inbox:
+            link, life, frame = inbox.popleft()
+            link.receive(life, frame)
+
+    def step(self, act: Callable[[], None]) -> None:
+        """One step; `act` is what a client does when it is a client's turn."""
+        self._steps += 1
+        try:
+            if self.broker is None:
+                if self._steps >= self._restart_at:
+                    self.start_broker()
+                self.clock.advance(self.rng.randrange(50))
+            else:
+                self._step(act)
+        except PowerLost:
+            self._died()
+
+    def _step(self, act: Callable[[], None]) -> None:
+        broker, rng = self.broker, self.rng
+        assert broker is not None
+        draw = rng.random()
+        elapsed_ms = rng.randrange(4)
+        if draw < 0.5:
+            act()
+        elif draw < 0.9:
+            self.flusher.step(rng)
+        elif draw < 0.94:
+            rng.choice(self.links).deliver()
+        elif draw < 0.97:
+            self.worker.run_one()
+        else:
+            elapsed_ms = rng.choice((30, 300, 1_500))
+        if self.broker is not broker:
+            return
+        now = self.clock.advance(elapsed_ms)
+        deadline_ms = broker.next_deadline_ms()
+        if deadline_ms is not None and deadline_ms <= now.monotonic_ms:
+            broker.tick(now)
+        if rng.random() < 0.8:
+            broker.end_turn()
+        self.pump()
+        for due, action in [entry for entry in self._later if entry[0] <= self._steps]:
+            self._later.remove((due, action))
+            action()
+        if broker.is_failed and self.broker is broker:
+            self._watch_failed()
+
+    def _watch_failed(self) -> None:
+        """The disk failed the broker: after a while somebody restarts it."""
+        if not self.storage_trouble:
+            raise Violation(
+                "offline", "the broker took its log directory out of service, and the disk is fine"
+            )
+        if self.rng.random() < 0.05:
+            self.say("the operator restarts the broker")
+            if self.rng.random() < 0.3:
+                self.disk.clear_faults()
+                self.stop_cleanly()
+            else:
+                self.kill()
+
+    def _operate(self) -> None:
+        """One client acts."""
+        draw = self.rng.random()
+        if draw < 0.3:
+            acted = self.rng.choice(self.idempotent).act()
+        elif draw < 0.5:
+            acted = self.rng.choice(self.plain).act()
+        elif draw < 0.8:
+            acted = self.rng.choice(self.consumers).act()
+        else:
+            acted = self.admin.act()
+        if acted:
+            self._operations += 1
+
+    def run(self) -> None:
+        faults = Faults(self, OPERATIONS_MIN)
+        while self._operations < OPERATIONS_MIN:
+            self.step(self._operate)
+            try:
+                faults.strike(self._operations)
+            except PowerLost:
+                self._died()
+        self._heal()
+        self._settle()
+        self._leave_unflushed()
+        self.kill()
+        self._verify("after a kill")
+        self.lose_power()
+        self._verify("after a power loss")
+        self.report.faults.update(self.disk.faults)
+
+    # The end of a seed.
+
+    def _heal(self) -> None:
+        """No more faults; a broker whose disk failed it is restarted."""
+        self.disk.clear_faults()
+        if self.broker is not None and (self.broker.is_failed or self.storage_trouble):
+            self.kill()
+
+    def _settle(self) -> None:
+        """Retry until every batch is acknowledged and every request answered."""
+
+        def act() -> None:
+            for producer in self.idempotent:
+                producer.act(new=False)
+            if not self.admin.is_idle:
+                self.admin.act(may_change=False)
+            for link in self.links:
+                link.deliver()
+
+        self._until(lambda: self.broker is not None and self._is_settled(), act, "settle")
+
+    def _leave_unflushed(self) -> None:
+        """Something written and not flushed, for the next start to find in the page cache."""
+        for producer in self.plain:
+            producer.act()
+            producer.link.deliver()
+
+    def _is_settled(self) -> bool:
+        return (
+            all(producer.is_idle for producer in self.idempotent)
+            and self.admin.is_idle
+            and not any(link.waiting for link in self.links)
+            and self.flusher.is_idle
+        )
+
+    def _until(self, done: Callable[[], bool], act: Callable[[], None], what: str) -> None:
+        for _ in range(SETTLE_STEPS_MAX):
+            if done():
+                return
+            self.step(act)
+        waiting = [link.name for link in self.links if link.waiting]
+        raise Violation("stuck", f"{what}: no end in sight; still without an answer: {waiting}")
+
+    def _verify(self, when: str) -> None:
+        """A reader that knows nothing reads every partition to its end."""
+        self.say(f"reading everything {when}")
+        self.admin.link.forget()
+        self._until(lambda: self.broker is not None, lambda: None, "start")
+        self._until(lambda: self.admin.is_idle, lambda: self._read_metadata_once(), "metadata")
+        reader = Consumer(self, f"reader {when}")
+        self.links.append(reader.link)
+        waiting = self.all_partitions()
+        asked: set[Partition] = set()
+
+        def act() -> None:
+            reader.link.deliver()
+            if not reader.is_idle:
+                return
+            unknown = [known for known in waiting if known.partition not in asked]
+            if unknown:
+                asked.update(known.partition for known in unknown)
+                reader.list_offsets(unknown, EARLIEST)
+            else:
+                reader.fetch(waiting)
+
+        def done() -> bool:
+            waiting[:] = [known for known in waiting if not self._is_read(reader, known.partition)]
+            return not waiting and reader.is_idle
+
+        self._until(done, act, f"read {', '.join(map(str, waiting))}")
+
+    def _read_metadata_once(self) -> None:
+        self.admin.link.deliver()
+        self.admin.act(may_change=False)
+
+    def _is_read(self, reader: Consumer, partition: Partition) -> bool:
+        end = reader.ends.get(partition)
+        return end is not None and reader.positions.get(partition, 0) >= end
+
+
+def run_seed(seed: int, mutant: Mutant = HEALTHY) -> Report:
+    """Run one seed; raises `SeedFailed` when a rule is broken or the broker breaks down."""
+    world = World(seed, mutant)
+    name = None if mutant is HEALTHY else mutant.name
+    try:
+        with mutant.planted():
+            world.run()
+    except Violation as violation:
+        raise SeedFailed(seed, name, violation.rule, str(violation), world.trace) from violation
+    except (
+        HoldfastError,
+        OSError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
+        where = "".join(traceback.format_exception(error)).splitlines()
+        world.trace += where
+        raise SeedFailed(seed, name, "broke-down", f"{type(error).__name__}: {error}", world.trace) from error
+    return world.report
