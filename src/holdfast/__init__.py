@@ -1,3 +1,22 @@
-"""holdfast: move data through Kafka without losing a message."""
+"""holdfast: move data through Kafka without losing a message.
+
+`holdfast.Broker` embeds a broker in a program; everything else lives in subpackages and is imported from there.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.server.embed import Broker as Broker
 
 __version__ = "0.1.0"
+__all__ = ["Broker", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when asked for: `import holdfast` alone must not cost the broker's start-up imports.
+    if name == "Broker":
+        return import_module("holdfast.server.embed").Broker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,343 @@
+"""The log of one partition: segments in order, appended at the end, read anywhere, shortened at the front.
+
+What a caller may rely on:
+
+- Offsets are given once, in order. A failed write leaves the log as it was: the bytes behind the last
+  whole batch are cut off again before the error is passed on.
+- Nothing is durable until a flush of what `begin_flush` names has returned; `LogPosition` of that call is
+  then the durable end. A roll puts the sealed segment, its indexes and the directory among the targets of
+  the next flush, so no offset of the new segment counts as durable before them.
+- The log never flushes by itself while serving; only opening and closing do.
+- Segments are removed in two steps, `segments_before` and `remove`, so that the new log start can be made
+  durable in between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from holdfast.config.topic import TopicConfig
+from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
+from holdfast.log.producer_snapshot import encode_snapshot
+from holdfast.log.producer_state import ProducerStateMap
+from holdfast.log.scan import Found, scan_headers
+from holdfast.log.segment import (
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
+    Segment,
+    Slice,
+    offset_name,
+)
+from holdfast.log.transaction_index import TransactionIndex
+from holdfast.seams import Buffer, File, FileSystem, FlushTarget, Now
+from holdfast.wire.batch import NO_TIMESTAMP, OFFSET_AND_EPOCH, BatchHeader
+from holdfast.wire.positions import LogPosition
+
+RELATIVE_OFFSET_MAX: Final = 2**31 - 1
+LOADED_INDEXES_MAX: Final = 8
+"""Sealed segments of one log whose indexes stay in memory: readers cluster at a few places."""
+
+
+class PendingFlush(NamedTuple):
+    targets: tuple[FlushTarget, ...]
+    end: LogPosition
+
+
+class Log:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: TopicConfig,
+        *,
+        segments: list[Segment],
+        end_offset: int,
+        start_offset: int,
+        producers: ProducerStateMap,
+        epochs: LeaderEpochs,
+        aborted: TransactionIndex,
+    ) -> None:
+        self._fs = fs
+        self.directory = directory
+        self.config = config
+        self.segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self.end_offset = end_offset
+        """The offset the next record will get."""
+        self.start_offset = start_offset
+        """The first offset that may be read; records before it are deleted."""
+        self.producers = producers
+        self.epochs = epochs
+        self.aborted = aborted
+        self.recovery_point = end_offset
+        """Everything below is on disk and was verified, or was flushed by us."""
+        self._sealed_unflushed: list[File] = []
+        self._directory_unflushed = True
+        self._appended_since_flush = False
+        self.unflushed_messages = 0
+        self._loaded: list[Segment] = []
+        self.roll_jitter_ms = 0
+
+    @property
+    def active(self) -> Segment:
+        return self.segments[-1]
+
+    @property
+    def size(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def end_position(self) -> LogPosition:
+        active = self.segments[-1]
+        return LogPosition(self.end_offset, active.base_offset, active.size)
+
+    # Appending
+
+    def append(self, header: BatchHeader, batch: Buffer, leader_epoch: int, now: Now) -> BatchHeader:
+        """Give the batch the next offsets and write it; returns its header as stored.
+
+        The batch was checked before; `header` is its own. Raises `OSError` when the disk refuses, with
+        the log unchanged.
+        """
+        stored = header._replace(base_offset=self.end_offset, leader_epoch=leader_epoch)
+        if self._must_roll(stored, now):
+            self.roll(now)
+        if leader_epoch > self.epochs.latest_epoch:
+            self._begin_epoch(leader_epoch)
+        active = self.segments[-1]
+        head = OFFSET_AND_EPOCH.pack(stored.base_offset, header.batch_length, leader_epoch)
+        try:
+            active.append(stored, head, memoryview(batch)[16:], self.config.index_interval_bytes)
+        except OSError:
+            active.file.truncate(active.size)
+            raise
+        self._appended_since_flush = True
+        self.unflushed_messages += stored.records_count
+        self.end_offset = stored.base_offset + stored.last_offset_delta + 1
+        if header.producer_id >= 0:
+            self.producers.update(stored, stored.base_offset, now.wall_ms)
+        return stored
+
+    def _must_roll(self, header: BatchHeader, now: Now) -> bool:
+        active = self.segments[-1]
+        if not active.size:
+            return header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
+        config = self.config
+        if active.size + header.size > config.segment_bytes:
+            return True
+        if header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX:
+            return True
+        if len(active.index) * 8 >= config.segment_index_bytes:
+            return True
+        return self._age_ms(active, header.max_timestamp, now) > config.segment_ms - self.roll_jitter_ms
+
+    @staticmethod
+    def _age_ms(segment: Segment, timestamp: int, now: Now) -> int:
+        first = segment.first_timestamp
+        if first is not None and first >= 0 and timestamp >= 0:
+            return timestamp - first
+        return now.wall_ms - segment.created_ms
+
+    def _begin_epoch(self, leader_epoch: int) -> None:
+        """Record where an epoch begins. The file is small and changes once per start, so it is durable at once."""
+        self.epochs.assign(leader_epoch, self.end_offset)
+        self.epochs.write(self._fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
+
+    def roll(self, now: Now) -> Segment:
+        """Seal the active segment and begin a new one at the end offset."""
+        old = self.segments[-1]
+        self._sealed_unflushed += [old.file, *old.write_indexes(), self._write_snapshot()]
+        self._keep_loaded(old)
+        segment = Segment(self._fs, self.directory, self.end_offset, 0, now.wall_ms)
+        segment.create()
+        self.segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self._directory_unflushed = True
+        return segment
+
+    def _write_snapshot(self) -> File:
+        path = f"{self.directory}/{offset_name(self.end_offset)}{SNAPSHOT_SUFFIX}"
+        file = self._fs.open(path, "create")
+        data = encode_snapshot(self.producers.to_snapshot())
+        file.pwritev([data], 0)
+        file.truncate(len(data))
+        return file
+
+    def _keep_loaded(self, segment: Segment) -> None:
+        loaded = self._loaded
+        if segment in loaded:
+            return
+        loaded.append(segment)
+        if len(loaded) > LOADED_INDEXES_MAX:
+            oldest = loaded.pop(0)
+            if oldest is not self.segments[-1]:
+                oldest.forget_indexes()
+
+    # Flushing
+
+    @property
+    def needs_flush(self) -> bool:
+        return self._appended_since_flush or self._directory_unflushed or bool(self._sealed_unflushed)
+
+    @property
+    def has_sealed_unflushed(self) -> bool:
+        return bool(self._sealed_unflushed)
+
+    def begin_flush(self) -> PendingFlush:
+        """What must be flushed, in order, for everything up to `end` to be durable."""
+        targets: list[FlushTarget] = [*self._sealed_unflushed]
+        if self._appended_since_flush:
+            targets.append(self.segments[-1].file)
+        if self._directory_unflushed:
+            targets.append(self.directory)
+        self._sealed_unflushed = []
+        self._appended_since_flush = False
+        self._directory_unflushed = False
+        self.unflushed_messages = 0
+        return PendingFlush(tuple(targets), self.end_position)
+
+    def flushed(self, end: LogPosition) -> None:
+        if end.offset > self.recovery_point:
+            self.recovery_point = end.offset
+
+    # Reading
+
+    def segment_for(self, offset: int) -> int:
+        """The index of the segment that holds `offset`, or would."""
+        return max(0, bisect_right(self._bases, offset) - 1)
+
+    def read(self, offset: int, max_bytes: int, end: LogPosition, *, at_least_one: bool) -> Slice | None:
+        """Bytes of whole batches (the last may be cut) from `offset` up to `end`; None when there are none.
+
+        The first batch may begin before `offset`: clients skip what they did not ask for. With
+        `at_least_one` it is returned whole however large it is.
+        """
+        if offset >= end.offset:
+            return None
+        which = self.segment_for(offset)
+        while which < len(self.segments):
+            segment = self.segments[which]
+            if segment.base_offset > end.segment_base:
+                return None
+            if segment is not self.segments[-1]:
+                self._keep_loaded(segment)
+            position, size = segment.find(offset)
+            stop = end.position if segment.base_offset == end.segment_base else segment.size
+            if size and position < stop:
+                length = min(max_bytes, stop - position)
+                if length < size:
+                    if not at_least_one:
+                        return None
+                    length = size
+                return Slice(segment.file, position, length)
+            which += 1
+        return None
+
+    def batches_from(self, offset: int, end: LogPosition | None = None) -> Iterator[Found]:
+        """Headers of the batches that hold `offset` and later ones: for recovery, tools and lookups by time."""
+        for segment in self.segments[self.segment_for(offset) :]:
+            position, size = segment.find(max(offset, segment.base_offset))
+            stop = segment.size
+            if end is not None:
+                if segment.base_offset > end.segment_base:
+                    return
+                if segment.base_offset == end.segment_base:
+                    stop = end.position
+            if size:
+                yield from scan_headers(segment.file, position, stop)
+
+    def position_of(self, offset: int) -> LogPosition:
+        """Where the batch that holds `offset` begins, for bounds that are not the end of the log."""
+        if offset >= self.end_offset:
+            return self.end_position
+        segment = self.segments[self.segment_for(offset)]
+        position, _ = segment.find(offset)
+        return LogPosition(offset, segment.base_offset, position)
+
+    # Shortening
+
+    def segments_before(self, offset: int) -> list[Segment]:
+        """Sealed segments all of whose offsets are below `offset`."""
+        count = 0
+        while count + 1 < len(self.segments) and self.segments[count + 1].base_offset <= offset:
+            count += 1
+        return self.segments[:count]
+
+    def advance_start(self, offset: int) -> None:
+        if offset > self.start_offset:
+            self.start_offset = offset
+
+    def remove(self, segments: list[Segment]) -> None:
+        """Take segments out of the log and delete their files; the new start must be durable already."""
+        for segment in segments:
+            at = self.segments.index(segment)
+            if at == len(self.segments) - 1:
+                raise ValueError("the active segment is rolled before it is removed")
+            del self.segments[at]
+            del self._bases[at]
+            if segment in self._loaded:
+                self._loaded.remove(segment)
+            self.delete_files(segment)
+        self.epochs.truncate_from_start(self.start_offset)
+        self.epochs.write(self._fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
+
+    def delete_files(self, segment: Segment) -> None:
+        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, SNAPSHOT_SUFFIX):
+            path = segment.path(suffix)
+            if suffix == SNAPSHOT_SUFFIX and segment.base_offset >= self.start_offset:
+                continue
+            if self._fs.exists(path):
+                self._fs.rename(path, path + DELETED_SUFFIX)
+                self._fs.remove(path + DELETED_SUFFIX)
+
+    def replace(self, old: list[Segment], new: Segment | None) -> None:
+        """Swap in what compaction made of neighbouring sealed segments; files were renamed by the caller."""
+        at = self.segments.index(old[0])
+        put = [] if new is None else [new]
+        self.segments[at : at + len(old)] = put
+        self._bases[at : at + len(old)] = [segment.base_offset for segment in put]
+        self._loaded = [segment for segment in self._loaded if segment not in old]
+
+    # Looking up by time
+
+    def max_timestamp_segment(self) -> Segment:
+        return max(self.segments, key=lambda segment: segment.max_timestamp)
+
+    def batch_at_or_after_time(self, timestamp: int, end: LogPosition) -> tuple[Segment, Found] | None:
+        """The first batch below `end` that holds a record of `timestamp` or later."""
+        for segment in self.segments:
+            if segment.base_offset > end.segment_base:
+                return None
+            if segment.max_timestamp < timestamp or segment.max_timestamp == NO_TIMESTAMP:
+                continue
+            offset = segment.time_index.lookup(timestamp)[1]
+            position, size = segment.find(max(offset, segment.base_offset))
+            stop = end.position if segment.base_offset == end.segment_base else segment.size
+            if not size:
+                continue
+            for found in scan_headers(segment.file, position, stop):
+                if found.header.max_timestamp >= timestamp and found.header.last_offset >= self.start_offset:
+                    return segment, found
+        return None
+
+    # Ending
+
+    def close(self) -> None:
+        """Flush and write everything a clean start will trust. Blocks; after it the log is not used."""
+        pending = self.begin_flush()
+        files = [*self.active.write_indexes(), self._write_snapshot()]
+        for target in (*pending.targets, *files):
+            if not isinstance(target, str):
+                target.flush()
+        self._fs.flush_directory(self.directory)
+        self.flushed(pending.end)
+        for segment in self.segments:
+            segment.close()
+        for file in files:
+            file.close()

@@ -1,0 +1,350 @@
+"""Opening a partition's directory: trusting a clean stop, proving everything else.
+
+After a clean stop the files are as `Log.close` left them and only the last index entry's neighbourhood is
+read. Otherwise nothing from the recovery point on is believed:
+
+1. The files to be checked and their directory are flushed and their cached pages dropped, so that what is
+   verified is what the disk holds, not what a cache remembers.
+2. Every batch is verified; indexes, producer state and leader epochs are rebuilt from what holds.
+3. At the first place that is not a whole valid batch the log ends. The bytes behind it are kept in
+   `*.cut` and cut off, and the log line says how many and why.
+
+A bad place with a whole valid batch of a later offset behind it is not a tail. On a machine that kept
+running, the page cache held every write in order, so a hole means damage: the partition stays offline and
+nothing is touched. After a power failure (`torn_tail_expected`) the disk may have kept any subset of the
+pages that were not flushed yet, so a hole above the recovery point is how an unacknowledged tail looks,
+and it is cut like any other, with its bytes kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from holdfast.config.topic import TopicConfig
+from holdfast.errors import CorruptLog
+from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
+from holdfast.log.log import Log
+from holdfast.log.producer_snapshot import decode_snapshot
+from holdfast.log.producer_state import ProducerStateMap
+from holdfast.log.scan import Damage, VerifiedScan, find_later_batch, header_at, scan_headers
+from holdfast.log.segment import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    Segment,
+    offset_name,
+)
+from holdfast.log.transaction_index import TransactionIndex
+from holdfast.seams import FileSystem, Now
+from holdfast.wire.batch import BatchHeader
+
+CUT_SUFFIX: Final = ".cut"
+CUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Kept of a cut tail: more than any tail a crash can leave behind unflushed in practice."""
+
+
+class Trust(NamedTuple):
+    """What the rest of the data directory says about this partition."""
+
+    clean: bool
+    recovery_point: int
+    start_offset: int
+    torn_tail_expected: bool
+
+
+def open_log(
+    fs: FileSystem,
+    directory: str,
+    config: TopicConfig,
+    trust: Trust,
+    now: Now,
+    say: Callable[[str], None],
+) -> Log:
+    """Open, or make, the log in `directory`; raise `CorruptLog` when it is damaged beyond its tail."""
+    if not fs.exists(directory):
+        fs.make_directory(directory)
+        fs.flush_directory(directory.rpartition("/")[0])
+    _finish_interrupted_work(fs, directory, say)
+    segments = _find_segments(fs, directory, trust.start_offset, now)
+    opening = _Opening(fs, directory, config, trust, segments, say)
+    if trust.clean:
+        opening.load_clean()
+    else:
+        opening.recover()
+    return opening.finish()
+
+
+def _finish_interrupted_work(fs: FileSystem, directory: str, say: Callable[[str], None]) -> None:
+    """Complete or undo what a crash interrupted: deletions go on, unfinished cleaning goes, swaps complete."""
+    changed = False
+    for name in fs.list(directory):
+        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
+            fs.remove(f"{directory}/{name}")
+            changed = True
+    swaps = [name for name in fs.list(directory) if name.endswith(SWAP_SUFFIX)]
+    for name in swaps:
+        if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
+            _remove_swapped_out(fs, directory, name)
+    for name in swaps:
+        fs.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(SWAP_SUFFIX)}")
+        changed = True
+    if swaps:
+        say(f"{directory}: completed a compaction that was interrupted while swapping files in")
+    if changed:
+        fs.flush_directory(directory)
+
+
+def _remove_swapped_out(fs: FileSystem, directory: str, swap_name: str) -> None:
+    """Remove the segments whose batches the swap file replaces: those inside the offsets it spans."""
+    base = int(swap_name[:20])
+    file = fs.open(f"{directory}/{swap_name}", "read")
+    last_offset = base
+    for found in scan_headers(file, 0, file.size()):
+        last_offset = found.header.last_offset
+    file.close()
+    for name in fs.list(directory):
+        stem, _, suffix = name.partition(".")
+        if (
+            stem.isdigit()
+            and base < int(stem) <= last_offset
+            and "." + suffix
+            in (
+                LOG_SUFFIX,
+                INDEX_SUFFIX,
+                TIME_INDEX_SUFFIX,
+            )
+        ):
+            fs.remove(f"{directory}/{name}")
+
+
+def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) -> list[Segment]:
+    segments = []
+    for name in fs.list(directory):
+        if name.endswith(LOG_SUFFIX) and name[:-4].isdigit():
+            path = f"{directory}/{name}"
+            segments.append(Segment(fs, directory, int(name[:-4]), fs.size(path), fs.modified_ms(path)))
+    if not segments:
+        segment = Segment(fs, directory, start_offset, 0, now.wall_ms)
+        segment.create()
+        segments.append(segment)
+    return segments
+
+
+class _Opening:
+    """The state of one opening: filled segment by segment."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        config: TopicConfig,
+        trust: Trust,
+        segments: list[Segment],
+        say: Callable[[str], None],
+    ) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.config = config
+        self.trust = trust
+        self.segments = segments
+        self.say = say
+        self.end_offset = segments[0].base_offset
+        self.producers = ProducerStateMap(directory)
+        self.epochs = LeaderEpochs.read(fs, f"{directory}/{LEADER_EPOCH_FILE}")
+        self.aborted = TransactionIndex()
+
+    def finish(self) -> Log:
+        self.epochs.truncate_from_end(self.end_offset)
+        return Log(
+            self.fs,
+            self.directory,
+            self.config,
+            segments=self.segments,
+            end_offset=self.end_offset,
+            start_offset=max(self.trust.start_offset, self.segments[0].base_offset),
+            producers=self.producers,
+            epochs=self.epochs,
+            aborted=self.aborted,
+        )
+
+    # A clean stop
+
+    def load_clean(self) -> None:
+        for segment in self.segments[:-1]:
+            self._load_sealed(segment)
+        last = self.segments[-1]
+        self.end_offset = last.base_offset
+        if last.size:
+            self._load_sealed(last)
+            self.end_offset = self._end_of(last)
+        self._rebuild_producers(self.end_offset)
+
+    def _load_sealed(self, segment: Segment) -> None:
+        if not len(segment.time_index):
+            if segment.size and segment.max_timestamp < 0:
+                segment.rebuild_indexes(self.config.index_interval_bytes)
+            return
+        segment.max_timestamp, segment.offset_of_max_timestamp = segment.time_index.last_entry
+        segment.first_timestamp = header_at(segment.file, 0).max_timestamp
+        if segment is not self.segments[-1]:
+            segment.forget_indexes()
+            segment.close()
+
+    def _end_of(self, segment: Segment) -> int:
+        position = segment.index.last_entry[1]
+        end = segment.base_offset
+        for found in scan_headers(segment.file, position, segment.size):
+            end = found.header.last_offset + 1
+            position = found.position + found.header.size
+        if position != segment.size:
+            raise CorruptLog(
+                f"{segment.path()}: stopped cleanly, yet {segment.size - position} bytes behind the last batch"
+            )
+        return end
+
+    # Anything else
+
+    def recover(self) -> None:
+        first = self._first_to_verify()
+        for segment in self.segments[:first]:
+            self._load_sealed(segment)
+        doubtful = self.segments[first:]
+        for segment in doubtful:
+            segment.file.flush()
+        self.fs.flush_directory(self.directory)
+        for segment in doubtful:
+            segment.file.drop_cache()
+        base = doubtful[0].base_offset
+        self.epochs.truncate_from_end(max(base, self.trust.recovery_point))
+        self._rebuild_producers(base)
+        self.end_offset = base
+        for index, segment in enumerate(doubtful):
+            damage = self._verify(segment)
+            if damage is not None:
+                self._cut(first + index, damage)
+                break
+
+    def _first_to_verify(self) -> int:
+        first = 0
+        for index, segment in enumerate(self.segments):
+            if segment.base_offset <= self.trust.recovery_point:
+                first = index
+        return first
+
+    def _verify(self, segment: Segment) -> Damage | None:
+        if segment.base_offset < self.end_offset:
+            raise CorruptLog(
+                f"{segment.path()}: begins at {segment.base_offset}, before the end {self.end_offset} of the "
+                "segment in front of it"
+            )
+        segment.start_indexes()
+        interval = self.config.index_interval_bytes
+        scan = VerifiedScan(segment.file, 0, segment.base_offset)
+        replay = self._replay
+        for position, header in scan:
+            segment.note_batch(header, position, interval)
+            replay(header)
+        segment.size = scan.position
+        self.end_offset = max(self.end_offset, scan.next_offset)
+        if scan.damage is None and segment is not self.segments[-1]:
+            for file in segment.write_indexes():
+                file.flush()
+                file.close()
+        return scan.damage
+
+    def _replay(self, header: BatchHeader) -> None:
+        if header.producer_id >= 0:
+            self.producers.update(header, header.base_offset, header.max_timestamp)
+        if header.leader_epoch > self.epochs.latest_epoch:
+            self.epochs.assign(header.leader_epoch, header.base_offset)
+
+    def _cut(self, index: int, damage: Damage) -> None:
+        segment = self.segments[index]
+        later_segments = self.segments[index + 1 :]
+        end = segment.file.size()
+        later = find_later_batch(segment.file, damage.position, self.end_offset, end)
+        if later is None:
+            for following in later_segments:
+                for found in VerifiedScan(following.file, 0, following.base_offset):
+                    later = found
+                    break
+        below_recovery_point = self.end_offset < self.trust.recovery_point
+        if below_recovery_point or (later is not None and not self.trust.torn_tail_expected):
+            behind = (
+                f"a valid batch of offset {later.header.base_offset} follows at {later.position}"
+                if later is not None
+                else f"everything below offset {self.trust.recovery_point} had been flushed"
+            )
+            raise CorruptLog(
+                f"{segment.path()}: damaged at {damage.position} (offset {self.end_offset}): {damage.reason}; "
+                f"{behind}, so this is not a torn tail. Nothing was changed. Inspect it with "
+                f"`holdfast dump-log --verify --files {segment.path()}` and restore the file, or move the "
+                "partition's directory away to give its messages up."
+            )
+        self._keep_cut_bytes(segment, damage, end)
+        segment.file.truncate(damage.position)
+        segment.file.flush()
+        for following in later_segments:
+            self._keep_cut_bytes(following, Damage(0, "behind a cut"), following.file.size())
+            following.close()
+            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+                if self.fs.exists(following.path(suffix)):
+                    self.fs.remove(following.path(suffix))
+        del self.segments[index + 1 :]
+        self.fs.flush_directory(self.directory)
+        self.say(
+            f"{segment.path()}: cut {end - damage.position} bytes at {damage.position}, behind offset "
+            f"{self.end_offset}: {damage.reason}; they were never acknowledged and are kept in "
+            f"{offset_name(segment.base_offset)}{CUT_SUFFIX}"
+        )
+
+    def _keep_cut_bytes(self, segment: Segment, damage: Damage, end: int) -> None:
+        length = min(end - damage.position, CUT_BYTES_MAX)
+        if not length:
+            return
+        file = self.fs.open(segment.path(CUT_SUFFIX), "create")
+        file.pwritev([segment.file.pread(length, damage.position)], 0)
+        file.truncate(length)
+        file.flush()
+        file.close()
+
+    # Producer state
+
+    def _rebuild_producers(self, end_offset: int) -> None:
+        """State as of `end_offset`: the newest sound snapshot at or below it, then the batches after it."""
+        start = self.segments[0].base_offset
+        snapshots = []
+        for name in self.fs.list(self.directory):
+            if name.endswith(SNAPSHOT_SUFFIX) and name[:20].isdigit():
+                offset = int(name[:20])
+                if offset <= end_offset:
+                    snapshots.append(offset)
+                elif not self.trust.clean:
+                    self.fs.remove(f"{self.directory}/{name}")
+        for offset in reversed(snapshots):
+            path = f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}"
+            try:
+                file = self.fs.open(path, "read")
+                entries = decode_snapshot(file.pread(file.size(), 0), path)
+                self.producers = ProducerStateMap.from_snapshot(entries, self.directory)
+                file.close()
+            except CorruptLog as error:
+                self.say(f"{path}: {error}; producer state is rebuilt from the log")
+                continue
+            start = offset
+            break
+        for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
+            if segment.base_offset >= end_offset:
+                break
+            if following is not None and following.base_offset <= start:
+                continue
+            for found in scan_headers(segment.file, 0, segment.size):
+                if found.header.base_offset >= end_offset:
+                    return
+                if found.header.base_offset >= start and found.header.producer_id >= 0:
+                    self.producers.update(found.header, found.header.base_offset, found.header.max_timestamp)

@@ -1,0 +1,222 @@
+"""One segment: a file of batches with its offset and time index.
+
+The last segment of a log is active, appended to and indexed in memory; the others are sealed and never
+written again (compaction replaces them whole). Index entries of the active segment live in memory and
+reach their files when the segment is sealed or the log is closed, because recovery rebuilds them anyway.
+
+Files are opened when first needed, so that thousands of idle partitions cost no descriptors.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from holdfast.errors import CorruptLog
+from holdfast.log.index import OffsetIndex, TimeIndex
+from holdfast.log.scan import scan_headers
+from holdfast.seams import Buffer, File, FileSystem
+from holdfast.wire.batch import HEADER_SIZE, LOG_OVERHEAD, NO_TIMESTAMP, BatchHeader, read_header
+
+LOG_SUFFIX: Final = ".log"
+INDEX_SUFFIX: Final = ".index"
+TIME_INDEX_SUFFIX: Final = ".timeindex"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
+SNAPSHOT_SUFFIX: Final = ".snapshot"
+CLEANED_SUFFIX: Final = ".cleaned"
+SWAP_SUFFIX: Final = ".swap"
+DELETED_SUFFIX: Final = ".deleted"
+
+
+def offset_name(offset: int) -> str:
+    return f"{offset:020d}"
+
+
+class Slice(NamedTuple):
+    """Bytes of a file, to be sent as they are."""
+
+    file: File
+    position: int
+    length: int
+
+
+class TimestampAndOffset(NamedTuple):
+    timestamp: int
+    offset: int
+
+
+class Segment:
+    __slots__ = (
+        "_file",
+        "_fs",
+        "_index",
+        "_time_index",
+        "base_offset",
+        "bytes_since_index_entry",
+        "created_ms",
+        "directory",
+        "first_timestamp",
+        "max_timestamp",
+        "offset_of_max_timestamp",
+        "size",
+    )
+
+    def __init__(self, fs: FileSystem, directory: str, base_offset: int, size: int, created_ms: int) -> None:
+        self._fs = fs
+        self.directory = directory
+        self.base_offset = base_offset
+        self.size = size
+        """Bytes of whole batches; what lies behind them in the file is not part of the log."""
+        self.created_ms = created_ms
+        self.first_timestamp: int | None = None
+        """The largest timestamp of the first batch: from it the age of the segment is counted."""
+        self.max_timestamp = NO_TIMESTAMP
+        self.offset_of_max_timestamp = base_offset
+        self.bytes_since_index_entry = 0
+        self._file: File | None = None
+        self._index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+
+    def path(self, suffix: str = LOG_SUFFIX) -> str:
+        return f"{self.directory}/{offset_name(self.base_offset)}{suffix}"
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._fs.open(self.path(), "write")
+        return self._file
+
+    def create(self) -> None:
+        """Make the empty file; it is durable once its directory is flushed."""
+        self._file = self._fs.open(self.path(), "create")
+        if self._file.size():
+            self._file.truncate(0)
+        self._index = OffsetIndex(self.base_offset)
+        self._time_index = TimeIndex(self.base_offset)
+
+    # Indexes
+
+    @property
+    def index(self) -> OffsetIndex:
+        if self._index is None:
+            self._load_indexes()
+        assert self._index is not None
+        return self._index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        if self._time_index is None:
+            self._load_indexes()
+        assert self._time_index is not None
+        return self._time_index
+
+    def _load_indexes(self) -> None:
+        """Read both index files; a missing or damaged one is rebuilt from the segment's batches."""
+        try:
+            offset_data = self._fs.open(self.path(INDEX_SUFFIX), "read")
+            time_data = self._fs.open(self.path(TIME_INDEX_SUFFIX), "read")
+            index = OffsetIndex.from_bytes(offset_data.pread(offset_data.size(), 0), self.base_offset)
+            times = TimeIndex.from_bytes(time_data.pread(time_data.size(), 0), self.base_offset)
+            if len(index) and index.last_entry[1] >= self.size:
+                raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: points past the end of the segment")
+        except (OSError, CorruptLog):
+            self.rebuild_indexes(interval_bytes=4096)
+            return
+        self._index, self._time_index = index, times
+
+    def rebuild_indexes(self, interval_bytes: int) -> None:
+        self.start_indexes()
+        for position, header in scan_headers(self.file, 0, self.size):
+            self.note_batch(header, position, interval_bytes)
+        self.finish_time_index()
+
+    def start_indexes(self) -> None:
+        self._index = OffsetIndex(self.base_offset)
+        self._time_index = TimeIndex(self.base_offset)
+        self.max_timestamp = NO_TIMESTAMP
+        self.offset_of_max_timestamp = self.base_offset
+        self.first_timestamp = None
+        self.bytes_since_index_entry = 0
+
+    def note_batch(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
+        """Index a batch that stands at `position`: an entry at most every `interval_bytes`."""
+        last_offset = header.base_offset + header.last_offset_delta
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp = header.max_timestamp
+            self.offset_of_max_timestamp = last_offset
+        if self.first_timestamp is None:
+            self.first_timestamp = header.max_timestamp
+        if self.bytes_since_index_entry > interval_bytes:
+            self.index.append(last_offset, position)
+            self.time_index.append(self.max_timestamp, self.offset_of_max_timestamp)
+            self.bytes_since_index_entry = 0
+        self.bytes_since_index_entry += LOG_OVERHEAD + header.batch_length
+
+    def finish_time_index(self) -> None:
+        """The last entry of a sealed segment's time index is its largest timestamp."""
+        if self.max_timestamp >= 0:
+            self.time_index.append(self.max_timestamp, self.offset_of_max_timestamp)
+
+    def write_indexes(self) -> list[File]:
+        """Write both index files whole; the caller flushes them. Only for a segment about to be sealed."""
+        self.finish_time_index()
+        files = []
+        for suffix, data in (
+            (INDEX_SUFFIX, self.index.to_bytes()),
+            (TIME_INDEX_SUFFIX, self.time_index.to_bytes()),
+        ):
+            file = self._fs.open(self.path(suffix), "create")
+            file.truncate(0)
+            if data:
+                file.pwritev([data], 0)
+            files.append(file)
+        return files
+
+    def forget_indexes(self) -> None:
+        """Give the memory back; the next lookup reads the files."""
+        self._index = None
+        self._time_index = None
+
+    @property
+    def indexes_loaded(self) -> bool:
+        return self._index is not None
+
+    # Reading
+
+    def append(self, header: BatchHeader, head: bytes, rest: Buffer, interval_bytes: int) -> int:
+        """Write one batch at the end: `head` replaces its first bytes, `rest` follows untouched."""
+        position = self.size
+        written = self.file.pwritev((head, rest), position)
+        self.note_batch(header, position, interval_bytes)
+        self.size = position + written
+        return position
+
+    def find(self, offset: int) -> tuple[int, int]:
+        """Position and size of the batch that holds `offset`, or of the first one after it.
+
+        (end of segment, 0) when there is none.
+        """
+        position = self.index.lookup(offset)[1]
+        end = self.size
+        file = self.file
+        # One read usually covers the gap between two index entries.
+        data = file.pread(min(8192, end - position), position)
+        start = position
+        while position + HEADER_SIZE <= end:
+            relative = position - start
+            if relative + HEADER_SIZE > len(data):
+                data = file.pread(min(8192, end - position), position)
+                start = position
+                relative = 0
+            header = read_header(data, relative)
+            size = LOG_OVERHEAD + header.batch_length
+            if size < HEADER_SIZE:
+                raise CorruptLog(f"{file.path}: no batch at {position}")
+            if header.base_offset + header.last_offset_delta >= offset:
+                return position, size
+            position += size
+        return end, 0
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,94 @@
+"""Group commit: many waiting requests, one flush.
+
+A partition whose log has unflushed appends is *dirty*. At the end of a turn (all requests that had arrived
+were begun) every dirty partition that has no flush under way gets one; what is appended meanwhile gathers
+for the next. An append therefore waits at most for the flush in progress and the one after it, and holds
+no thread while it waits.
+
+The order that makes an acknowledgement true: append, flush returns, durable end moves, response leaves.
+A flush that fails takes its log directory offline: every waiter of every partition there is told, and
+nothing is flushed there again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.node.hosted import HostedPartition
+from holdfast.seams import Flusher, FlushJob
+from holdfast.wire.positions import LogPosition
+
+
+class GroupCommit:
+    def __init__(
+        self,
+        flusher: Flusher,
+        call_soon: Callable[[Callable[[], None]], None],
+        on_failure: Callable[[HostedPartition, OSError], None],
+        on_flushed: Callable[[HostedPartition], None],
+    ) -> None:
+        self._flusher = flusher
+        self._call_soon = call_soon
+        self._on_failure = on_failure
+        self._on_flushed = on_flushed
+        self._dirty: dict[HostedPartition, None] = {}
+        self._scheduled = False
+        self.flushes = 0
+
+    def appended(self, partition: HostedPartition) -> None:
+        """A batch was written to the partition's log."""
+        if not partition.flushes_in_groups:
+            partition.offsets.flushed(partition.log.end_position)
+            if not partition.wants_flush and not self._flush_due(partition):
+                return
+        self.request(partition)
+
+    @staticmethod
+    def _flush_due(partition: HostedPartition) -> bool:
+        """Without group commit: after a roll, and after `flush.messages` messages, as Kafka does."""
+        log = partition.log
+        return log.has_sealed_unflushed or log.unflushed_messages >= log.config.flush_messages
+
+    def request(self, partition: HostedPartition) -> None:
+        """Flush the partition's log at the end of this turn, or when the flush under way has returned."""
+        if partition.wants_flush:
+            return
+        partition.wants_flush = True
+        if partition.flush_running:
+            return
+        self._dirty[partition] = None
+        if not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._scheduled = False
+        dirty, self._dirty = self._dirty, {}
+        for partition in dirty:
+            if not partition.directory.offline and not partition.is_deleted:
+                self._flush(partition)
+
+    def _flush(self, partition: HostedPartition) -> None:
+        partition.wants_flush = False
+        partition.flush_running = True
+        pending = partition.log.begin_flush()
+        end = pending.end
+        self._flusher.submit(FlushJob(pending.targets, lambda error: self._done(partition, end, error)))
+
+    def _done(self, partition: HostedPartition, end: LogPosition, error: OSError | None) -> None:
+        partition.flush_running = False
+        self.flushes += 1
+        if error is not None:
+            if not partition.is_deleted:
+                self._on_failure(partition, error)
+            return
+        if partition.directory.offline or partition.is_deleted:
+            return
+        partition.log.flushed(end)
+        partition.offsets.flushed(end)
+        self._on_flushed(partition)
+        if partition.wants_flush:
+            self._dirty[partition] = None
+            if not self._scheduled:
+                self._scheduled = True
+                self._call_soon(self._begin)

@@ -1,0 +1,145 @@
+"""One client connection: requests begun in order, answered in order.
+
+Up to `in_flight_max` requests are under way at once, so that pipelined produces share a flush. A response that
+is ready waits behind one that is not; past the limit the shell is asked to stop reading the socket.
+
+A response leaves only when everything it may have been built on is durable. For requests that are answered
+from the cluster's image this means the metadata log: `Node.metadata_barrier` is consulted when the response
+is ready, not when the request came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.errors import MalformedFrame
+from holdfast.log.segment import Slice
+from holdfast.node.context import ConnectionInfo, Fields, Later, NoResponse, Packed, Part, RequestContext
+from holdfast.seams import Buffer, Now
+from holdfast.wire.messages import encode_response, parse_request_header, response_header
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+IN_FLIGHT_MAX: Final = 64
+"""Requests of one connection under way: enough for a pipelining producer to fill a flush group, few enough
+that one connection cannot hold much memory."""
+
+
+class Exchange:
+    __slots__ = ("api_key", "connection", "correlation_id", "is_dropped", "parts", "version")
+
+    def __init__(self, connection: Connection, api_key: int, version: int, correlation_id: int) -> None:
+        self.connection = connection
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.parts: list[Part] | None = None
+        self.is_dropped = False
+        """The request gets no response; it only keeps its place in the order."""
+
+    def deliver(self, response: Fields | Packed) -> None:
+        connection = self.connection
+        if connection.is_closed:
+            return
+        barrier = connection.node.metadata_barrier
+        if barrier is None:
+            self._finish(response)
+        else:
+            barrier(lambda: self._finish(response))
+
+    def _finish(self, response: Fields | Packed) -> None:
+        if isinstance(response, Packed):
+            body = response.parts
+        else:
+            body = [encode_response(self.api_key, self.version, response)]
+        head = response_header(self.api_key, self.version, self.correlation_id)
+        length = len(head)
+        for part in body:
+            length += part.length if isinstance(part, Slice) else len(part)
+        head = length.to_bytes(4, "big") + head
+        first = body[0]
+        if isinstance(first, Slice):
+            self.parts = [head, *body]
+        else:
+            body[0] = head + first
+            self.parts = body
+        self.connection.flush_answered()
+
+    def drop(self) -> None:
+        self.is_dropped = True
+        self.parts = []
+        self.connection.flush_answered()
+
+
+class Connection:
+    def __init__(
+        self,
+        node: Node,
+        info: ConnectionInfo,
+        transmit: Callable[[list[Part]], None],
+        close: Callable[[str], None],
+    ) -> None:
+        self.node = node
+        self.info = info
+        self._transmit = transmit
+        self._close = close
+        self._under_way: deque[Exchange] = deque()
+        self.is_closed = False
+        self.fetch_state: object | None = None
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the shell should stop reading until a response has left."""
+        return len(self._under_way) >= IN_FLIGHT_MAX
+
+    @property
+    def requests_under_way(self) -> int:
+        return len(self._under_way)
+
+    def receive(self, frame: Buffer, now: Now) -> None:
+        """Begin one request. A frame that is no request closes this connection and no other."""
+        try:
+            header = parse_request_header(frame)
+        except MalformedFrame as error:
+            self.close(str(error))
+            return
+        exchange = Exchange(self, header.api_key, header.version, header.correlation_id)
+        self._under_way.append(exchange)
+        context = RequestContext(self.info, header.client_id, header.api_key, header.version)
+        try:
+            answer = self.node.handle(context, frame, header.body_offset, now)
+        except MalformedFrame as error:
+            self.close(str(error))
+            return
+        if isinstance(answer, Later):
+            answer.then(exchange.deliver)
+        elif isinstance(answer, NoResponse):
+            exchange.drop()
+        else:
+            # ApiVersions falls back to version 0 for versions it does not know.
+            if header.api_key == 18:
+                exchange.version = self.node.api_versions_answer_version(header.version)
+            exchange.deliver(answer)
+
+    def flush_answered(self) -> None:
+        """Send every response that is ready and next in order."""
+        under_way = self._under_way
+        out: list[Part] = []
+        while under_way and under_way[0].parts is not None:
+            out += under_way.popleft().parts or ()
+        if out and not self.is_closed:
+            self._transmit(out)
+
+    def close(self, reason: str) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._under_way.clear()
+            self._close(reason)
+
+    def lost(self) -> None:
+        """The other side went away: whatever is under way has nobody to answer to."""
+        self.is_closed = True
+        self._under_way.clear()

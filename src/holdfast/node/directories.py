@@ -1,0 +1,117 @@
+"""Log directories: where partitions live, and what is known about each directory as a whole.
+
+Files in its root, in Kafka's names and formats: `meta.properties`, the lock, the offset checkpoints, the
+clean-shutdown marker. One of our own, `holdfast.session`, names the boot of the machine the directory was
+last used under, so that the next start can tell a killed process from a power failure (see `log.recovery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+from uuid import UUID
+
+from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked
+from holdfast.log.atomic import read_whole, write_atomically
+from holdfast.log.checkpoints import (
+    LOG_START_FILE,
+    RECOVERY_POINT_FILE,
+    MetaProperties,
+    OffsetCheckpoint,
+    read_meta_properties,
+    take_clean_shutdown,
+    write_clean_shutdown,
+    write_meta_properties,
+)
+from holdfast.seams import FileSystem, Lock
+
+LOCK_FILE: Final = ".lock"
+SESSION_FILE: Final = "holdfast.session"
+FLUSH_FAILED: Final = "flush-failed"
+
+Partitions = dict[tuple[str, int], int]
+
+
+class LogDirectory:
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        self._fs = fs
+        self.path = path
+        self.offline = False
+        self.failure: str | None = None
+        self.meta: MetaProperties | None = None
+        self.was_clean = False
+        self.torn_tail_expected = False
+        self.recovery_points: Partitions = {}
+        self.log_starts: Partitions = {}
+        self._lock: Lock | None = None
+
+    @property
+    def id(self) -> UUID:
+        assert self.meta is not None
+        return UUID(bytes=self.meta.directory_id)
+
+    def open(self, boot_id: str, say: Callable[[str], None]) -> None:
+        """Lock the directory and read what the last run left; the clean marker is used up."""
+        fs = self._fs
+        if not fs.exists(self.path):
+            fs.make_directory(self.path)
+            fs.flush_directory(self.path.rpartition("/")[0] or "/")
+        elif not fs.is_directory(self.path):
+            raise DataDirectoryError(f"{self.path} is not a directory")
+        try:
+            self._lock = fs.lock(f"{self.path}/{LOCK_FILE}")
+        except BlockingIOError:
+            raise DataDirectoryLocked(
+                f"{self.path} is in use by another broker (its lock file {LOCK_FILE} is held); "
+                "stop that one first or choose another data directory"
+            ) from None
+        self.meta = read_meta_properties(fs, self.path)
+        self.recovery_points = self._read(RECOVERY_POINT_FILE, say)
+        self.log_starts = self._read(LOG_START_FILE, say)
+        session = f"{self.path}/{SESSION_FILE}"
+        last_boot = read_whole(fs, session).decode("utf-8", "replace").strip() if fs.exists(session) else ""
+        self.torn_tail_expected = last_boot != boot_id
+        self.was_clean = take_clean_shutdown(fs, self.path) is not None
+
+    def begin_session(self, boot_id: str) -> None:
+        """Every log here is recovered: from now on this boot's page cache holds what is written."""
+        write_atomically(self._fs, f"{self.path}/{SESSION_FILE}", boot_id.encode() + b"\n")
+
+    def _read(self, name: str, say: Callable[[str], None]) -> Partitions:
+        path = f"{self.path}/{name}"
+        if not self._fs.exists(path):
+            return {}
+        try:
+            return OffsetCheckpoint(self._fs, path).read()
+        except CorruptLog as error:
+            # Without a recovery point everything is verified; without a log start, the first segment is it.
+            say(f"{error}; it is rebuilt")
+            return {}
+
+    def write_meta(self, meta: MetaProperties) -> None:
+        write_meta_properties(self._fs, self.path, meta)
+        self.meta = meta
+
+    def write_checkpoint(self, name: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Durable when it returns. Blocks for two flushes of a small file."""
+        OffsetCheckpoint(self._fs, f"{self.path}/{name}").write(offsets)
+
+    def fail(self, error: Exception) -> None:
+        """Take the directory out of service; the session file remembers that the cache cannot be trusted."""
+        self.offline = True
+        self.failure = str(error)
+        try:
+            write_atomically(self._fs, f"{self.path}/{SESSION_FILE}", FLUSH_FAILED.encode() + b"\n")
+        except OSError as also:
+            self.failure = f"{error} (and {also})"
+
+    def close_cleanly(self, recovery_points: Partitions, log_starts: Partitions, broker_epoch: int) -> None:
+        self.write_checkpoint(RECOVERY_POINT_FILE, recovery_points)
+        self.write_checkpoint(LOG_START_FILE, log_starts)
+        write_clean_shutdown(self._fs, self.path, broker_epoch)
+        self.release()
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

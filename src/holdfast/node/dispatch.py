@@ -1,0 +1,70 @@
+"""Which handler answers which API; what has no handler here is not offered to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import MalformedFrame
+from holdfast.node.context import Answer, RequestContext
+from holdfast.wire.apis import API_VERSIONS, BY_KEY
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+    from holdfast.seams import Now
+
+    Handler = Callable[[Node, RequestContext, Any, Now], Answer]
+
+MODULES: Final = {
+    0: "k00_produce",
+    1: "k01_fetch",
+    2: "k02_list_offsets",
+    3: "k03_metadata",
+    18: "k18_api_versions",
+    19: "k19_create_topics",
+    20: "k20_delete_topics",
+    21: "k21_delete_records",
+    22: "k22_init_producer_id",
+    23: "k23_offset_for_leader_epoch",
+    29: "k29_describe_acls",
+    32: "k32_describe_configs",
+    33: "k33_alter_configs",
+    35: "k35_describe_log_dirs",
+    37: "k37_create_partitions",
+    43: "k43_elect_leaders",
+    44: "k44_incremental_alter_configs",
+    46: "k46_list_partition_reassignments",
+    48: "k48_describe_client_quotas",
+    55: "k55_describe_quorum",
+    60: "k60_describe_cluster",
+    61: "k61_describe_producers",
+    74: "k74_list_config_resources",
+    75: "k75_describe_topic_partitions",
+}
+"""API key to module of `holdfast.node.handlers`; each has a function `handle`."""
+
+_handlers: dict[tuple[int, int], Handler] = {}
+
+
+def is_offered(api_key: int, version: int) -> bool:
+    return api_key in MODULES and BY_KEY[api_key].is_served(version)
+
+
+def find(context: RequestContext) -> Handler | None:
+    """The handler for a request, or None when the API or its version is not offered."""
+    key = (context.api_key, context.version)
+    handler = _handlers.get(key)
+    if handler is None and is_offered(*key):
+        module = import_module(f"holdfast.node.handlers.{MODULES[context.api_key]}")
+        handler = _handlers[key] = module.handle
+    return handler
+
+
+def refuse(context: RequestContext) -> Answer:
+    """What Kafka does: ApiVersions is answered in version 0, anything else closes the connection."""
+    if context.api_key == API_VERSIONS:
+        from holdfast.node.handlers.k18_api_versions import unsupported
+
+        return unsupported()
+    raise MalformedFrame(f"API {context.api_key} version {context.version} is not offered")

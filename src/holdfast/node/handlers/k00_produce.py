@@ -1,0 +1,214 @@
+"""Produce (0), served in versions 3 to 13, advertised from 0 for librdkafka's sake.
+
+acks=all is answered when every batch of the request is committed; acks=1 once written; acks=0 never, and an
+error closes the connection. Each partition succeeds or fails by itself.
+
+Left out until transactions are served: transactional batches, refused with INVALID_TXN_STATE.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError, InvalidRecords, LogDirectoryOffline, MalformedFrame
+from holdfast.log.producer_state import Duplicate
+from holdfast.node.context import NO_RESPONSE, Answer, Fields, Later, Packed, RequestContext
+from holdfast.node.hosted import HostedPartition
+from holdfast.node.intake import admit
+from holdfast.seams import Now
+from holdfast.wire.hot import PRODUCE_TOPIC_IDS, Produced, pack_produce_response
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+ACKS_ALL: Final = -1
+INTERNAL_TOPICS: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
+
+
+class Failed:
+    __slots__ = ("code", "message", "partition", "record_index")
+
+    def __init__(
+        self, partition: int, code: ErrorCode, message: str | None, record_index: int | None = None
+    ) -> None:
+        self.partition = partition
+        self.code = code
+        self.message = message
+        self.record_index = record_index
+
+
+Outcome = Produced | Failed
+
+
+class Production:
+    """One produce request under way: an outcome per partition, and how many are not committed yet."""
+
+    __slots__ = ("has_failures", "later", "topics", "version", "waiting")
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.topics: list[tuple[str | UUID, list[Outcome]]] = []
+        self.waiting = 0
+        self.has_failures = False
+        self.later: Later | None = None
+
+    def response(self) -> Fields | Packed:
+        if not self.has_failures:
+            return Packed([pack_produce_response(self.version, self.topics)])  # type: ignore[arg-type]
+        return {
+            "responses": [
+                {
+                    ("topic_id" if isinstance(topic, UUID) else "name"): topic,
+                    "partition_responses": [_fields(outcome) for outcome in outcomes],
+                }
+                for topic, outcomes in self.topics
+            ],
+            "throttle_time": 0,
+        }
+
+    def settle(self, outcomes: list[Outcome], at: int, error: Exception | None) -> None:
+        """The batch of `outcomes[at]` is committed, or its outcome is unknown for good."""
+        if error is not None:
+            outcomes[at] = _failure(outcomes[at].partition, error)
+            self.has_failures = True
+        self.waiting -= 1
+        if not self.waiting and self.later is not None:
+            self.later.resolve(self.response())
+
+    def time_out(self) -> None:
+        """The client's patience ended before the flush did: what is not committed is reported so."""
+        if self.later is None or self.later.is_resolved:
+            return
+        self.has_failures = True
+        for _, outcomes in self.topics:
+            for at, outcome in enumerate(outcomes):
+                if isinstance(outcome, Produced):
+                    outcomes[at] = Failed(
+                        outcome.partition, ErrorCode.request_timed_out, "not flushed within the time-out"
+                    )
+        self.later.resolve(self.response())
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+    acks = request.acks
+    if acks not in (ACKS_ALL, 0, 1):
+        return _refuse_all(context.version, request, ErrorCode.invalid_required_acks)
+    if request.transactional_id is not None:
+        return _refuse_all(context.version, request, ErrorCode.transactional_id_authorization_failed)
+    production = Production(context.version)
+    by_id = context.version >= PRODUCE_TOPIC_IDS
+    for topic in request.topic_data:
+        outcomes: list[Outcome] = []
+        name: str | None
+        if by_id:
+            name = node.topic_name(topic.topic_id)
+            production.topics.append((topic.topic_id or UUID(int=0), outcomes))
+        else:
+            name = topic.name
+            production.topics.append((topic.name, outcomes))
+        for data in topic.partition_data:
+            try:
+                if name is None:
+                    raise ApiError(ErrorCode.unknown_topic_id, f"no topic has the id {topic.topic_id}")
+                _produce_one(node, production, outcomes, name, data, acks, now)
+            except (ApiError, InvalidRecords, LogDirectoryOffline) as error:
+                outcomes.append(_failure(data.index, error))
+                production.has_failures = True
+    if acks == 0:
+        if production.has_failures:
+            raise MalformedFrame("a produce request with acks=0 failed; closing is the only way to tell")
+        return NO_RESPONSE
+    if not production.waiting:
+        return production.response()
+    later = production.later = Later()
+    timeout_ms = int(request.timeout.total_seconds() * 1000)
+    node.watch_production(production, now.monotonic_ms + timeout_ms)
+    return later
+
+
+def _produce_one(
+    node: Node, production: Production, outcomes: list[Outcome], topic: str, data: Any, acks: int, now: Now
+) -> None:
+    index = data.index
+    if topic in INTERNAL_TOPICS:
+        raise ApiError(ErrorCode.invalid_topic_exception, f"clients may not write to {topic}")
+    hosted = node.leader_of(topic, index)
+    if data.records is None:
+        raise InvalidRecords(ErrorCode.invalid_record, "the partition has no record batch")
+    admitted = admit(hosted, data.records, now)
+    log = hosted.log
+    if isinstance(admitted, Duplicate):
+        outcomes.append(Produced(index, admitted.first_offset, -1, log.start_offset))
+        end_offset = admitted.last_offset + 1
+    else:
+        header, batch = admitted
+        try:
+            stored = log.append(header, batch, hosted.leader_epoch, now)
+        except OSError as error:
+            raise _write_failed(node, hosted, error) from error
+        log_append_time = stored.max_timestamp if stored.is_log_append_time else -1
+        outcomes.append(Produced(index, stored.base_offset, log_append_time, log.start_offset))
+        end_offset = log.end_offset
+        node.commit.appended(hosted)
+    if acks == ACKS_ALL and not hosted.offsets.is_committed(end_offset):
+        production.waiting += 1
+        at = len(outcomes) - 1
+        hosted.offsets.when_committed(end_offset, lambda error: production.settle(outcomes, at, error))
+
+
+def _write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
+    """A full disk refuses the batch and stays in service; anything else takes the directory offline."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        node.directory_failed(hosted.directory, error)
+    return ApiError(ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}")
+
+
+def _failure(index: int, error: Exception) -> Failed:
+    if isinstance(error, ApiError):
+        return Failed(index, error.code, error.message)
+    if isinstance(error, InvalidRecords):
+        return Failed(index, error.code, error.message, error.record_index)
+    return Failed(index, ErrorCode.kafka_storage_error, str(error))
+
+
+def _fields(outcome: Outcome) -> Fields:
+    if isinstance(outcome, Failed):
+        errors = []
+        if outcome.record_index is not None:
+            errors = [{"batch_index": outcome.record_index, "batch_index_error_message": outcome.message}]
+        return {
+            "index": outcome.partition,
+            "error_code": outcome.code,
+            "base_offset": -1,
+            "log_append_time": -1,
+            "log_start_offset": -1,
+            "record_errors": errors,
+            "error_message": outcome.message,
+        }
+    return {
+        "index": outcome.partition,
+        "error_code": 0,
+        "base_offset": outcome.base_offset,
+        "log_append_time": outcome.log_append_time,
+        "log_start_offset": outcome.log_start_offset,
+    }
+
+
+def _refuse_all(version: int, request: Any, code: ErrorCode) -> Fields:
+    by_id = version >= PRODUCE_TOPIC_IDS
+    return {
+        "responses": [
+            {
+                ("topic_id" if by_id else "name"): topic.topic_id if by_id else topic.name,
+                "partition_responses": [
+                    _fields(Failed(data.index, code, None)) for data in topic.partition_data
+                ],
+            }
+            for topic in request.topic_data
+        ],
+        "throttle_time": 0,
+    }

@@ -1,0 +1,147 @@
+"""ListOffsets (2), versions 1 to 11: an offset by time, or one of the special places.
+
+    -1 latest (the last stable offset for read_committed)     -2 earliest
+    -3 the record with the largest timestamp                  -4 earliest kept locally: the same as -2 here
+    -5 latest in tiered storage: none                         -6 earliest not yet tiered: none
+
+Lookups stop at the same bounds as fetches: nobody learns of a record that is not committed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError, CorruptLog
+from holdfast.log.scan import Found
+from holdfast.log.segment import Segment
+from holdfast.node.context import Fields, RequestContext
+from holdfast.node.handlers.k01_fetch import READ_COMMITTED, check_leader_epoch
+from holdfast.node.hosted import HostedPartition
+from holdfast.seams import Now
+from holdfast.wire.batch import iterate_records
+from holdfast.wire.positions import LogPosition
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+NOTHING: Final = (-1, -1)
+FIRST_VERSION: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+    read_committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
+    seen: set[tuple[str, int]] = set()
+    repeated: set[tuple[str, int]] = set()
+    for topic in request.topics:
+        for partition in topic.partitions:
+            key = (topic.name, partition.partition_index)
+            (repeated if key in seen else seen).add(key)
+    return {
+        "throttle_time": 0,
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    _one(node, context, topic.name, partition, read_committed, repeated)
+                    for partition in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ],
+    }
+
+
+def _one(
+    node: Node,
+    context: RequestContext,
+    topic: str,
+    partition: Any,
+    read_committed: bool,
+    repeated: set[tuple[str, int]],
+) -> Fields:
+    index = partition.partition_index
+    try:
+        if (topic, index) in repeated:
+            raise ApiError(ErrorCode.invalid_request)
+        hosted = node.leader_of(topic, index)
+        check_leader_epoch(hosted, getattr(partition, "current_leader_epoch", -1))
+        if context.version < FIRST_VERSION.get(partition.timestamp, 0) or partition.timestamp < min(
+            FIRST_VERSION
+        ):
+            raise ApiError(ErrorCode.unsupported_version)
+        timestamp, offset = find_offset(hosted, partition.timestamp, read_committed)
+    except ApiError as error:
+        return {"partition_index": index, "error_code": error.code, "timestamp": -1, "offset": -1}
+    except (CorruptLog, OSError) as error:
+        node.say(f"looking up {topic}-{index} failed: {error}")
+        return {
+            "partition_index": index,
+            "error_code": ErrorCode.kafka_storage_error,
+            "timestamp": -1,
+            "offset": -1,
+        }
+    return {
+        "partition_index": index,
+        "error_code": 0,
+        "timestamp": timestamp,
+        "offset": offset,
+        "leader_epoch": hosted.log.epochs.epoch_for(offset) if offset >= 0 else -1,
+    }
+
+
+def find_offset(hosted: HostedPartition, timestamp: int, read_committed: bool) -> tuple[int, int]:
+    """(timestamp, offset) for a time or special place; (-1, -1) when there is none."""
+    log = hosted.log
+    offsets = hosted.offsets
+    bound = offsets.high_watermark
+    if read_committed and offsets.last_stable_offset < bound.offset:
+        bound = log.position_of(offsets.last_stable_offset)
+    if timestamp == LATEST:
+        return -1, bound.offset
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return -1, log.start_offset
+    if timestamp == MAX_TIMESTAMP:
+        return _max_timestamp(hosted, bound)
+    if timestamp < 0:
+        return NOTHING
+    found = log.batch_at_or_after_time(timestamp, bound)
+    return NOTHING if found is None else _first_record(*found, at_least=timestamp, start=log.start_offset)
+
+
+def _max_timestamp(hosted: HostedPartition, bound: LogPosition) -> tuple[int, int]:
+    segment = hosted.log.max_timestamp_segment()
+    if segment.max_timestamp < 0:
+        return NOTHING
+    found = hosted.log.batch_at_or_after_time(segment.max_timestamp, bound)
+    if found is not None:
+        return _first_record(*found, at_least=segment.max_timestamp, start=hosted.log.start_offset)
+    # The largest timestamp is not committed yet: the largest below the bound has to be searched for.
+    best: tuple[Segment, Found] | None = None
+    for candidate in hosted.log.batches_from(hosted.log.start_offset, bound):
+        if best is None or candidate.header.max_timestamp > best[1].header.max_timestamp:
+            best = (hosted.log.segments[hosted.log.segment_for(candidate.header.base_offset)], candidate)
+    if best is None:
+        return NOTHING
+    return _first_record(*best, at_least=best[1].header.max_timestamp, start=hosted.log.start_offset)
+
+
+def _first_record(segment: Segment, found: Found, *, at_least: int, start: int) -> tuple[int, int]:
+    """The first record of a batch whose timestamp is `at_least`."""
+    header = found.header
+    if header.is_log_append_time:
+        return header.max_timestamp, max(header.base_offset, start)
+    batch = segment.file.pread(header.size, found.position)
+    for record in iterate_records(batch):
+        timestamp = header.base_timestamp + record.timestamp_delta
+        offset = header.base_offset + record.offset_delta
+        if timestamp >= at_least and offset >= start:
+            return timestamp, offset
+    return NOTHING

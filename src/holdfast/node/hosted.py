@@ -1,0 +1,75 @@
+"""A partition this node hosts: its log on disk and its offsets, kept in step.
+
+Machines do not call each other: this is where what the log says is carried to the offsets and back.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from holdfast.errors import LogDirectoryOffline
+from holdfast.log.log import Log
+from holdfast.node.directories import LogDirectory
+from holdfast.partition.offsets import PartitionOffsets
+
+
+class HostedPartition:
+    __slots__ = (
+        "directory",
+        "flush_running",
+        "index",
+        "is_deleted",
+        "leader_epoch",
+        "log",
+        "offsets",
+        "topic",
+        "topic_id",
+        "wants_flush",
+    )
+
+    def __init__(
+        self, topic: str, topic_id: UUID, index: int, leader_epoch: int, log: Log, directory: LogDirectory
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.log = log
+        self.directory = directory
+        self.offsets = PartitionOffsets(log.end_position, leader_epoch)
+        self.flush_running = False
+        self.wants_flush = False
+        self.is_deleted = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.index}"
+
+    @property
+    def flushes_in_groups(self) -> bool:
+        """Whether acknowledging waits for a flush; otherwise the durable end is the log end by definition."""
+        return self.log.config.holdfast_flush == "group"
+
+    @property
+    def offline(self) -> bool:
+        return self.directory.offline
+
+    def require_online(self) -> None:
+        if self.directory.offline:
+            raise LogDirectoryOffline(f"{self.directory.path} is offline: {self.directory.failure}")
+
+    def fail(self, error: Exception) -> None:
+        self.offsets.fail(error)
+
+
+class OfflinePartition:
+    """A partition whose log could not be opened: damaged beyond its tail. It answers storage errors only."""
+
+    __slots__ = ("index", "leader_epoch", "reason", "topic", "topic_id")
+
+    def __init__(self, topic: str, topic_id: UUID, index: int, leader_epoch: int, reason: str) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.reason = reason

@@ -1,0 +1,123 @@
+"""What a batch must pass before it may enter a partition's log.
+
+Cheap checks come first, and nothing is written before all have passed. A batch goes in as the bytes it came
+as, unless the topic asks for the broker's time or for another compression.
+"""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import InvalidRecords
+from holdfast.log.producer_state import Duplicate
+from holdfast.node.hosted import HostedPartition
+from holdfast.seams import Buffer, Now
+from holdfast.wire.batch import (
+    CODEC_MASK,
+    TRANSACTIONAL,
+    BatchHeader,
+    check_batch,
+    first_record_without_key,
+    parse_records,
+    read_header,
+    seal,
+    with_log_append_time,
+)
+from holdfast.wire.codecs import Codec, compress
+
+CODECS = {
+    "uncompressed": Codec.NONE,
+    "gzip": Codec.GZIP,
+    "snappy": Codec.SNAPPY,
+    "lz4": Codec.LZ4,
+    "zstd": Codec.ZSTD,
+}
+
+
+def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader, Buffer] | Duplicate:
+    """The batch as it will be stored, or the earlier batch it repeats; raises what Kafka would answer."""
+    log = hosted.log
+    config = log.config
+    if len(batch) > config.max_message_bytes:
+        raise InvalidRecords(
+            ErrorCode.message_too_large,
+            f"a batch of {len(batch)} bytes exceeds max.message.bytes={config.max_message_bytes} of {hosted.topic}",
+        )
+    if len(batch) > config.segment_bytes:
+        raise InvalidRecords(
+            ErrorCode.record_list_too_large,
+            f"a batch of {len(batch)} bytes exceeds segment.bytes={config.segment_bytes} of {hosted.topic}",
+        )
+    header, records = check_batch(batch)
+    if header.attributes & TRANSACTIONAL:
+        raise InvalidRecords(ErrorCode.invalid_txn_state, "transactions are not served yet")
+    if "compact" in config.cleanup_policy:
+        missing = first_record_without_key(records)
+        if missing is not None:
+            raise InvalidRecords(
+                ErrorCode.invalid_record,
+                f"{hosted.topic} is compacted and needs a key in every record",
+                missing,
+            )
+    _check_timestamps(hosted, header, records, now)
+    if header.producer_id >= 0:
+        verdict = log.producers.check(header, is_client=True)
+        if isinstance(verdict, Duplicate):
+            return verdict
+    stored: Buffer = batch
+    if config.compression_type != "producer":
+        header, stored = _recompress(hosted, header, stored, records)
+    if config.message_timestamp_type == "LogAppendTime":
+        stored = with_log_append_time(header, stored, now.wall_ms)
+        header = read_header(stored)
+    return header, stored
+
+
+def _check_timestamps(hosted: HostedPartition, header: BatchHeader, records: Buffer, now: Now) -> None:
+    """Times too far from the broker's clock break retention by time, so a topic may bound them."""
+    config = hosted.log.config
+    if config.message_timestamp_type == "LogAppendTime":
+        return
+    if header.is_log_append_time:
+        raise InvalidRecords(
+            ErrorCode.invalid_timestamp, "a producer may not claim the broker's time (LogAppendTime)"
+        )
+    latest = now.wall_ms + config.message_timestamp_after_max_ms
+    if header.max_timestamp > latest:
+        raise InvalidRecords(
+            ErrorCode.invalid_timestamp,
+            f"timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms="
+            f"{config.message_timestamp_after_max_ms} after the broker's {now.wall_ms}",
+            0,
+        )
+    earliest = now.wall_ms - config.message_timestamp_before_max_ms
+    if earliest <= 0:
+        return
+    for index, record in enumerate(parse_records(records)):
+        timestamp = header.base_timestamp + record.timestamp_delta
+        if 0 <= timestamp < earliest:
+            raise InvalidRecords(
+                ErrorCode.invalid_timestamp,
+                f"timestamp {timestamp} is more than message.timestamp.before.max.ms="
+                f"{config.message_timestamp_before_max_ms} before the broker's {now.wall_ms}",
+                index,
+            )
+
+
+def _recompress(
+    hosted: HostedPartition, header: BatchHeader, batch: Buffer, records: Buffer
+) -> tuple[BatchHeader, Buffer]:
+    """The same records under the topic's own compression."""
+    config = hosted.log.config
+    codec = CODECS[config.compression_type]
+    if header.codec == codec:
+        return header, batch
+    level = {
+        Codec.GZIP: config.compression_gzip_level,
+        Codec.LZ4: config.compression_lz4_level,
+        Codec.ZSTD: config.compression_zstd_level,
+    }.get(codec)
+    body = compress(codec, records, level) if codec else bytes(records)
+    changed = header._replace(attributes=header.attributes & ~CODEC_MASK | codec)
+    stored = seal(changed, body)
+    return read_header(stored), stored

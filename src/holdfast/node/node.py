@@ -1,0 +1,374 @@
+"""The broker without input and output.
+
+The shell (asyncio server or simulator) owns sockets, clocks and threads. It gives a `Node` its seams, calls
+`start`, feeds request frames to `Connection`s, calls `tick` when `next_deadline_ms` has passed, and `stop`.
+Everything happens on the shell's one thread; nothing here blocks except opening, closing and a few small
+files written durably on administrative requests.
+
+The order of effects, stated once:
+
+1. A record batch is appended (visible to nobody).
+2. A flush that began after the append returns.
+3. The durable end and the high watermark move; parked fetches and produces are completed.
+4. Responses leave.
+
+The cluster's image follows the same rule: a change is applied when its record is appended, and every response
+built while some change is not durable waits behind `metadata_barrier`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.config.broker import BrokerConfig
+from holdfast.config.topic import TopicConfig
+from holdfast.errors import ApiError, LogDirectoryOffline
+from holdfast.log.checkpoints import LOG_START_FILE, RECOVERY_POINT_FILE
+from holdfast.metadata.image import ClusterImage, EndPoint, Resource, ResourceType, TopicImage
+from holdfast.node import dispatch
+from holdfast.node.commit import GroupCommit
+from holdfast.node.connection import Connection
+from holdfast.node.context import Answer, ConnectionInfo, Part, RequestContext
+from holdfast.node.directories import LogDirectory
+from holdfast.node.fetch_sessions import FetchSessions
+from holdfast.node.handlers.k00_produce import Production
+from holdfast.node.hosted import HostedPartition
+from holdfast.node.partitions import Partitions
+from holdfast.node.producer_ids import ProducerIdSource
+from holdfast.node.timers import Timers
+from holdfast.seams import Buffer, FileSystem, Flusher, Now, Randomness, Worker
+from holdfast.wire.batch import Record, build_batch, check_whole
+from holdfast.wire.messages import decode_request
+from holdfast.wire.metadata_records import MetadataRecord
+
+CHECKPOINT_INTERVAL_MS: Final = 1000
+"""How often recovery points reach the disk while flushes happen: what bounds recovery's work after a crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeams:
+    """Everything a node needs from the world."""
+
+    fs: FileSystem
+    randomness: Randomness
+    flusher: Flusher
+    worker: Worker
+    call_soon: Callable[[Callable[[], None]], None]
+    """Run something when the requests that have already arrived were begun."""
+    boot_id: str
+    """Names the boot of the machine: another one means the page cache of the last run is gone."""
+    say: Callable[[str], None]
+    """One line for the operator."""
+
+
+class Node:
+    def __init__(self, config: BrokerConfig, seams: NodeSeams) -> None:
+        self.config = config
+        self.seams = seams
+        self.fs = seams.fs
+        self.say = seams.say
+        self.image = ClusterImage()
+        self.cluster_id = ""
+        self.node_id = config.node_id
+        self.broker_epoch = -1
+        self.endpoints: dict[str, EndPoint] = {}
+        """Advertised address by listener name: Metadata answers with that of the listener asked."""
+        self.directories = [LogDirectory(seams.fs, path) for path in config.log_dirs]
+        self.timers = Timers()
+        self.fetch_sessions = FetchSessions(
+            config.max_incremental_fetch_session_cache_slots, seams.randomness
+        )
+        self.partitions = Partitions(seams.fs, self.directories, self.topic_config, seams.say)
+        self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
+        self.producer_ids = ProducerIdSource(self)
+        self.metadata: HostedPartition | None = None
+        self.metadata_barrier: Callable[[Callable[[], None]], None] | None = None
+        """None while the image is durable; otherwise holds a response back until it is."""
+        self.is_stopping = False
+        self.unserved_topics: set[tuple[str, str]] = set()
+        self._checkpoint_due = False
+        self._topic_configs: dict[str, TopicConfig] = {}
+        self._productions: dict[Production, int] = {}
+        self._connections = 0
+        self._now = Now(0, 0)
+
+    # Life
+
+    def start(self, endpoints: Sequence[EndPoint], now: Now) -> None:
+        """Open the data directories, replay the metadata log, raise leader epochs, open every partition."""
+        from holdfast.node import startup
+
+        self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
+        startup.start(self, now)
+        self._every_second(now.monotonic_ms + CHECKPOINT_INTERVAL_MS)
+        from holdfast.node import housekeeping
+
+        housekeeping.schedule(self, now)
+
+    def stop(self, now: Now) -> None:
+        """Flush, write what a clean start trusts, and release the directories. Blocks."""
+        self.is_stopping = True
+        hosted = [*self.partitions]
+        if self.metadata is not None:
+            hosted.append(self.metadata)
+        for partition in hosted:
+            if not partition.offline:
+                try:
+                    partition.log.close()
+                except OSError as error:
+                    self.directory_failed(partition.directory, error)
+        for directory in self.directories:
+            if not directory.offline:
+                directory.close_cleanly(
+                    self._recovery_points(directory), self._log_starts(directory), self.broker_epoch
+                )
+            else:
+                directory.release()
+
+    # Requests
+
+    def connect(
+        self,
+        listener: str,
+        address: str,
+        transmit: Callable[[list[Part]], None],
+        close: Callable[[str], None],
+    ) -> Connection:
+        self._connections += 1
+        return Connection(self, ConnectionInfo(self._connections, listener, address), transmit, close)
+
+    def handle(self, context: RequestContext, frame: Buffer, body_offset: int, now: Now) -> Answer:
+        """Begin one request; an API or version that is not offered gets the protocol's own answer."""
+        handler = dispatch.find(context)
+        if handler is None:
+            return dispatch.refuse(context)
+        request = decode_request(context.api_key, context.version, frame, body_offset)
+        return handler(self, context, request, now)
+
+    def api_versions_answer_version(self, version: int) -> int:
+        return version if dispatch.is_offered(18, version) else 0
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self.timers.next_deadline_ms
+
+    def tick(self, now: Now) -> None:
+        self._now = now
+        self.timers.run_due(now.monotonic_ms)
+
+    def now(self) -> Now:
+        """The time of the event being handled: for actions of timers, which get no argument."""
+        return self._now
+
+    # Partitions
+
+    def topic_config(self, topic: str) -> TopicConfig:
+        config = self._topic_configs.get(topic)
+        if config is None:
+            config = self._topic_configs[topic] = self.config.topic_config(
+                self.image.settings(Resource(ResourceType.TOPIC, topic))
+            )
+        return config
+
+    def apply_settings(self) -> None:
+        """Take the image's settings of this broker into force; topics resolve theirs anew."""
+        self.config = self.config.with_dynamic(
+            self.image.settings(Resource(ResourceType.BROKER, str(self.node_id))),
+            self.image.settings(Resource(ResourceType.BROKER, "")),
+        )
+        self._topic_configs.clear()
+
+    def leader_of(self, topic: str, index: int) -> HostedPartition:
+        """The partition, online and led here, or the protocol's error."""
+        hosted = self.partitions.get(topic, index)
+        if hosted is None:
+            reason = self.partitions.offline_reason(topic, index)
+            if reason is not None:
+                raise ApiError(ErrorCode.kafka_storage_error, reason)
+            raise ApiError(
+                ErrorCode.unknown_topic_or_partition, f"this node hosts no partition {topic}-{index}"
+            )
+        if hosted.directory.offline:
+            raise ApiError(
+                ErrorCode.kafka_storage_error,
+                f"{hosted.directory.path} is offline: {hosted.directory.failure}",
+            )
+        return hosted
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        return self.partitions.names_by_id.get(topic_id)
+
+    # The metadata log
+
+    def append_metadata(self, records: Sequence[MetadataRecord], now: Now) -> None:
+        """Append changes, apply them, and hold responses back until they are durable."""
+        if not records:
+            return
+        metadata = self.metadata
+        assert metadata is not None
+        if metadata.directory.offline:
+            raise ApiError(ErrorCode.kafka_storage_error, "the metadata log is offline")
+        batch = build_batch(
+            [Record(index, 0, None, record.encode()) for index, record in enumerate(records)],
+            base_timestamp=now.wall_ms,
+        )
+        try:
+            stored = metadata.log.append(check_whole(batch), batch, metadata.leader_epoch, now)
+        except OSError as error:
+            raise ApiError(
+                ErrorCode.kafka_storage_error, f"the metadata log could not be written: {error}"
+            ) from error
+        before = dict(self.image.topics)
+        self.image.apply_all(records, last_offset=stored.last_offset, last_epoch=metadata.leader_epoch)
+        self.metadata_barrier = self._wait_for_metadata
+        metadata.offsets.when_committed(stored.next_offset, lambda error: self._metadata_committed())
+        self.commit.request(metadata)
+        self._apply_to_partitions(before, now)
+
+    def _wait_for_metadata(self, proceed: Callable[[], None]) -> None:
+        assert self.metadata is not None
+        metadata = self.metadata
+
+        def committed(error: Exception | None) -> None:
+            # After a failed flush nobody knows what the disk holds: such a response never leaves.
+            if error is None:
+                proceed()
+
+        metadata.offsets.when_committed(metadata.log.end_offset, committed)
+
+    def _metadata_committed(self) -> None:
+        assert self.metadata is not None
+        if self.metadata.offsets.is_committed(self.metadata.log.end_offset):
+            self.metadata_barrier = None
+
+    def _apply_to_partitions(self, before: dict[str, TopicImage], now: Now) -> None:
+        """Make what is hosted follow the image."""
+        self.apply_settings()
+        after = self.image.topics
+        for name, topic in before.items():
+            current = after.get(name)
+            if current is None or current.topic_id != topic.topic_id:
+                self._withdraw(topic)
+        for name, topic in after.items():
+            known = before.get(name)
+            if known is topic:
+                continue
+            same = known is not None and known.topic_id == topic.topic_id
+            have = len(known.partitions) if known is not None and same else 0
+            for partition in topic.partitions[have:]:
+                self.partitions.open(topic, partition, None, now, fresh=True)
+            for partition in topic.partitions[:have]:
+                hosted = self.partitions.get(name, partition.index)
+                if hosted is not None:
+                    hosted.leader_epoch = hosted.offsets.leader_epoch = partition.leader_epoch
+        for hosted in self.partitions:
+            hosted.log.config = self.topic_config(hosted.topic)
+
+    def _withdraw(self, topic: TopicImage) -> None:
+        gone = self.partitions.withdraw(topic)
+        assert self.metadata is not None
+        for hosted in gone:
+            hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
+
+        def delete(error: Exception | None) -> None:
+            if error is None:
+                for hosted in gone:
+                    self.partitions.delete_files(hosted)
+
+        self.metadata.offsets.when_committed(self.metadata.log.end_offset, delete)
+
+    # Time-outs of parked produces
+
+    def watch_production(self, production: Production, deadline_ms: int) -> None:
+        """Answer a parked produce when its time-out passes; swept, since nearly all end long before."""
+        self._productions[production] = deadline_ms
+
+    def _sweep_productions(self, now_ms: int) -> None:
+        ended = [p for p, deadline in self._productions.items() if not p.waiting or deadline <= now_ms]
+        for production in ended:
+            del self._productions[production]
+            if production.waiting:
+                production.time_out()
+
+    # Shortening
+
+    def move_log_start(self, hosted: HostedPartition, offset: int) -> None:
+        """Delete records below `offset`: the new start is durable before any file goes."""
+        log = hosted.log
+        if offset <= log.start_offset:
+            return
+        log.advance_start(offset)
+        self.write_log_starts(hosted.directory)
+        if not hosted.directory.offline:
+            log.remove(log.segments_before(offset))
+
+    # Failures
+
+    def _flush_failed(self, partition: HostedPartition, error: OSError) -> None:
+        self.directory_failed(partition.directory, error)
+
+    def directory_failed(self, directory: LogDirectory, error: OSError) -> None:
+        """Out of service until restart: what is parked there has an unknown outcome and is told so."""
+        if directory.offline:
+            return
+        directory.fail(error)
+        self.say(f"log directory {directory.path} is offline until restart: {error}")
+        failure = LogDirectoryOffline(f"{directory.path} is offline: {error}")
+        for hosted in self._in_directory(directory):
+            hosted.fail(failure)
+
+    def _in_directory(self, directory: LogDirectory) -> Iterable[HostedPartition]:
+        hosted = [partition for partition in self.partitions if partition.directory is directory]
+        if self.metadata is not None and self.metadata.directory is directory:
+            hosted.append(self.metadata)
+        return hosted
+
+    # Checkpoints
+
+    def _flushed(self, partition: HostedPartition) -> None:
+        self._checkpoint_due = True
+
+    def _every_second(self, due_ms: int) -> None:
+        def run() -> None:
+            if self.is_stopping:
+                return
+            self._sweep_productions(due_ms)
+            if self._checkpoint_due:
+                self._checkpoint_due = False
+                self.write_recovery_points()
+            self._every_second(due_ms + CHECKPOINT_INTERVAL_MS)
+
+        self.timers.at(due_ms, run)
+
+    def write_recovery_points(self) -> None:
+        for directory in self.directories:
+            if not directory.offline:
+                self._write_checkpoint(directory, RECOVERY_POINT_FILE, self._recovery_points(directory))
+
+    def write_log_starts(self, directory: LogDirectory) -> None:
+        """Durable when it returns, or the directory is offline."""
+        self._write_checkpoint(directory, LOG_START_FILE, self._log_starts(directory))
+
+    def _write_checkpoint(self, directory: LogDirectory, name: str, offsets: dict[Any, int]) -> None:
+        try:
+            directory.write_checkpoint(name, offsets)
+        except OSError as error:
+            self.directory_failed(directory, error)
+
+    def _recovery_points(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
+        return {
+            (hosted.topic, hosted.index): hosted.log.recovery_point
+            for hosted in self._in_directory(directory)
+        }
+
+    def _log_starts(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
+        return {
+            (hosted.topic, hosted.index): hosted.log.start_offset
+            for hosted in self._in_directory(directory)
+            if hosted.log.start_offset
+        }

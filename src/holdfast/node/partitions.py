@@ -1,0 +1,190 @@
+"""The partitions this node hosts: found by name or id, opened, created, and deleted in a safe order.
+
+A partition's directory may exist without its topic (a crash before the metadata record was durable) but a
+topic never loses its directory: files go only after the record that removes the topic is durable. What is
+found at start without a topic was never acknowledged to anybody; it is moved aside, not deleted, unless empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+from uuid import UUID
+
+from holdfast.config.topic import TopicConfig
+from holdfast.errors import CorruptLog
+from holdfast.log.checkpoints import read_partition_metadata, write_partition_metadata
+from holdfast.log.recovery import Trust, open_log
+from holdfast.metadata.image import ClusterImage, PartitionImage, TopicImage
+from holdfast.node.directories import LogDirectory
+from holdfast.node.hosted import HostedPartition, OfflinePartition
+from holdfast.seams import FileSystem, Now
+
+DELETE_MARK: Final = "-delete"
+STRAY_MARK: Final = "-stray"
+METADATA_TOPIC: Final = "__cluster_metadata"
+
+
+class Partitions:
+    def __init__(
+        self,
+        fs: FileSystem,
+        directories: list[LogDirectory],
+        topic_config: Callable[[str], TopicConfig],
+        say: Callable[[str], None],
+    ) -> None:
+        self._fs = fs
+        self.directories = directories
+        self._topic_config = topic_config
+        self._say = say
+        self._hosted: dict[tuple[str, int], HostedPartition] = {}
+        self._offline: dict[tuple[str, int], OfflinePartition] = {}
+        self.names_by_id: dict[UUID, str] = {}
+
+    def __iter__(self) -> Iterator[HostedPartition]:
+        return iter(self._hosted.values())
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def get(self, topic: str, index: int) -> HostedPartition | None:
+        return self._hosted.get((topic, index))
+
+    def offline_reason(self, topic: str, index: int) -> str | None:
+        """Why a partition that exists cannot be served, or None."""
+        offline = self._offline.get((topic, index))
+        return offline.reason if offline is not None else None
+
+    # Opening
+
+    def open_existing(self, image: ClusterImage, now: Now) -> None:
+        """At start: open every partition of the image where its directory is, or make it anew."""
+        found = self._find_directories()
+        self._set_aside_strays(found, image)
+        for topic in image.topics.values():
+            for partition in topic.partitions:
+                places = found.get((topic.name, partition.index), [])
+                mine = [place for place in places if self._is_of(place, topic, partition)]
+                self.open(topic, partition, mine[0] if mine else self._least_loaded(), now, fresh=not mine)
+
+    def _find_directories(self) -> dict[tuple[str, int], list[LogDirectory]]:
+        found: dict[tuple[str, int], list[LogDirectory]] = {}
+        for directory in self.directories:
+            if directory.offline:
+                continue
+            for name in self._fs.list(directory.path):
+                path = f"{directory.path}/{name}"
+                if name.endswith(DELETE_MARK):
+                    self._fs.remove_tree(path)
+                    continue
+                topic, _, index = name.rpartition("-")
+                if topic and index.isdigit() and topic != METADATA_TOPIC and self._fs.is_directory(path):
+                    found.setdefault((topic, int(index)), []).append(directory)
+        return found
+
+    def _is_of(self, directory: LogDirectory, topic: TopicImage, partition: PartitionImage) -> bool:
+        """Whether the directory is this topic's, not that of a deleted one of the same name."""
+        path = f"{directory.path}/{topic.name}-{partition.index}"
+        try:
+            topic_id = read_partition_metadata(self._fs, path)
+        except CorruptLog as error:
+            self._say(f"{error}; taken as topic {topic.name!r} of id {topic.topic_id}")
+            return True
+        return topic_id is None or UUID(bytes=topic_id) == topic.topic_id
+
+    def _set_aside_strays(
+        self, found: dict[tuple[str, int], list[LogDirectory]], image: ClusterImage
+    ) -> None:
+        for (name, index), places in found.items():
+            topic = image.topic(name)
+            partition = image.partition(name, index)
+            for place in places:
+                if topic is not None and partition is not None and self._is_of(place, topic, partition):
+                    continue
+                path = f"{place.path}/{name}-{index}"
+                if not any(
+                    entry.endswith(".log") and self._fs.size(f"{path}/{entry}")
+                    for entry in self._fs.list(path)
+                ):
+                    self._fs.remove_tree(path)
+                    continue
+                aside = self._free_name(f"{path}{STRAY_MARK}")
+                self._fs.rename(path, aside)
+                self._say(f"{path} belongs to no topic of this cluster; moved to {aside}")
+
+    def _free_name(self, path: str) -> str:
+        candidate, count = path, 1
+        while self._fs.exists(candidate):
+            count += 1
+            candidate = f"{path}.{count}"
+        return candidate
+
+    def _least_loaded(self) -> LogDirectory:
+        """B5: a new partition goes to the online directory with the fewest partitions."""
+        counts = dict.fromkeys((d for d in self.directories if not d.offline), 0)
+        for hosted in self._hosted.values():
+            if hosted.directory in counts:
+                counts[hosted.directory] += 1
+        if not counts:
+            raise OSError("every log directory is offline")
+        return min(counts, key=lambda directory: counts[directory])
+
+    def open(
+        self,
+        topic: TopicImage,
+        partition: PartitionImage,
+        directory: LogDirectory | None,
+        now: Now,
+        *,
+        fresh: bool,
+    ) -> None:
+        """Open or create one partition; one that cannot be opened answers storage errors until restart."""
+        key = (topic.name, partition.index)
+        self.names_by_id[topic.topic_id] = topic.name
+        try:
+            place = directory or self._least_loaded()
+            path = f"{place.path}/{topic.name}-{partition.index}"
+            trust = Trust(
+                clean=place.was_clean and not fresh,
+                recovery_point=0 if fresh else place.recovery_points.get(key, 0),
+                start_offset=0 if fresh else place.log_starts.get(key, 0),
+                torn_tail_expected=place.torn_tail_expected,
+            )
+            log = open_log(self._fs, path, self._topic_config(topic.name), trust, now, self._say)
+            if read_partition_metadata(self._fs, path) is None:
+                write_partition_metadata(self._fs, path, topic.topic_id.bytes)
+        except (CorruptLog, OSError) as error:
+            self._say(f"partition {topic.name}-{partition.index} is offline: {error}")
+            self._offline[key] = OfflinePartition(
+                topic.name, topic.topic_id, partition.index, partition.leader_epoch, str(error)
+            )
+            return
+        self._hosted[key] = HostedPartition(
+            topic.name, topic.topic_id, partition.index, partition.leader_epoch, log, place
+        )
+
+    # Deleting
+
+    def withdraw(self, topic: TopicImage) -> list[HostedPartition]:
+        """Stop serving a topic at once; its files stay until `delete_files`."""
+        self.names_by_id.pop(topic.topic_id, None)
+        gone = []
+        for partition in topic.partitions:
+            self._offline.pop((topic.name, partition.index), None)
+            hosted = self._hosted.pop((topic.name, partition.index), None)
+            if hosted is not None:
+                hosted.is_deleted = True
+                gone.append(hosted)
+        return gone
+
+    def delete_files(self, hosted: HostedPartition) -> None:
+        """The record that removes the topic is durable: its files may go."""
+        path = hosted.log.directory
+        for segment in hosted.log.segments:
+            segment.close()
+        if not self._fs.exists(path):
+            return
+        # Renamed first, in one step, so that a crash half-way leaves a name that is removed at the next start.
+        doomed = f"{path}.{hosted.topic_id.hex}{DELETE_MARK}"
+        self._fs.rename(path, doomed)
+        self._fs.remove_tree(doomed)

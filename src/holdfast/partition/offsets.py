@@ -1,0 +1,92 @@
+"""The offsets of one partition, and who waits for them.
+
+    log start ≤ last stable ≤ high watermark ≤ durable end ≤ log end
+
+- The *durable end* moves when a flush returns, to where the log ended when that flush began.
+- The *high watermark* is the smallest durable end of the in-sync set. On one node the set is this
+  replica alone, so it equals our durable end; replication will lower it, and nothing else changes.
+- The *last stable offset* stops at the first undecided transaction. A decided one still holds it until
+  its marker is below the high watermark.
+
+Nobody sees an offset at or above the high watermark. Waiters are callbacks that fire when the high
+watermark has reached their offset; they are answered in the order of their offsets, which is the order
+they came in.
+
+Waits are bounded from outside: a connection has a bounded number of requests under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from holdfast.wire.positions import LogPosition
+
+CommitWaiter = Callable[[Exception | None], None]
+
+
+class FetchWaiter(Protocol):
+    def data_arrived(self) -> None: ...
+
+
+class PartitionOffsets:
+    __slots__ = (
+        "_commit_waiters",
+        "durable_end",
+        "fetch_waiters",
+        "first_unstable_offset",
+        "high_watermark",
+        "leader_epoch",
+    )
+
+    def __init__(self, end: LogPosition, leader_epoch: int) -> None:
+        """Everything below `end` was found on disk by recovery, so it is durable and visible."""
+        self.durable_end = end
+        self.high_watermark = end
+        self.leader_epoch = leader_epoch
+        self.first_unstable_offset: int | None = None
+        """The first offset of the earliest transaction that is undecided, or decided by a marker that is
+        not below the high watermark."""
+        self._commit_waiters: deque[tuple[int, CommitWaiter]] = deque()
+        self.fetch_waiters: dict[FetchWaiter, None] = {}
+        """Parked fetches that watch this partition, in order of arrival."""
+
+    @property
+    def last_stable_offset(self) -> int:
+        unstable = self.first_unstable_offset
+        high_watermark = self.high_watermark.offset
+        return high_watermark if unstable is None else min(unstable, high_watermark)
+
+    def is_committed(self, end_offset: int) -> bool:
+        return end_offset <= self.high_watermark.offset
+
+    def when_committed(self, end_offset: int, waiter: CommitWaiter) -> None:
+        """Call `waiter(None)` once everything below `end_offset` is committed, or with the error that ended it."""
+        if end_offset <= self.high_watermark.offset:
+            waiter(None)
+        else:
+            self._commit_waiters.append((end_offset, waiter))
+
+    def flushed(self, end: LogPosition) -> None:
+        """A flush that began when the log ended at `end` has returned."""
+        if end.offset > self.durable_end.offset:
+            self.durable_end = end
+            self._raise_high_watermark(end)
+
+    def _raise_high_watermark(self, end: LogPosition) -> None:
+        self.high_watermark = end
+        waiters = self._commit_waiters
+        while waiters and waiters[0][0] <= end.offset:
+            waiters.popleft()[1](None)
+        if self.fetch_waiters:
+            for waiter in list(self.fetch_waiters):
+                waiter.data_arrived()
+
+    def fail(self, error: Exception) -> None:
+        """The outcome of what is not committed yet is unknown for good: every waiter is told."""
+        waiters, self._commit_waiters = self._commit_waiters, deque()
+        for _, waiter in waiters:
+            waiter(error)
+        for fetch in list(self.fetch_waiters):
+            fetch.data_arrived()

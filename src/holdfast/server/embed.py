@@ -1,0 +1,125 @@
+"""A broker inside your program: `with holdfast.Broker() as broker: ...`."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from holdfast.config.broker import BrokerConfig
+from holdfast.errors import UsageError
+from holdfast.server.run import new_event_loop
+from holdfast.server.server import Server
+
+START_SECONDS_MAX = 600.0
+"""Recovery of a large data directory takes time; a start that takes longer is reported as failed."""
+
+
+class Broker:
+    """One broker on a thread of this process.
+
+    Without `data_dir` it lives in a temporary directory that is removed with it. `listen` is HOST:PORT; port 0
+    takes a free one. `settings` are Kafka's property names.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | None = None,
+        *,
+        listen: str = "127.0.0.1:0",
+        settings: Mapping[str, str] | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._is_temporary = data_dir is None
+        self.data_dir = data_dir or tempfile.mkdtemp(prefix="holdfast-")
+        self._settings = {**(settings or {}), "log.dirs": self.data_dir}
+        self._listen = listen
+        self._say = say or (lambda line: None)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self.server: Server | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Where clients connect, as HOST:PORT."""
+        if self.server is None:
+            raise UsageError("the broker is not running; use it inside `with Broker() as broker:`")
+        endpoint = self.server.endpoints[0]
+        return f"{endpoint.host}:{endpoint.port}"
+
+    def start(self) -> Self:
+        if self._thread is not None:
+            raise UsageError("the broker is already running")
+        self._ready.clear()
+        self._failure = None
+        self._thread = threading.Thread(target=self._run, name="holdfast-broker", daemon=True)
+        self._thread.start()
+        self._ready.wait(START_SECONDS_MAX)
+        if self._failure is not None:
+            self._thread.join()
+            self._thread = None
+            raise self._failure
+        if self.server is None:
+            raise UsageError(f"the broker was not ready within {START_SECONDS_MAX:.0f} seconds")
+        # A restart comes back where clients know it.
+        self._listen = self.bootstrap_servers
+        return self
+
+    def stop(self) -> None:
+        """Stop cleanly and wait; the data stays, unless it was temporary."""
+        self._halt()
+        if self._is_temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+
+    def restart(self) -> None:
+        self._halt()
+        self.start()
+
+    def _halt(self) -> None:
+        if self._thread is None or self._loop is None or self._stop is None:
+            return
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._thread = None
+        self.server = None
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        loop = self._loop = new_event_loop()
+        try:
+            loop.run_until_complete(self._serve())
+        except BaseException as error:  # noqa: BLE001 - carried to the thread that started us
+            self._failure = error
+        finally:
+            self._ready.set()
+            loop.close()
+
+    async def _serve(self) -> None:
+        config, notices = BrokerConfig.load(
+            {}, {**self._settings, "listeners": f"PLAINTEXT://{self._listen}"}
+        )
+        for notice in notices:
+            self._say(notice)
+        self._stop = asyncio.Event()
+        server = Server(config, self._say)
+        await server.start()
+        self.server = server
+        self._ready.set()
+        await self._stop.wait()
+        await server.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,94 @@
+"""`holdfast serve`: settings in, a broker until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from holdfast.config.broker import BrokerConfig
+from holdfast.config.properties import parse_properties
+from holdfast.errors import ConfigError
+from holdfast.server.server import Server
+
+DEFAULT_DATA_DIR = "data"
+
+
+class Options(Protocol):
+    @property
+    def data_dir(self) -> str | None: ...
+    @property
+    def listen(self) -> Sequence[str]: ...
+    @property
+    def config_path(self) -> str | None: ...
+    @property
+    def overrides(self) -> Mapping[str, str]: ...
+
+
+def say(line: str) -> None:
+    """One line of the broker's log, on standard error."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
+    properties: Mapping[str, str] = {}
+    if options.config_path is not None:
+        try:
+            with open(options.config_path, encoding="utf-8") as file:
+                properties = parse_properties(file.read(), options.config_path)
+        except OSError as error:
+            raise ConfigError(f"cannot read {options.config_path}: {error.strerror}") from error
+    overrides = dict(options.overrides)
+    if options.data_dir is not None:
+        overrides["log.dirs"] = options.data_dir
+    elif "log.dirs" not in properties and "log.dir" not in properties and "log.dirs" not in overrides:
+        overrides["log.dirs"] = DEFAULT_DATA_DIR
+    if options.listen:
+        overrides["listeners"] = ",".join(f"PLAINTEXT://{address}" for address in options.listen)
+    return BrokerConfig.load(properties, overrides)
+
+
+def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None) -> int:
+    config, notices = load_config(options)
+    for notice in notices:
+        say(notice)
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(_serve(config, on_ready))
+    finally:
+        loop.close()
+    return 0
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it installs; asyncio's own does the same, slower."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None) -> None:
+    server = Server(config, say)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    started = time.monotonic()
+    await server.start()
+    where = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
+    say(
+        f"ready on {where} in {(time.monotonic() - started) * 1000:.0f} ms: cluster {server.node.cluster_id}, "
+        f"{len(server.node.partitions)} partitions, data in {', '.join(config.log_dirs)}"
+    )
+    if on_ready is not None:
+        on_ready(server)
+    await stop.wait()
+    say("stopping")
+    await server.stop()
+    say("stopped cleanly")

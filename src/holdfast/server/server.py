@@ -1,0 +1,179 @@
+"""The asyncio shell: binds listeners, runs a node on one event loop, keeps its timers, stops it cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from holdfast.config.broker import BrokerConfig
+from holdfast.config.listeners import Listener
+from holdfast.errors import UsageError
+from holdfast.metadata.image import EndPoint
+from holdfast.node.node import Node, NodeSeams
+from holdfast.seams import Now
+from holdfast.server.flusher import ThreadFlusher
+from holdfast.server.real import RealClock, RealFileSystem, RealRandomness, boot_id
+from holdfast.server.transport import ClientProtocol
+from holdfast.server.worker import ProcessWorker
+
+SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+
+
+class Server:
+    def __init__(self, config: BrokerConfig, say: Callable[[str], None]) -> None:
+        self.config = config
+        self.say = say
+        self.loop = asyncio.get_running_loop()
+        self.frame_bytes_max = config.socket_request_max_bytes
+        self._clock = RealClock()
+        self.now: Callable[[], Now] = self._clock.now
+        self.flusher = ThreadFlusher(config.holdfast_flush_threads, self._wake)
+        self.worker = ProcessWorker(self.loop)
+        self.node = Node(
+            config,
+            NodeSeams(
+                fs=RealFileSystem(),
+                randomness=RealRandomness(),
+                flusher=self.flusher,
+                worker=self.worker,
+                call_soon=self._call_soon,
+                boot_id=boot_id(),
+                say=say,
+            ),
+        )
+        self._servers: list[asyncio.Server] = []
+        self._protocols: set[ClientProtocol] = set()
+        self.endpoints: list[EndPoint] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _call_soon(self, action: Callable[[], None]) -> None:
+        self.loop.call_soon(action)
+
+    def _wake(self, action: Callable[[], None]) -> None:
+        self.loop.call_soon_threadsafe(action)
+
+    # Life
+
+    async def start(self) -> None:
+        """Bind, open the data, then accept: nobody gets an answer before recovery is done."""
+        raise_descriptor_limit()
+        bound = bind_all(self.config.listeners, self.say)
+        try:
+            self.endpoints = advertised(bound)
+            self.node.start(self.endpoints, self.now())
+            for listener, sock in bound:
+                protocol = partial(ClientProtocol, self, listener.name)
+                self._servers.append(await self.loop.create_server(protocol, sock=sock, backlog=1024))
+        except BaseException:
+            for _, sock in bound:
+                sock.close()
+            raise
+        self.node.timers.on_earlier = self._arm
+        self._arm()
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        self.node.is_stopping = True
+        for protocol in list(self._protocols):
+            protocol.abort()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flusher.close()
+        await self.worker.close()
+        self.node.stop(self.now())
+
+    # Timers
+
+    def _arm(self) -> None:
+        """Keep one loop timer, at the node's next deadline."""
+        deadline_ms = self.node.next_deadline_ms
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_ms is not None:
+            delay_ms = max(0, deadline_ms - self.now().monotonic_ms)
+            self._timer = self.loop.call_later(delay_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.node.tick(self.now())
+        self._arm()
+
+    # Connections
+
+    def connected(self, protocol: ClientProtocol) -> None:
+        self._protocols.add(protocol)
+        if len(self._protocols) > self.config.max_connections:
+            self.say(f"more than max.connections={self.config.max_connections} connections: refusing one")
+            protocol.abort()
+
+    def disconnected(self, protocol: ClientProtocol) -> None:
+        self._protocols.discard(protocol)
+
+
+def raise_descriptor_limit() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def bind(listener: Listener) -> socket.socket:
+    host = listener.host or "0.0.0.0"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, listener.port))
+        sock.listen(1024)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise UsageError(f"cannot listen on {host}:{listener.port}: {error.strerror}") from error
+    return sock
+
+
+def bind_all(
+    listeners: Sequence[Listener], say: Callable[[str], None]
+) -> list[tuple[Listener, socket.socket]]:
+    """Bind every listener; the IPv6 half of a pair takes its partner's port and may be missing."""
+    bound: list[tuple[Listener, socket.socket]] = []
+    ports: dict[str, int] = {}
+    try:
+        for listener in listeners:
+            if not listener.port and listener.optional and listener.name in ports:
+                listener = listener._replace(port=ports[listener.name])
+            try:
+                sock = bind(listener)
+            except UsageError as error:
+                if not listener.optional:
+                    raise
+                say(f"{error}; serving without it")
+                continue
+            ports[listener.name] = sock.getsockname()[1]
+            bound.append((listener, sock))
+    except BaseException:
+        for _, sock in bound:
+            sock.close()
+        raise
+    return bound
+
+
+def advertised(bound: Sequence[tuple[Listener, socket.socket]]) -> list[EndPoint]:
+    """What clients are told, one address per listener name; port 0 is the port that was bound."""
+    endpoints: dict[str, EndPoint] = {}
+    for listener, sock in bound:
+        endpoints.setdefault(
+            listener.name,
+            EndPoint(
+                listener.name,
+                listener.advertised_host,
+                listener.advertised_port or sock.getsockname()[1],
+                SECURITY_PROTOCOLS[listener.protocol],
+            ),
+        )
+    return list(endpoints.values())

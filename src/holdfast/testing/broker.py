@@ -1,0 +1,129 @@
+"""A broker as a process of its own, for tests that kill it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from holdfast.errors import HoldfastError
+
+START_SECONDS_MAX: Final = 60.0
+READY_POLL_SECONDS: Final = 0.005
+_READY = re.compile(r"ready on (\S+?)(?:,| in )")
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill the child when the test process dies, however it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class BrokerDied(HoldfastError):
+    """The broker's process ended by itself; its log is in the message."""
+
+
+class BrokerProcess:
+    """`holdfast serve` in a child process that can be killed and started again on the same port and data."""
+
+    def __init__(
+        self,
+        data_dir: str,
+        *,
+        settings: Mapping[str, str] | None = None,
+        listen: str = "127.0.0.1:0",
+        prefix: tuple[str, ...] = (),
+    ) -> None:
+        self.data_dir = data_dir
+        self.settings = dict(settings or {})
+        self._listen = listen
+        self._prefix = prefix
+        """A command to run the broker under, such as strace."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+        self.log_path = f"{data_dir.rstrip('/')}.log"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._listen
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    def start(self) -> Self:
+        os.makedirs(os.path.dirname(self.log_path) or ".", exist_ok=True)
+        command = [*self._prefix, sys.executable, "-m", "holdfast.cli", "serve"]
+        command += ["--data-dir", self.data_dir, "--listen", self._listen]
+        for name, value in self.settings.items():
+            command += ["--override", f"{name}={value}"]
+        with open(self.log_path, "ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=_die_with_parent
+            )
+        self._wait_until_ready(self._process)
+        return self
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while True:
+            ended = process.poll() is not None
+            text = self.log()[self._log_start :]
+            found = _READY.search(text)
+            if found:
+                self._listen = found.group(1)
+                return
+            if ended:
+                self._process = None
+                raise BrokerDied(f"the broker exited with {process.returncode}:\n{text}")
+            if time.monotonic() > deadline:
+                self.crash()
+                raise BrokerDied(f"not ready within {START_SECONDS_MAX:.0f} s:\n{text}")
+            time.sleep(READY_POLL_SECONDS)
+
+    def crash(self) -> None:
+        """SIGKILL: nothing is flushed, nothing is said."""
+        if self._process is not None:
+            self._process.kill()
+            self._end()
+
+    def stop(self) -> int:
+        """SIGTERM and wait; returns the exit code."""
+        if self._process is None:
+            return 0
+        self._process.terminate()
+        return self._end()
+
+    def restart(self) -> None:
+        """Stop cleanly if it runs, then start on the same data and port."""
+        self.stop()
+        self.start()
+
+    def _end(self) -> int:
+        process, self._process = self._process, None
+        assert process is not None
+        process.wait()
+        return process.returncode
+
+    def log(self) -> str:
+        """What the broker has said so far, over all its runs."""
+        with open(self.log_path, encoding="ascii", errors="replace") as log:
+            return log.read()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self.crash()
