@@ -98,6 +98,7 @@ REMOVED: frozenset[str] = frozenset(
 
 OPEN_PREFIXES: tuple[str, ...] = (
     "config.providers.",
+    "kafka.csv.metrics.",
     "kafka.metrics.",
     "metrics.",
     "password.encoder.",

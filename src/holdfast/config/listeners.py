@@ -50,7 +50,7 @@ class Endpoint(NamedTuple):
 
 def parse_endpoint(text: str, where: str, *, port_needed: bool = True) -> Endpoint:
     name, separator, address = text.partition("://")
-    host, port_text = _host_and_port(address, port_needed)
+    host, port_text = _host_and_port(address)
     port_is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
     port = int(port_text) if port_is_number else -1
     if not port_text and not port_needed:
@@ -63,11 +63,11 @@ def parse_endpoint(text: str, where: str, *, port_needed: bool = True) -> Endpoi
     return Endpoint(name.strip().upper(), host, port)
 
 
-def _host_and_port(address: str, port_needed: bool) -> tuple[str, str]:
+def _host_and_port(address: str) -> tuple[str, str]:
     if address.startswith("["):
         host, _, rest = address[1:].partition("]")
         return host, rest.removeprefix(":")
-    if ":" not in address and not port_needed:
+    if ":" not in address:
         return address, ""
     host, _, port = address.rpartition(":")
     return host, port

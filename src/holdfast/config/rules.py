@@ -60,6 +60,11 @@ def _server_mistakes(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     mistakes: list[tuple[str, str]] = []
     if "broker" not in values["process.roles"]:
         mistakes.append(("process.roles", "holdfast serves clients, so the roles must include broker"))
+    if values["authorizer.class.name"]:
+        # Ignoring it would open to everybody what its owner meant to be closed.
+        mistakes.append(
+            ("authorizer.class.name", "access control is not served yet; remove it to go without")
+        )
     if values["config.providers"]:
         name = "config.providers"
         mistakes.append((name, "holdfast does not look values up elsewhere; write them out"))
