@@ -31,6 +31,11 @@ def offset_pairs(increments: Pairs) -> Pairs:
     return pairs
 
 
+def near(values: list[int]) -> st.SearchStrategy[int]:
+    """One of `values`, or its neighbour: where a lookup could be off by one."""
+    return st.builds(int.__add__, st.sampled_from(values), st.integers(-1, 1))
+
+
 def offset_index(increments: Pairs) -> OffsetIndex:
     index = OffsetIndex(BASE)
     for offset, position in offset_pairs(increments):
@@ -48,14 +53,16 @@ def time_index(increments: Pairs) -> TimeIndex:
 # ---- offsets
 
 
-@given(steps, st.integers(BASE - 10, BASE + 700_000))
-def test_offset_lookup_finds_the_greatest_entry_at_or_below(increments: Pairs, target: int) -> None:
+@given(steps, st.data())
+def test_offset_lookup_finds_the_greatest_entry_at_or_below(increments: Pairs, data: st.DataObject) -> None:
+    target = data.draw(near([BASE, *(offset for offset, _ in offset_pairs(increments))]))
     expected = [pair for pair in offset_pairs(increments) if pair[0] <= target]
     assert offset_index(increments).lookup(target) == (expected[-1] if expected else (BASE, 0))
 
 
-@given(steps, st.integers(0, 7_000_000))
-def test_offset_at_or_after_a_position(increments: Pairs, position: int) -> None:
+@given(steps, st.data())
+def test_offset_at_or_after_a_position(increments: Pairs, data: st.DataObject) -> None:
+    position = data.draw(near([0, *(position for _, position in offset_pairs(increments))]))
     expected = [offset for offset, start in offset_pairs(increments) if start >= position]
     assert offset_index(increments).offset_at_or_after(position) == (expected[0] if expected else None)
 
@@ -77,8 +84,9 @@ def test_offset_index_file_is_kafkas() -> None:
     assert index.to_bytes() == bytes.fromhex("00000009 00001068 7fffffff 7fffffff")
 
 
-@given(steps, st.integers(BASE - 10, BASE + 700_000))
-def test_offset_truncation_forgets_the_offset_and_above(increments: Pairs, offset: int) -> None:
+@given(steps, st.data())
+def test_offset_truncation_forgets_the_offset_and_above(increments: Pairs, data: st.DataObject) -> None:
+    offset = data.draw(near([BASE, *(offset for offset, _ in offset_pairs(increments))]))
     index = offset_index(increments)
     index.truncate_to(offset)
     assert list(index.entries) == [pair for pair in offset_pairs(increments) if pair[0] < offset]
@@ -154,10 +162,10 @@ def test_an_offset_index_no_append_wrote_is_corrupt(damaged: str) -> None:
 # ---- timestamps
 
 
-@given(steps, st.integers(-5, 7_000_000))
-def test_time_lookup_finds_the_greatest_entry_at_or_below(increments: Pairs, target: int) -> None:
-    target += 1_700_000_000_000
+@given(steps, st.data())
+def test_time_lookup_finds_the_greatest_entry_at_or_below(increments: Pairs, data: st.DataObject) -> None:
     index = time_index(increments)
+    target = data.draw(near([1_700_000_000_000, *(timestamp for timestamp, _ in index.entries)]))
     expected = [entry for entry in index.entries if entry[0] <= target]
     assert index.lookup(target) == (expected[-1] if expected else (NO_TIMESTAMP, BASE))
 
@@ -200,9 +208,10 @@ def test_a_single_time_entry_of_zeros_is_an_entry_and_many_are_none() -> None:
     assert not list(TimeIndex.from_bytes(bytes(12 * 3), BASE).entries)
 
 
-@given(steps, st.integers(BASE - 10, BASE + 700_000))
-def test_time_truncation_forgets_the_offset_and_above(increments: Pairs, offset: int) -> None:
+@given(steps, st.data())
+def test_time_truncation_forgets_the_offset_and_above(increments: Pairs, data: st.DataObject) -> None:
     index = time_index(increments)
+    offset = data.draw(near([BASE, *(offset for _, offset in index.entries)]))
     expected = [entry for entry in index.entries if entry[1] < offset]
     index.truncate_to(offset)
     assert list(index.entries) == expected

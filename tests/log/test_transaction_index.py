@@ -11,18 +11,17 @@ from holdfast.log.transaction_index import AbortedEntry, AbortedTransaction, Tra
 from holdfast.testing.disk import SimulatedDisk
 
 
-def history(choices: list[int]) -> tuple[list[AbortedEntry], int]:
+def history(choices: list[tuple[int, str]]) -> tuple[list[AbortedEntry], int]:
     """Transactions of three producers as a log would hold them: the aborted ones and the end offset."""
     open_since: dict[int, int] = {}
     aborted: list[AbortedEntry] = []
-    for offset, choice in enumerate(choices):
-        producer_id = choice % 3
+    for offset, (producer_id, action) in enumerate(choices):
         first = open_since.get(producer_id)
         if first is None:
             open_since[producer_id] = offset
-        elif choice >= 6:  # a marker, of which every second one aborts
+        elif action != "write":
             del open_since[producer_id]
-            if choice >= 9:
+            if action == "abort":
                 last_stable = min(open_since.values(), default=offset + 1)
                 aborted.append(AbortedEntry(producer_id, first, offset, last_stable))
     return aborted, len(choices)
@@ -35,7 +34,9 @@ def filled(entries: list[AbortedEntry]) -> TransactionIndex:
     return index
 
 
-histories = st.lists(st.integers(0, 11), max_size=60).map(history)
+histories = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["write", "abort", "commit"])), max_size=40
+).map(history)
 
 
 @given(histories, st.data())
@@ -43,7 +44,10 @@ def test_a_search_finds_the_transactions_that_touch_its_range(
     logged: tuple[list[AbortedEntry], int], data: st.DataObject
 ) -> None:
     aborted, end = logged
-    fetch_offset = data.draw(st.integers(0, end + 1))
+    bounds = st.integers(0, end + 1)
+    if aborted:
+        bounds |= st.sampled_from([entry.last_offset for entry in aborted])
+    fetch_offset = data.draw(bounds)
     upper_bound = data.draw(st.integers(fetch_offset, end + 2))
     found = filled(aborted).collect(fetch_offset, upper_bound)
     expected = [
@@ -80,7 +84,16 @@ def test_the_file_is_kafkas() -> None:
     )
 
 
-@given(histories, st.integers(0, 70))
+def test_a_search_goes_on_while_an_older_transaction_is_undecided() -> None:
+    # Producer 2 aborts at 5 while producer 1 is open since 0, and aborts at 9.
+    index = filled([AbortedEntry(2, 3, 5, 0), AbortedEntry(1, 0, 9, 10)])
+    assert index.collect(0, 4) == ([AbortedTransaction(2, 3), AbortedTransaction(1, 0)], True)
+    assert index.collect(5, 6).transactions == [AbortedTransaction(2, 3), AbortedTransaction(1, 0)]
+    assert index.collect(6, 10).transactions == [AbortedTransaction(1, 0)]
+    assert not filled([AbortedEntry(2, 3, 5, 0)]).collect(0, 4).is_complete
+
+
+@given(histories, st.integers(0, 45))
 def test_truncation_forgets_markers_at_the_offset_and_above(
     logged: tuple[list[AbortedEntry], int], offset: int
 ) -> None:
