@@ -39,7 +39,7 @@ from holdfast.config.topic import (
     topic_config,
     validate_topic_overrides,
 )
-from holdfast.config.values import parse_value
+from holdfast.config.values import parse_value, split_list
 from holdfast.errors import ConfigError
 
 OVERRIDE = "--override"
@@ -128,6 +128,7 @@ class BrokerConfig:
         where = {name: _place(name, properties, overrides or {}) for name in given}
         notices = _repeated(properties)
         notices += _check_names(given, where)
+        _refuse_variables(given, where)
         static = _with_node_id(given, where)
         config, listener_notices = _build(static, {}, {}, where)
         return config, notices + listener_notices
@@ -247,6 +248,18 @@ def _with_node_id(given: Mapping[str, str], where: Mapping[str, str]) -> dict[st
     if new is None and old is not None:
         static["node.id"] = old
     return static
+
+
+def _refuse_variables(given: Mapping[str, str], where: Mapping[str, str]) -> None:
+    """Kafka replaces `${provider:…}` by what a provider looks up; taken literally it would mean something else."""
+    marks = tuple("${" + provider + ":" for provider in split_list(given.get("config.providers", "")))
+    mistakes = [
+        f"{name} ({where[name]}): holdfast does not look values up elsewhere; write this one out"
+        for name, text in given.items()
+        if any(mark in text for mark in marks)
+    ]
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
 
 
 def _place(name: str, properties: Mapping[str, str], overrides: Mapping[str, str]) -> str:

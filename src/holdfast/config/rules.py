@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.config.definitions import Value
+from holdfast.config.values import format_value
 from holdfast.errors import ConfigError
 
 _MEBIBYTE = 1 << 20
@@ -25,7 +26,7 @@ def check_broker_values(values: Mapping[str, Value], where: Mapping[str, str]) -
 
 def _at(name: str, values: Mapping[str, Value], where: Mapping[str, str]) -> str:
     place = f" ({where[name]})" if name in where else ""
-    return f"{name}={values[name]}{place}"
+    return f"{name}={format_value(values[name])}{place}"
 
 
 def _log_mistakes(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -65,9 +66,6 @@ def _server_mistakes(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         mistakes.append(
             ("authorizer.class.name", "access control is not served yet; remove it to go without")
         )
-    if values["config.providers"]:
-        name = "config.providers"
-        mistakes.append((name, "holdfast does not look values up elsewhere; write them out"))
     largest_request = values["socket.request.max.bytes"]
     if 0 < values["queued.max.request.bytes"] < largest_request:
         name = "queued.max.request.bytes"
