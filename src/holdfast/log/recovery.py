@@ -71,7 +71,7 @@ def open_log(
         fs.flush_directory(directory.rpartition("/")[0])
     _finish_interrupted_work(fs, directory, say)
     segments = _find_segments(fs, directory, trust.start_offset, now)
-    opening = _Opening(fs, directory, config, trust, segments, say)
+    opening = _Opening(fs, directory, config, trust, segments, now, say)
     if trust.clean:
         opening.load_clean()
     else:
@@ -145,8 +145,10 @@ class _Opening:
         config: TopicConfig,
         trust: Trust,
         segments: list[Segment],
+        now: Now,
         say: Callable[[str], None],
     ) -> None:
+        self.now = now
         self.fs = fs
         self.directory = directory
         self.config = config
@@ -258,10 +260,14 @@ class _Opening:
         return scan.damage
 
     def _replay(self, header: BatchHeader) -> None:
-        if header.producer_id >= 0:
-            self.producers.update(header, header.base_offset, header.max_timestamp)
+        self._replay_producer(header)
         if header.leader_epoch > self.epochs.latest_epoch:
             self.epochs.assign(header.leader_epoch, header.base_offset)
+
+    def _replay_producer(self, header: BatchHeader) -> None:
+        # Expiry counts from when the broker saw a producer, not from the times it put into its records.
+        if header.producer_id >= 0 and not header.is_control:
+            self.producers.update(header, header.base_offset, self.now.wall_ms)
 
     def _cut(self, index: int, damage: Damage) -> None:
         segment = self.segments[index]
@@ -346,5 +352,5 @@ class _Opening:
             for found in scan_headers(segment.file, 0, segment.size):
                 if found.header.base_offset >= end_offset:
                     return
-                if found.header.base_offset >= start and found.header.producer_id >= 0:
-                    self.producers.update(found.header, found.header.base_offset, found.header.max_timestamp)
+                if found.header.base_offset >= start:
+                    self._replay_producer(found.header)

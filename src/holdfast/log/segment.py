@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from holdfast.errors import CorruptLog
+from holdfast.log.atomic import read_whole
 from holdfast.log.index import OffsetIndex, TimeIndex
-from holdfast.log.scan import scan_headers
+from holdfast.log.scan import header_at, scan_headers
 from holdfast.seams import Buffer, File, FileSystem
 from holdfast.wire.batch import HEADER_SIZE, LOG_OVERHEAD, NO_TIMESTAMP, BatchHeader, read_header
 
@@ -25,6 +26,8 @@ SNAPSHOT_SUFFIX: Final = ".snapshot"
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
 DELETED_SUFFIX: Final = ".deleted"
+INDEX_INTERVAL_BYTES: Final = 4096
+"""Between two entries of an index that is rebuilt outside recovery: Kafka's default."""
 
 
 def offset_name(offset: int) -> str:
@@ -112,14 +115,12 @@ class Segment:
     def _load_indexes(self) -> None:
         """Read both index files; a missing or damaged one is rebuilt from the segment's batches."""
         try:
-            offset_data = self._fs.open(self.path(INDEX_SUFFIX), "read")
-            time_data = self._fs.open(self.path(TIME_INDEX_SUFFIX), "read")
-            index = OffsetIndex.from_bytes(offset_data.pread(offset_data.size(), 0), self.base_offset)
-            times = TimeIndex.from_bytes(time_data.pread(time_data.size(), 0), self.base_offset)
+            index = OffsetIndex.from_bytes(read_whole(self._fs, self.path(INDEX_SUFFIX)), self.base_offset)
+            times = TimeIndex.from_bytes(read_whole(self._fs, self.path(TIME_INDEX_SUFFIX)), self.base_offset)
             if len(index) and index.last_entry[1] >= self.size:
                 raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: points past the end of the segment")
-        except (OSError, CorruptLog):
-            self.rebuild_indexes(interval_bytes=4096)
+        except (FileNotFoundError, CorruptLog):
+            self.rebuild_indexes(INDEX_INTERVAL_BYTES)
             return
         self._index, self._time_index = index, times
 
@@ -195,9 +196,13 @@ class Segment:
 
         (end of segment, 0) when there is none.
         """
-        position = self.index.lookup(offset)[1]
+        entry, position = self.index.lookup(offset)
         end = self.size
         file = self.file
+        if position and header_at(file, position).last_offset != entry:
+            # Index files have no checksum: an entry that points elsewhere is noticed here, or never.
+            self.rebuild_indexes(INDEX_INTERVAL_BYTES)
+            position = self.index.lookup(offset)[1]
         # One read usually covers the gap between two index entries.
         data = file.pread(min(8192, end - position), position)
         start = position

@@ -62,10 +62,7 @@ class Broker:
         self._thread = threading.Thread(target=self._run, name="holdfast-broker", daemon=True)
         self._thread.start()
         self._ready.wait(START_SECONDS_MAX)
-        if self._failure is not None:
-            self._thread.join()
-            self._thread = None
-            raise self._failure
+        self._raise_failure()
         if self.server is None:
             raise UsageError(f"the broker was not ready within {START_SECONDS_MAX:.0f} seconds")
         # A restart comes back where clients know it.
@@ -89,8 +86,16 @@ class Broker:
         self._thread.join()
         self._thread = None
         self.server = None
-        if self._failure is not None:
-            raise self._failure
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Pass on what ended the broker's thread, on the thread of whoever uses it."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            raise failure
 
     def _run(self) -> None:
         loop = self._loop = new_event_loop()

@@ -142,7 +142,7 @@ def _produce_one(
     admitted = admit(hosted, data.records, now)
     log = hosted.log
     if isinstance(admitted, Duplicate):
-        outcomes.append(Produced(index, admitted.first_offset, -1, log.start_offset))
+        outcomes.append(Produced(index, admitted.first_offset, admitted.timestamp, log.start_offset))
         end_offset = admitted.last_offset + 1
     else:
         header, batch = admitted
