@@ -17,8 +17,10 @@ from holdfast.errors import UsageError
 _LITERAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
-def name_pattern(expression: str) -> re.Pattern[str]:
+def name_pattern(expression: str | None) -> re.Pattern[str]:
     """Kafka's topic filter: a regular expression over the whole name, where a comma means "or"."""
+    if expression is None:
+        return re.compile(".*")
     text = re.sub(r"\s+", "", expression.strip().strip("\"'")).replace(",", "|")
     try:
         return re.compile(text)
@@ -26,22 +28,16 @@ def name_pattern(expression: str) -> re.Pattern[str]:
         raise UsageError(f"--topic {expression!r} is not a regular expression: {error}") from error
 
 
-def select_topics(names: Iterable[str], expression: str | None) -> list[str]:
-    """The names an expression means when nothing is changed: all of them without one."""
-    if expression is None:
-        return sorted(names)
-    pattern = name_pattern(expression)
-    return sorted(name for name in names if pattern.fullmatch(name))
-
-
-def select_topics_to_change(names: Iterable[str], expression: str) -> list[str]:
-    """The names an expression means to `alter` and `delete`.
+def pattern_to_change(expression: str) -> re.Pattern[str]:
+    """What `alter` and `delete` mean by an expression.
 
     What could be a topic's name is taken literally: the dot in "orders.v1" must not delete "orders-v1".
     """
-    if _LITERAL_NAME.fullmatch(expression):
-        return [name for name in names if name == expression]
-    return select_topics(names, expression)
+    return name_pattern(re.escape(expression) if _LITERAL_NAME.fullmatch(expression) else expression)
+
+
+def select_topics(names: Iterable[str], pattern: re.Pattern[str]) -> list[str]:
+    return sorted(name for name in names if pattern.fullmatch(name))
 
 
 def parse_replica_assignment(text: str) -> list[list[int]]:

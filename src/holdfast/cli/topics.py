@@ -29,9 +29,10 @@ from holdfast.cli.topic_admin import (
     PartitionView,
     TopicView,
     describe_topics,
+    name_pattern,
     parse_replica_assignment,
+    pattern_to_change,
     select_topics,
-    select_topics_to_change,
     topic_views,
 )
 from holdfast.errors import UsageError
@@ -135,8 +136,9 @@ def list_topics(
     connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    pattern = name_pattern(topic)
     admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
-    names = select_topics(_all_names(admin), topic)
+    names = select_topics(_all_names(admin), pattern)
     if exclude_internal:
         described = describe_topics(admin, names)
         names = [name for name in names if name in described and not described[name].is_internal]
@@ -201,10 +203,11 @@ def describe(
     chosen = [flag for flag, given in filters.items() if given]
     if len(chosen) + topics_with_overrides > 1:
         raise UsageError("choose one of " + ", ".join([*filters, "--topics-with-overrides"]))
+    pattern = name_pattern(topic)
     admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
     views = [
         view
-        for view in topic_views(admin, select_topics(_all_names(admin), topic))
+        for view in topic_views(admin, select_topics(_all_names(admin), pattern))
         if (topic_id is None or view.topic_id == topic_id) and not (exclude_internal and view.internal)
     ]
     if not views and not if_exists and (topic is not None or topic_id is not None):
@@ -250,8 +253,11 @@ def alter(
             f"--replica-assignment names {len(assignment)} partitions and --partitions says {partitions}: "
             "give the brokers of every partition, those that exist included"
         )
+    pattern = pattern_to_change(topic)
     admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
-    names = _names_to_change(admin, topic, if_exists)
+    names = select_topics(_all_names(admin), pattern)
+    if not names and not if_exists:
+        raise no_such_topic(topic)
     counts = {name: len(view.partitions) for name, view in describe_topics(admin, names).items()}
     requests = [
         NewPartitions(
@@ -277,8 +283,11 @@ def delete(
     connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    pattern = pattern_to_change(topic)
     admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
-    names = _names_to_change(admin, topic, if_exists)
+    names = select_topics(_all_names(admin), pattern)
+    if not names and not if_exists:
+        raise no_such_topic(topic)
     futures = admin.delete_topics(names, request_timeout=REQUEST_TIMEOUT_S) if names else {}
     _report(_outcomes(futures, "deleted"), output)
 
@@ -289,13 +298,6 @@ def _admin(bootstrap_server: str, connect_timeout_ms: int, command_config: str |
 
 def _all_names(admin: AdminClient) -> list[str]:
     return sorted(admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
-
-
-def _names_to_change(admin: AdminClient, expression: str, if_exists: bool) -> list[str]:
-    names = select_topics_to_change(_all_names(admin), expression)
-    if not names and not if_exists:
-        raise no_such_topic(expression)
-    return names
 
 
 def _outcomes(futures: Mapping[str, Future[Any]], action: str) -> dict[str, str | KafkaError]:

@@ -1,0 +1,130 @@
+"""The command run as its users run it: a process, against a broker.
+
+`bootstrap_servers` is the one place that decides which broker: HOLDFAST_TEST_BOOTSTRAP names one that runs
+already (Apache Kafka, say); otherwise ours is started.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+Result = subprocess.CompletedProcess[bytes]
+RUN_TIMEOUT_S = 60
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def bootstrap_servers(request: pytest.FixtureRequest) -> str:
+    given = os.environ.get("HOLDFAST_TEST_BOOTSTRAP")
+    if given:
+        return given
+    return str(request.getfixturevalue("holdfast_broker").bootstrap_servers)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "holdfast.cli", *arguments]
+
+
+def environment(**settings: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name != "HOLDFAST_BOOTSTRAP_SERVER"}
+    return kept | {"COLUMNS": "200"} | settings
+
+
+@pytest.fixture
+def run_anywhere() -> Run:
+    """Run the command without a broker in its environment."""
+
+    def run(*arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
+        return subprocess.run(
+            command(*arguments),
+            input=stdin,
+            capture_output=True,
+            timeout=RUN_TIMEOUT_S,
+            env=environment(**(env or {})),
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def run(run_anywhere: Run, bootstrap_servers: str) -> Run:
+    """Run the command against the broker."""
+
+    def run_there(*arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
+        settings = {"HOLDFAST_BOOTSTRAP_SERVER": bootstrap_servers} | (env or {})
+        return run_anywhere(*arguments, stdin=stdin, env=settings)
+
+    return run_there
+
+
+@pytest.fixture
+def start(bootstrap_servers: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start the command against the broker and leave it running; it is ended with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*arguments: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            command(*arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(HOLDFAST_BOOTSTRAP_SERVER=bootstrap_servers),
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def make_topic(run: Run) -> Iterator[Callable[..., str]]:
+    """Create topics with names of their own, and delete them afterwards."""
+    made: list[str] = []
+
+    def make(*flags: str, prefix: str = "cli") -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:12]}"
+        result = run("topics", "create", "--topic", name, *flags)
+        assert result.returncode == 0, result.stderr
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        run("topics", "delete", "--topic", name, "--if-exists")
+
+
+@pytest.fixture
+def topic(make_topic: Callable[..., str]) -> str:
+    """A topic with one partition."""
+    return make_topic("--partitions", "1")
+
+
+@pytest.fixture
+def dead_address() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port: Any = bound.getsockname()[1]
+    return f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """An address that accepts connections and never says a word."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+Start = Callable[..., subprocess.Popen[bytes]]
+MakeTopic = Callable[..., str]
+
+EVERYTHING = [
+    argument
+    for name in ("timestamp", "partition", "offset", "epoch", "headers", "key", "value")
+    for argument in ("--formatter-property", f"print.{name}=true")
+]
+
+
+def fill(run: Run, topic: str, lines: bytes, *flags: str) -> None:
+    result = run("produce", "--topic", topic, *flags, stdin=lines)
+    assert result.returncode == 0, result.stderr
+
+
+def test_values_come_one_per_line_and_the_count_on_standard_error(run: Run, topic: str) -> None:
+    fill(run, topic, b"one\ntwo\n")
+    result = run("consume", "--topic", topic, "--from-beginning", "--max-messages", "2")
+    assert (result.returncode, result.stdout) == (0, b"one\ntwo\n")
+    assert b"processed a total of 2 messages" in result.stderr
+
+
+def test_the_format_is_kafkas(run: Run, topic: str) -> None:
+    flags = ("--reader-property", "parse.key=true", "--reader-property", "parse.headers=true")
+    fill(run, topic, b"h:1,i:2\tk\tv\n", *flags)
+    fill(run, topic, b"plain\n")
+    read = ("consume", "--topic", topic, "--from-beginning", "--max-messages", "2")
+    first, second = run(*read, *EVERYTHING).stdout.decode().splitlines()
+    assert re.fullmatch(r"CreateTime:\d{13}\tPartition:0\tOffset:0\tEpoch:\d+\th:1,i:2\tk\tv", first)
+    assert re.fullmatch(r"CreateTime:\d{13}\tPartition:0\tOffset:1\tEpoch:\d+\tNO_HEADERS\tnull\tplain", second)
+    separated = run(
+        *read,
+        *("--property", "print.key=true", "--property", "print.headers=true"),
+        *("--property", "key.separator= | ", "--property", "headers.separator=;"),
+        *("--property", "null.literal=-", "--property", "line.separator=%\n"),
+    )
+    assert separated.stdout == b"h:1;i:2 | k | v%\nNO_HEADERS | - | plain%\n"
+    without_value = run(*read, "--property", "print.value=false", "--property", "print.key=true")
+    assert without_value.stdout == b"k\nnull\n"
+
+
+def test_log_append_time_is_named(run: Run, make_topic: MakeTopic) -> None:
+    topic = make_topic("--config", "message.timestamp.type=LogAppendTime")
+    fill(run, topic, b"v\n")
+    read = ("consume", "--topic", topic, "--from-beginning", "--max-messages", "1")
+    assert run(*read, "--property", "print.timestamp=true").stdout.startswith(b"LogAppendTime:")
+
+
+def test_json_lines_have_every_key(run: Run, topic: str) -> None:
+    fill(run, topic, b"\xff\n")
+    read = ("consume", "--topic", topic, "--from-beginning", "--max-messages", "1", "--output", "json")
+    message = json.loads(run(*read).stdout)
+    assert message.pop("timestamp_ms") > 1_600_000_000_000
+    assert message.pop("leader_epoch") >= 0
+    assert message == {
+        "topic": topic,
+        "partition": 0,
+        "offset": 0,
+        "timestamp_type": "CreateTime",
+        "key": None,
+        "key_encoding": None,
+        "value": "/w==",
+        "value_encoding": "base64",
+        "headers": [],
+    }
+
+
+def test_an_offset_of_a_partition_is_where_it_starts(run: Run, topic: str) -> None:
+    fill(run, topic, b"0\n1\n2\n")
+    read = ("consume", "--topic", topic, "--partition", "0", "--timeout-ms", "1000")
+    assert run(*read, "--offset", "1").stdout == b"1\n2\n"
+    assert run(*read, "--offset", "earliest").stdout == b"0\n1\n2\n"
+    assert run(*read, "--offset", "latest").stdout == b""
+    assert run(*read, "--offset", "3").stdout == b""
+
+
+def test_an_offset_that_does_not_exist_is_no_silent_jump(run: Run, topic: str) -> None:  # HF305
+    fill(run, topic, b"0\n1\n")
+    read = ("consume", "--topic", topic, "--partition", "0", "--timeout-ms", "1000", "--offset")
+    beyond = run(*read, "7")
+    assert beyond.returncode == 1
+    assert f"offset 7 of {topic}-0 does not exist yet: the log ends at 2" in beyond.stderr.decode()
+    nowhere = run("consume", "--topic", topic, "--partition", "9", "--timeout-ms", "1000")
+    assert nowhere.returncode == 1
+    assert b"no partition 9" in nowhere.stderr
+
+
+def test_expired_offsets_are_named(run: Run, topic: str, bootstrap_servers: str) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    fill(run, topic, b"0\n1\n2\n")
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    (deleted,) = admin.delete_records([TopicPartition(topic, 0, 2)]).values()
+    deleted.result(timeout=30)
+    read = ("consume", "--topic", topic, "--partition", "0", "--timeout-ms", "1000")
+    result = run(*read, "--offset", "0")
+    assert (result.returncode, result.stdout) == (0, b"2\n")
+    assert f"offsets 0 to 1 of {topic}-0 are gone" in result.stderr.decode()
+
+
+def test_all_partitions_and_all_matching_topics_are_read(run: Run, make_topic: MakeTopic) -> None:
+    mark = uuid.uuid4().hex[:8]
+    first = make_topic("--partitions", "4", prefix=mark)
+    second = make_topic("--partitions", "1", prefix=mark)
+    lines = [f"{number}" for number in range(200)]
+    fill(run, first, "\n".join(lines).encode(), "--batch-size", "100")
+    fill(run, second, b"other\n")
+    one = run("consume", "--topic", first, "--from-beginning", "--max-messages", "200")
+    assert sorted(one.stdout.decode().split()) == sorted(lines)
+    both = run("consume", "--include", f"{mark}-.*", "--from-beginning", "--max-messages", "201")
+    assert sorted(both.stdout.decode().split()) == sorted([*lines, "other"])
+
+
+def test_a_missing_topic_is_named_and_not_created(run: Run) -> None:
+    result = run("consume", "--topic", "cli-is-not-there", "--from-beginning")
+    assert result.returncode == 1
+    assert b"'cli-is-not-there' does not exist" in result.stderr
+    assert "cli-is-not-there" not in run("topics", "list").stdout.decode().split()
+
+
+def test_silence_ends_it_when_asked(run: Run, topic: str) -> None:
+    result = run("consume", "--topic", topic, "--timeout-ms", "300")
+    assert (result.returncode, result.stdout) == (0, b"")
+
+
+def test_an_interrupt_ends_it_with_130_after_printing(run: Run, start: Start, topic: str) -> None:
+    fill(run, topic, b"one\n")
+    process = start("consume", "--topic", topic, "--from-beginning")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"one\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert b"processed a total of 1 messages" in errors
+
+
+def test_a_reader_that_has_enough_is_no_failure(run: Run, start: Start, topic: str) -> None:
+    fill(run, topic, b"x" * 1000 + b"\n")
+    process = start("consume", "--topic", topic, "--from-beginning")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    fill(run, topic, b"y\n" * 1000)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert b"Traceback" not in errors
+    assert b"BrokenPipe" not in errors
+
+
+def test_messages_that_arrive_later_are_printed(run: Run, start: Start, topic: str) -> None:
+    fill(run, topic, b"first\n")
+    process = start("consume", "--topic", topic, "--from-beginning", "--max-messages", "2")
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"first\n"
+    fill(run, topic, b"second\n")
+    assert process.stdout.readline() == b"second\n"
+    assert process.wait(timeout=30) == 0
