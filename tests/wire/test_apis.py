@@ -54,3 +54,8 @@ def test_the_version_exchange_itself_has_a_header_anyone_can_read() -> None:
     assert apis.request_header_version(apis.API_VERSIONS, 2) == 1
     assert apis.request_header_version(apis.API_VERSIONS, 3) == 2
     assert apis.request_header_version(12345, 3) == 1
+
+
+def test_old_clients_are_not_told_of_features_that_begin_at_zero() -> None:
+    assert [feature.name for feature in apis.supported_features(3)] == ["metadata.version"]
+    assert apis.supported_features(4) == apis.FEATURES

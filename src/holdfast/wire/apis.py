@@ -18,6 +18,9 @@ API_VERSIONS: Final = 18
 """ApiVersions, whose response header never carries tagged fields: its reader does not know our version
 yet."""
 
+FEATURES_FROM_ZERO: Final = 4
+"""The first version of ApiVersions whose readers understand a feature that may be at level 0."""
+
 
 class Api(NamedTuple):
     """One API as advertised to clients."""
@@ -162,3 +165,13 @@ def response_header_version(api_key: int, version: int) -> int:
         return 0
     api = BY_KEY.get(api_key)
     return 1 if api is not None and api.is_flexible(version) else 0
+
+
+def supported_features(api_versions_version: int) -> tuple[Feature, ...]:
+    """The features to name in an ApiVersions answer of this version.
+
+    Readers of versions before 4 refuse a range that begins at 0, so those features are not named to them.
+    """
+    if api_versions_version >= FEATURES_FROM_ZERO:
+        return FEATURES
+    return tuple(feature for feature in FEATURES if feature.min > 0)
