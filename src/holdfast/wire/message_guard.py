@@ -146,10 +146,8 @@ def _value_walker(shape: FieldShape, flexible: bool) -> Walker:
     size = _primitive_size(shape.kafka_type)
     if size is not None:
         return _fixed_array_walker(size, flexible) if shape.is_array else _fixed_walker(size)
-    if flexible:
-        walk = _walk_compact
-    else:
-        walk = _walk_legacy_string if shape.kafka_type == "string" else _walk_legacy_bytes
+    legacy = _walk_legacy_string if shape.kafka_type == "string" else _walk_legacy_bytes
+    walk = _walk_compact if flexible else legacy
     if not shape.is_array:
         return walk
     return _array_walker(walk, 1 if flexible else 2, flexible)
