@@ -21,6 +21,7 @@ from holdfast.metadata.changes import (
     create_topic,
     delete_topic,
     duplicates,
+    elect_leader,
     raise_leader_epochs,
     random_topic_id,
     register_broker,
@@ -28,6 +29,7 @@ from holdfast.metadata.changes import (
 )
 from holdfast.metadata.image import UNASSIGNED_DIRECTORY, ClusterImage, Resource, ResourceType, TopicImage
 from holdfast.seams import Randomness
+from holdfast.wire.metadata_records import PartitionChange
 
 Create = Callable[..., TopicImage]
 
@@ -359,3 +361,41 @@ def test_topic_ids_never_look_like_an_option(image: ClusterImage) -> None:
 def test_names_given_twice_are_found() -> None:
     assert duplicates(["a", "b", "a", "c", "b"]) == {"a", "b"}
     assert duplicates(["a", "b"]) == frozenset()
+
+
+def test_a_preferred_leader_is_elected_when_alive_and_in_sync(
+    create: Create, make_cluster: Any, make_broker: Any
+) -> None:  # R6
+    two = make_cluster(make_broker(1), make_broker(2, fenced=True))
+    create("orders", two, assignments=[(0, [2, 1])])
+    unavailable = refused(lambda: elect_leader(two, "orders", 0, unclean=False))
+    assert unavailable is ErrorCode.preferred_leader_not_available
+    two.apply_all(change_registration(two, 2, fenced=False))
+    topic_id = two.topics["orders"].topic_id
+    two.apply(PartitionChange(partition_id=0, topic_id=topic_id, isr=(1, 2)))
+    two.apply_all(elect_leader(two, "orders", 0, unclean=False))
+    partition = two.topics["orders"].partitions[0]
+    assert (partition.leader, partition.leader_epoch, partition.isr) == (2, 1, (1, 2))
+
+
+def test_an_unclean_election_needs_a_partition_without_leader_and_a_living_replica(
+    create: Create, image: ClusterImage
+) -> None:  # R5
+    topic_id = create("orders").topic_id
+    assert refused(lambda: elect_leader(image, "orders", 0, unclean=True)) is ErrorCode.election_not_needed
+    image.apply(PartitionChange(partition_id=0, topic_id=topic_id, leader=-1, isr=()))
+    image.apply_all(elect_leader(image, "orders", 0, unclean=True))
+    partition = image.topics["orders"].partitions[0]
+    assert (partition.leader, partition.isr, partition.leader_recovery_state) == (1, (1,), 1)
+    image.apply(PartitionChange(partition_id=0, topic_id=topic_id, leader=-1))
+    image.apply_all(change_registration(image, 1, fenced=True))
+    unavailable = refused(lambda: elect_leader(image, "orders", 0, unclean=True))
+    assert unavailable is ErrorCode.eligible_leaders_not_available
+
+
+def test_a_leader_that_is_the_preferred_one_is_not_elected_again(create: Create, image: ClusterImage) -> None:
+    create("orders")
+    assert refused(lambda: elect_leader(image, "orders", 0, unclean=False)) is ErrorCode.election_not_needed
+    for topic, index in (("orders", 2), ("orders", -1), ("unknown", 0)):
+        attempt = refused(lambda topic=topic, index=index: elect_leader(image, topic, index, unclean=False))  # type: ignore[misc]
+        assert attempt is ErrorCode.unknown_topic_or_partition

@@ -85,6 +85,16 @@ class Changes(RuleBasedStateMachine):
         topic = changes.NewTopic(name, partitions, factor, assignments, configs)
         self.attempt(lambda: changes.create_topic(self.image, topic, CONFIG, self.randomness))
 
+    @rule(
+        name=st.sampled_from(["orders", "a.b", "a_b", "x"]),
+        partitions=st.integers(1, 3),
+        factor=st.integers(1, 2),
+        retention_ms=st.sampled_from(["1", "2"]),
+    )
+    def create_legal(self, name: str, partitions: int, factor: int, retention_ms: str) -> None:
+        topic = changes.NewTopic(name, partitions, factor, configs=[("retention.ms", retention_ms)])
+        self.attempt(lambda: changes.create_topic(self.image, topic, CONFIG, self.randomness))
+
     @rule(name=NAMES)
     def delete(self, name: str) -> None:
         topic = self.image.topic(name)

@@ -23,6 +23,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
 from holdfast.metadata.image import (
+    NO_LEADER,
     UNASSIGNED_DIRECTORY,
     BrokerImage,
     ClusterImage,
@@ -126,7 +127,7 @@ def add_partitions(
                 f"{additional} partition(s) to add to topic {name!r}, "
                 f"but {len(assignments)} assignment(s) given",
             )
-        placed = [_checked_replicas(image, replicas, replication_factor) for replicas in assignments]
+        placed = [checked_replicas(image, replicas, replication_factor) for replicas in assignments]
     directories = _DirectoryChoice(image)
     return [
         _new_partition(image, topic.topic_id, present + number, replicas, directories)
@@ -155,6 +156,35 @@ def allocate_producer_ids(
         next_producer_id=first + block_size,
     )
     return ProducerIdBlock(first, first + block_size), [record]
+
+
+def elect_leader(image: ClusterImage, name: str, index: int, *, unclean: bool) -> list[MetadataRecord]:
+    """Give leadership back to the preferred replica or, `unclean`, to any replica when there is no leader."""
+    topic = existing_topic(image, name)
+    if not 0 <= index < len(topic.partitions):
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} has no partition {index}")
+    partition = topic.partitions[index]
+    if partition.leader != NO_LEADER if unclean else partition.leader == partition.preferred_leader:
+        raise ApiError(
+            ErrorCode.election_not_needed, f"partition {name}-{index} has the leader it should have"
+        )
+    active = set(image.active_brokers())
+    if unclean:
+        candidates = [broker_id for broker_id in partition.replicas if broker_id in active]
+        if not candidates:
+            raise ApiError(ErrorCode.eligible_leaders_not_available, f"no replica of {name}-{index} is alive")
+        chosen = candidates[0]
+        change = PartitionChange(
+            partition_id=index, topic_id=topic.topic_id, leader=chosen, isr=(chosen,), leader_recovery_state=1
+        )
+        return [change]
+    preferred = partition.preferred_leader
+    if preferred not in active or preferred not in partition.isr:
+        raise ApiError(
+            ErrorCode.preferred_leader_not_available,
+            f"broker {preferred}, the preferred leader of {name}-{index}, is not alive and in sync",
+        )
+    return [PartitionChange(partition_id=index, topic_id=topic.topic_id, leader=preferred)]
 
 
 def raise_leader_epochs(image: ClusterImage, node_id: int) -> list[MetadataRecord]:
@@ -284,7 +314,7 @@ def _manual_assignments(image: ClusterImage, topic: NewTopic) -> list[tuple[int,
             raise ApiError(
                 ErrorCode.invalid_replica_assignment, f"partition {index} is assigned more than once"
             )
-        by_index[index] = _checked_replicas(image, replicas, factor)
+        by_index[index] = checked_replicas(image, replicas, factor)
         factor = len(by_index[index])
     if sorted(by_index) != list(range(len(by_index))):
         raise ApiError(
@@ -294,7 +324,8 @@ def _manual_assignments(image: ClusterImage, topic: NewTopic) -> list[tuple[int,
     return [by_index[index] for index in range(len(by_index))]
 
 
-def _checked_replicas(image: ClusterImage, replicas: Sequence[int], factor: int | None) -> tuple[int, ...]:
+def checked_replicas(image: ClusterImage, replicas: Sequence[int], factor: int | None) -> tuple[int, ...]:
+    """The brokers of a manual assignment; `factor` is their number when other partitions set it."""
     if not replicas:
         raise ApiError(ErrorCode.invalid_replica_assignment, "an assignment without any broker")
     for broker_id in replicas:

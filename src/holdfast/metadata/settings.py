@@ -43,6 +43,14 @@ class SettingChange(NamedTuple):
     value: str | None
 
 
+def resource_of(resource_type: int, name: str) -> Resource:
+    """The resource a request names."""
+    try:
+        return Resource(ResourceType(resource_type), name)
+    except ValueError:
+        raise ApiError(ErrorCode.invalid_request, f"resource type {resource_type} is unknown") from None
+
+
 def new_topic_settings(
     topic: str, configs: Sequence[tuple[str, str | None]], config: BrokerConfig
 ) -> dict[str, str]:

@@ -1,0 +1,45 @@
+"""CreatePartitions (37), versions 0 to 3: more partitions for a topic; there is no way to fewer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.metadata.changes import add_partitions, duplicates
+from holdfast.node.context import Fields, RequestContext
+from holdfast.node.handlers.administration import has_no_time
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+    repeated = duplicates(topic.name for topic in request.topics)
+    results = [
+        _result(name, ErrorCode.invalid_request, f"topic {name!r} is named more than once in the request")
+        for name in sorted(repeated)
+    ]
+    results += [_one(node, topic, request, now) for topic in request.topics if topic.name not in repeated]
+    return {"throttle_time": 0, "results": results}
+
+
+def _one(node: Node, topic: Any, request: Any, now: Now) -> Fields:
+    if has_no_time(request):
+        return _result(topic.name, ErrorCode.request_timed_out, "the request allows no time")
+    assignments = None
+    if topic.assignments is not None:
+        assignments = [assignment.broker_ids for assignment in topic.assignments]
+    try:
+        records = add_partitions(node.image, topic.name, topic.count, assignments, node.seams.randomness)
+        if not request.validate_only:
+            node.append_metadata(records, now)
+    except ApiError as refused:
+        return _result(topic.name, refused.code, refused.message)
+    return _result(topic.name, ErrorCode.none, None)
+
+
+def _result(name: str, code: ErrorCode, message: str | None) -> Fields:
+    return {"name": name, "error_code": code, "error_message": message}
