@@ -50,9 +50,9 @@ def checked(entity_type: type, buffer: Buffer, offset: int) -> tuple[Buffer, int
         end = struct_walker(entity_type)(buffer, offset, edits)
     except (IndexError, ValueError, struct.error) as error:
         raise MalformedFrame(f"{entity_type.__name__}: {error}") from None
-    if end != len(buffer):
-        difference = f"{len(buffer) - end} bytes follow its end" if end < len(buffer) else "it is cut off"
-        raise MalformedFrame(f"{entity_type.__name__}: {difference}")
+    # Bytes behind the message are ignored, as Kafka does: librdkafka sends some with Metadata requests.
+    if end > len(buffer):
+        raise MalformedFrame(f"{entity_type.__name__}: it is cut off")
     if edits:
         return _edited(buffer, offset, edits), 0
     return buffer, offset

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.node.context import Fields, RequestContext
 from holdfast.node.dispatch import MODULES
 from holdfast.seams import Now
-from holdfast.wire.apis import API_VERSIONS, APIS, BY_KEY, FEATURES
+from holdfast.wire.apis import API_VERSIONS, APIS, BY_KEY, FEATURES, supported_features
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
@@ -36,13 +36,8 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
         ],
         "throttle_time": 0,
         "supported_features": [
-            # Version 3 clients choke on a lowest level of zero, so it is raised for them as Kafka does.
-            {
-                "name": f.name,
-                "min_version": f.min if context.version >= 4 else max(f.min, 1),
-                "max_version": f.max,
-            }
-            for f in FEATURES
+            {"name": feature.name, "min_version": feature.min, "max_version": feature.max}
+            for feature in supported_features(context.version)
         ],
         "finalized_features_epoch": node.image.last_offset,
         "finalized_features": [
