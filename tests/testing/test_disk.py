@@ -192,6 +192,9 @@ def test_failed_flush_marks_pages_clean_that_are_not_durable() -> None:
         file.flush()
         assert read(disk, "/data/log") == b"b" * 4 * PAGE_BYTES, "the cache still shows what was written"
         held = disk.held("/data/log")
+        twin = disk.copy(seed)
+        twin.crash()
+        assert read(twin, "/data/log") == held, "a second flush that succeeds brings nothing back"
         file.drop_cache()
         assert read(disk, "/data/log") == held, "and the platters show otherwise"
         lost += held != b"b" * 4 * PAGE_BYTES

@@ -286,6 +286,10 @@ class RecordsChecker:
         partition.start_floor = max(partition.start_floor, event.log_start)
 
     def _sequence_refused(self, event: history.SequenceRefused) -> None:
+        partition = self._of(event.partition)
+        if partition.start_ceiling or partition.may_expire:
+            # What a producer sent before its last batch is remembered only while the log still has it.
+            return
         batch = self._batches[event.producer, event.number]
         _broken("sequence-lost", f"{batch} follows an acknowledged one and was refused as {event.error}")
 

@@ -13,12 +13,13 @@ from typing import Any
 from unittest.mock import patch
 
 from holdfast.log.producer_state import Duplicate
+from holdfast.node import intake
 from holdfast.node.handlers import k00_produce
 from holdfast.node.node import Node
 from holdfast.seams import FileSystem, FlushJob, Now
 from holdfast.testing.disk import SimulatedDisk, SimulatedFile
 from holdfast.testing.simulator.broker import Broker, Seams, SimulatedFlusher, Start
-from holdfast.wire.metadata_records import MetadataRecord, ProducerIdsRecord
+from holdfast.wire.metadata_records import MetadataRecord, ProducerIds
 
 
 class Mutant:
@@ -92,7 +93,7 @@ class DuplicateAnsweredEarly(Mutant):
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        admit = k00_produce.admit
+        admit = intake.admit
 
         def admit_early(*arguments: Any) -> Any:
             admitted = admit(*arguments)
@@ -112,7 +113,7 @@ class ProducerIdReused(Mutant):
         append = Node.append_metadata
 
         def append_others(node: Node, records: Sequence[MetadataRecord], now: Now) -> None:
-            if not records or not all(isinstance(record, ProducerIdsRecord) for record in records):
+            if not records or not all(isinstance(record, ProducerIds) for record in records):
                 append(node, records, now)
                 return
             image = node.image

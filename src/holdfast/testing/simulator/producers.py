@@ -252,6 +252,8 @@ class IdempotentProducer:
                 self.world.observe(
                     history.SequenceRefused(known.partition, self._known_as, batch.number, error.name)
                 )
+                queue.clear()
+                self._abandoned.add(known.partition)
         elif error not in _RETRIABLE:
             self.world.unexpected(f"{self.name}: produce to {known} was answered {error.name}")
 

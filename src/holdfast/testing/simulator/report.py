@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+EFFECTS = ("page lost", "page torn", "directory change lost")
+"""What power loss did to the disk: counted beside the faults, and no faults of their own."""
+
 
 class SeedFailed(Exception):
     """A seed broke a rule; carries what is needed to see why, and to run it again."""
@@ -33,6 +36,9 @@ class Report:
     def __init__(self) -> None:
         self.seeds = 0
         self.operations: Counter[tuple[str, str]] = Counter()
+        """By kind and outcome; a produce to several partitions has one outcome for each."""
+        self.operations_sent = 0
+        """Requests that clients sent on their own account, retries and readings at the end not counted."""
         self.faults: Counter[str] = Counter()
         self.records_acknowledged = 0
         self.records_read = 0
@@ -41,18 +47,19 @@ class Report:
     def add(self, other: Report) -> None:
         self.seeds += other.seeds
         self.operations.update(other.operations)
+        self.operations_sent += other.operations_sent
         self.faults.update(other.faults)
         self.records_acknowledged += other.records_acknowledged
         self.records_read += other.records_read
         self.restarts += other.restarts
 
     @property
-    def operations_total(self) -> int:
-        return sum(self.operations.values())
+    def faults_struck(self) -> int:
+        return sum(count for name, count in self.faults.items() if name not in EFFECTS)
 
     def table(self) -> str:
         lines = [
-            f"{self.seeds:,} seeds, {self.operations_total:,} client operations, "
+            f"{self.seeds:,} seeds, {self.operations_sent:,} client operations, "
             f"{self.records_acknowledged:,} records acknowledged, {self.records_read:,} read, "
             f"{self.restarts:,} starts",
             "",

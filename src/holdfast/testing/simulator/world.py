@@ -317,6 +317,7 @@ class World:
             acted = self.admin.act()
         if acted:
             self._operations += 1
+            self.report.operations_sent += 1
 
     def run(self) -> None:
         faults = Faults(self, OPERATIONS_MIN)
