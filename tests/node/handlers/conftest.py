@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -110,8 +110,8 @@ def only_known_fields(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
-    yield Desk()
+def desk() -> Desk:
+    return Desk()
 
 
 @pytest.fixture

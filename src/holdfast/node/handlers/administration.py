@@ -62,7 +62,6 @@ def brokers_on(node: Node, listener: str, *, fenced_too: bool = False) -> Iterat
                     "host": end_point.host,
                     "port": end_point.port,
                     "rack": broker.rack,
-                    "is_fenced": broker.fenced,
                 },
             )
 

@@ -86,5 +86,6 @@ def _check_is_this_broker(node: Node, name: str) -> None:
 
 def _fields(entry: ConfigEntry, include_synonyms: bool) -> Fields:
     fields = entry._asdict()
+    del fields["is_default"]  # of version 0, which is no longer offered
     fields["synonyms"] = [synonym._asdict() for synonym in entry.synonyms] if include_synonyms else []
     return fields

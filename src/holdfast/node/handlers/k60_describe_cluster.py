@@ -32,7 +32,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
         "cluster_id": node.cluster_id,
         "controller_id": node.node_id,
         "brokers": [
-            {"broker_id": broker_id, **address}
+            {"broker_id": broker_id, "is_fenced": node.image.brokers[broker_id].fenced, **address}
             for broker_id, address in brokers_on(node, context.connection.listener, fenced_too=fenced_too)
         ],
         "cluster_authorized_operations": cluster_operations(request.include_cluster_authorized_operations),
