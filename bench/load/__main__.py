@@ -1,0 +1,30 @@
+"""Run the generator the specification on standard input names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Final
+
+GENERATORS: Final = {
+    "closed_loop": "bench.load.closed_loop:run",
+    "raw_closed_loop": "bench.load.raw_closed_loop:run",
+    "bulk_produce": "bench.load.bulk:produce",
+    "bulk_consume": "bench.load.bulk:consume",
+    "end_to_end": "bench.load.end_to_end:run",
+    "redis": "bench.load.redis_streams:run",
+    "nats": "bench.load.nats_jetstream:run",
+}
+
+
+def main() -> None:
+    """Load only what the generator needs: imports are not what is measured."""
+    spec = json.load(sys.stdin)
+    module, function = GENERATORS[spec["kind"]].split(":")
+    found = getattr(importlib.import_module(module), function)(spec)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

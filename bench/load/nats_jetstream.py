@@ -1,0 +1,40 @@
+"""NATS JetStream: publish and await the acknowledgement, a connection and a task of nats-py per client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import nats
+
+from bench.load.payload import payloads
+
+
+def run(spec: dict[str, Any]) -> dict[str, Any]:
+    """Answers like `closed_loop`."""
+    return asyncio.run(_run(spec))
+
+
+async def _run(spec: dict[str, Any]) -> dict[str, Any]:
+    found = await asyncio.gather(*(_client(spec) for _ in range(spec["clients"])))
+    latencies = [value for each in found for value in each]
+    return {"latencies_us": latencies, "window_s": spec["end_at"] - spec["begin_at"]}
+
+
+async def _client(spec: dict[str, Any]) -> list[int]:
+    connection = await nats.connect(f"nats://127.0.0.1:{spec['port']}")
+    stream = connection.jetstream()
+    value = payloads(spec["size"], 1)[0]
+    subject, begin_at, end_at = spec["topic"], spec["begin_at"], spec["end_at"]
+    latencies: list[int] = []
+    while True:
+        asked_at = time.monotonic()
+        await stream.publish(subject, value)
+        answered_at = time.monotonic()
+        if answered_at > end_at:
+            break
+        if asked_at >= begin_at:
+            latencies.append(int((answered_at - asked_at) * 1e6))
+    await connection.close()
+    return latencies

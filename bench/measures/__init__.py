@@ -1,0 +1,34 @@
+"""Every measure, in the order of the report: those on the shared brokers come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from bench.driver import Measure
+from bench.measures.alternatives import Alternatives
+from bench.measures.bulk import Bulk
+from bench.measures.clients16 import Clients16, Clients16Raw
+from bench.measures.compaction import Compaction
+from bench.measures.cpu import Cpu
+from bench.measures.end_to_end import EndToEnd
+from bench.measures.latency import Latency, LatencyRaw
+from bench.measures.many import ManyPartitions
+from bench.measures.partitions100 import Partitions100
+from bench.measures.recovery import Recovery
+from bench.measures.startup import Startup
+
+ALL: Final[tuple[Measure, ...]] = (
+    Latency(),
+    LatencyRaw(),
+    Clients16(),
+    Clients16Raw(),
+    Partitions100(),
+    Alternatives(),
+    EndToEnd(),
+    Bulk(),
+    Cpu(),
+    Compaction(),
+    Startup(),
+    Recovery(),
+    ManyPartitions(),
+)

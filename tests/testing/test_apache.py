@@ -1,0 +1,68 @@
+"""The harness around Apache Kafka: what it refuses, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing import apache
+from holdfast.testing.apache import ApacheKafka, ApacheKafkaFailed, ApacheKafkaUnavailable, run_tool
+
+
+@pytest.fixture
+def jars() -> Path:
+    try:
+        return apache.jars()
+    except ApacheKafkaUnavailable as missing:
+        pytest.skip(str(missing))
+
+
+def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(ApacheKafkaUnavailable, match="needs a Java runtime"):
+        apache.java_executable()
+
+
+def test_missing_maven_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ApacheKafkaUnavailable, match="'mvn' is not on the PATH"):
+        apache._download(tmp_path / "jars", {})
+
+
+def test_a_jar_that_differs_from_its_committed_sum_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jar").write_bytes(b"genuine")
+    expected = {"a.jar": "f57ac4e4cf6a54c7b6d7c1b5a7b7a4d6d5c2e0d8a7f3a6a6ec9ad6b7a7d5f8e1"}
+    assert apache._integrity_problem(tmp_path, expected) == "a.jar has another SHA-256 than the committed one"
+
+
+def test_missing_and_surplus_jars_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.jar").write_bytes(b"")
+    problem = apache._integrity_problem(tmp_path, {"a.jar": "00"})
+    assert problem == "missing ['a.jar'], not expected ['b.jar']"
+
+
+@pytest.mark.interop
+@pytest.mark.usefixtures("jars")
+def test_a_broker_serves_survives_a_kill_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    with ApacheKafka(directory=tmp_path / "kafka") as kafka:
+        servers = ("--bootstrap-server", kafka.bootstrap_servers)
+        run_tool(apache.TOPICS, *servers, "--create", "--topic", "kept")
+        first = kafka.pid
+        kafka.restart(clean=False)
+        assert kafka.pid != first
+        assert b"kept" in run_tool(apache.TOPICS, *servers, "--list").stdout
+        second = kafka.pid
+    assert not kafka.running
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in (first, second))
+
+
+@pytest.mark.interop
+@pytest.mark.usefixtures("jars")
+def test_a_broker_that_cannot_start_quotes_its_log(tmp_path: Path) -> None:
+    kafka = ApacheKafka({"log.segment.bytes": "1"}, directory=tmp_path / "kafka")
+    with pytest.raises(ApacheKafkaFailed, match=r"log\.segment\.bytes"):
+        kafka.start()
+    assert not kafka.running
