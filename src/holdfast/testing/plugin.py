@@ -8,6 +8,8 @@
 
 The broker is a process by default. `@pytest.mark.holdfast(mode="thread", settings={"num.partitions": "3"})` runs it
 on a thread instead (faster, cannot crash) or gives it settings.
+
+`apache_kafka` is one real Apache Kafka 4.3 for the whole session; without Java the test is skipped, or fails in CI.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from holdfast.server.embed import Broker
+    from holdfast.testing.apache import ApacheKafka
     from holdfast.testing.broker import BrokerProcess
 
 
@@ -53,3 +56,12 @@ def holdfast_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
         with BrokerProcess(str(tmp_path / "holdfast"), settings=settings) as process:
             yield process
+
+
+@pytest.fixture(scope="session")
+def apache_kafka() -> Iterator[ApacheKafka]:
+    """A real Apache Kafka that all tests of the session share: use topics of your own."""
+    from holdfast.testing.kafka_fixtures import running_apache_kafka
+
+    with running_apache_kafka() as broker:
+        yield broker

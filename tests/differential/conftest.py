@@ -1,0 +1,62 @@
+"""Runs scripts against our broker and Apache Kafka at the same time and compares what was answered."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.apache import ApacheKafka
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.differential import Allowed, Script, differences, judge, run_script
+from holdfast.testing.kafka_fixtures import XDIST_GROUP
+
+HERE = Path(__file__).parent
+ALLOWED_FILE = HERE / "differences.toml"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.xdist_group(XDIST_GROUP))
+
+
+@pytest.fixture(scope="session")
+def allowed_differences() -> list[Allowed]:
+    table = tomllib.loads(ALLOWED_FILE.read_text(encoding="utf-8"))
+    return [
+        Allowed(name, tuple(entry["where"]), entry.get("ours", "*"), entry.get("theirs", "*"))
+        for name, entry in table.items()
+    ]
+
+
+@pytest.fixture(scope="session")
+def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker of ours for the whole session, with the settings the Apache Kafka beside it has."""
+    directory = tmp_path_factory.mktemp("differential") / "holdfast"
+    with BrokerProcess(str(directory), settings={"log.segment.delete.delay.ms": "1000"}) as broker:
+        yield broker
+
+
+Compare = Callable[[Script], None]
+
+
+@pytest.fixture
+def compare(
+    apache_kafka: ApacheKafka, our_broker: BrokerProcess, allowed_differences: list[Allowed]
+) -> Compare:
+    """Run a script on both brokers; every difference must be on the allow-list."""
+
+    def run(script: Script) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            ours = pool.submit(run_script, script, our_broker.bootstrap_servers)
+            theirs = pool.submit(run_script, script, apache_kafka.bootstrap_servers)
+        found = differences(script.__name__, ours.result(), theirs.result())
+        problems = judge(script.__name__, found, allowed_differences)
+        assert not problems, "\n" + "\n".join(problems)
+
+    return run
