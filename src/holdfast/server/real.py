@@ -38,6 +38,20 @@ class RealFile:
             got += len(data)
         return b"".join(pieces)
 
+    def pread_cached(self, length: int, position: int) -> Buffer | None:
+        """Bytes that need no disk, perhaps fewer than asked for; None when the first is not in memory."""
+        data = bytearray(length)
+        try:
+            got = os.preadv(self.fd, (data,), position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+            # This file system cannot tell what is cached, so the loop must not risk it.
+            return None
+        return data if got == length else memoryview(data)[:got] if got else None
+
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
         written = os.pwritev(self.fd, buffers, position)
         total = sum(map(len, buffers))

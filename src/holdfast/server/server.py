@@ -6,6 +6,7 @@ import asyncio
 import resource
 import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from holdfast.config.broker import BrokerConfig
@@ -15,10 +16,12 @@ from holdfast.metadata.image import EndPoint
 from holdfast.node.node import Node, NodeSeams
 from holdfast.seams import Now
 from holdfast.server.flusher import ThreadFlusher
-from holdfast.server.real import RealClock, RealFileSystem, RealRandomness, boot_id
+from holdfast.server.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
 from holdfast.server.transport import ClientProtocol
 from holdfast.server.worker import ProcessWorker
 
+READ_THREADS = 4
+"""Reads of cold data that may wait for the disk at a time."""
 SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 
 
@@ -44,6 +47,7 @@ class Server:
                 say=say,
             ),
         )
+        self._readers = ThreadPoolExecutor(READ_THREADS, "read")
         self._servers: list[asyncio.Server] = []
         self._protocols: set[ClientProtocol] = set()
         self.endpoints: list[EndPoint] = []
@@ -83,6 +87,7 @@ class Server:
         if self._timer is not None:
             self._timer.cancel()
         self.flusher.close()
+        self._readers.shutdown(wait=True)
         await self.worker.close()
         self.node.stop(self.now())
 
@@ -102,6 +107,24 @@ class Server:
         self._timer = None
         self.node.tick(self.now())
         self._arm()
+
+    # Cold reads
+
+    def read_in_thread(
+        self, file: RealFile, length: int, position: int, done: Callable[[bytes, OSError | None], None]
+    ) -> None:
+        """Read what is not cached without making the loop wait for the disk."""
+
+        def finished(future: asyncio.Future[bytes]) -> None:
+            error = future.exception()
+            if error is None:
+                done(future.result(), None)
+            elif isinstance(error, OSError):
+                done(b"", error)
+            else:
+                raise error
+
+        self.loop.run_in_executor(self._readers, file.pread, length, position).add_done_callback(finished)
 
     # Connections
 

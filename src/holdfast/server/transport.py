@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final, cast
 from holdfast.log.segment import Slice
 from holdfast.node.connection import Connection
 from holdfast.node.context import Part
+from holdfast.seams import Buffer
+from holdfast.server.real import RealFile
 
 if TYPE_CHECKING:
     from holdfast.server.server import Server
@@ -41,6 +43,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._large_have = 0
         self._outgoing: deque[Part] = deque()
         self._writable = True
+        self._reads_file = False
+        """A read from disk is under way in a thread; what follows it waits."""
         self._reading = True
         self.last_active = 0.0
 
@@ -136,26 +140,44 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             outgoing.clear()
             return
-        while outgoing and self._writable:
+        while outgoing and self._writable and not self._reads_file:
             part = outgoing.popleft()
-            if isinstance(part, Slice):
-                length = min(part.length, SLICE_BYTES)
-                try:
-                    data = part.file.pread(length, part.position)
-                except OSError as error:
-                    self._close(f"reading {part.file.path} failed: {error}")
-                    return
-                if len(data) < length:
-                    self._close(
-                        f"{part.file.path} is shorter than the {part.position + length} bytes promised"
-                    )
-                    return
-                if part.length > length:
-                    outgoing.appendleft(Slice(part.file, part.position + length, part.length - length))
-                transport.write(data)
-            else:
+            if not isinstance(part, Slice):
                 transport.write(part)
+                continue
+            wanted = min(part.length, SLICE_BYTES)
+            file = cast(RealFile, part.file)
+            data = file.pread_cached(wanted, part.position)
+            if data is None:
+                outgoing.appendleft(part)
+                self._reads_file = True
+                self._server.read_in_thread(file, wanted, part.position, self._file_read)
+                return
+            self._write_slice(part, data)
         self._maybe_resume()
+
+    def _write_slice(self, part: Slice, data: Buffer) -> None:
+        """Send what was read of a slice and put the rest back in front."""
+        if len(data) < part.length:
+            rest = Slice(part.file, part.position + len(data), part.length - len(data))
+            self._outgoing.appendleft(rest)
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def _file_read(self, data: bytes, error: OSError | None) -> None:
+        """A read that needed the disk has returned."""
+        self._reads_file = False
+        if self._transport is None or self._transport.is_closing():
+            self._outgoing.clear()
+            return
+        part = self._outgoing.popleft()
+        assert isinstance(part, Slice)
+        if error is not None or not data:
+            what = error or f"it ends before the {part.position + part.length} bytes promised"
+            self._close(f"reading {part.file.path} failed: {what}")
+            return
+        self._write_slice(part, data)
+        self._send()
 
     def _pause(self) -> None:
         if self._reading and self._transport is not None:
