@@ -337,7 +337,8 @@ def test_an_unregistered_broker_cannot_be_changed(image: ClusterImage) -> None:
 
 
 def test_feature_levels_are_recorded_when_they_change(image: ClusterImage) -> None:
-    image.apply_all(set_feature_levels(image, {"metadata.version": 30, "group.version": 1}))
+    image.apply_all(set_feature_levels(image, {"group.version": 1, "metadata.version": 30}))
+    assert list(image.features) == ["metadata.version", "group.version"], "the metadata version comes first"
     assert image.features == {"metadata.version": 30, "group.version": 1}
     assert set_feature_levels(image, {"metadata.version": 30}) == []
     image.apply_all(set_feature_levels(image, {"group.version": 0}))

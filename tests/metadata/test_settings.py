@@ -160,3 +160,26 @@ def test_a_bad_broker_setting_is_an_invalid_request(image: ClusterImage, config:
 
 def test_a_broker_is_named_by_its_number(image: ClusterImage) -> None:
     assert check_broker_name(image, "1") == 1
+
+
+def test_append_to_a_list_set_to_nothing_starts_from_nothing(
+    image: ClusterImage, config: BrokerConfig
+) -> None:
+    altered(image, config, ("cleanup.policy", Operation.SET, ""))
+    assert (
+        altered(image, config, ("cleanup.policy", Operation.APPEND, "compact"))["cleanup.policy"] == "compact"
+    )
+
+
+@pytest.mark.parametrize(("timeout_ms", "fits"), [("44999", False), ("45000", True), ("60001", False)])
+def test_settings_of_groups_keep_to_the_brokers_bounds(
+    image: ClusterImage, config: BrokerConfig, timeout_ms: str, fits: bool
+) -> None:
+    group = Resource(ResourceType.GROUP, "readers")
+    change = [SettingChange("consumer.session.timeout.ms", Operation.SET, timeout_ms)]
+    if fits:
+        assert len(alter_settings(image, group, change, config)) == 1
+        return
+    with pytest.raises(ApiError) as caught:
+        alter_settings(image, group, change, config)
+    assert caught.value.code is ErrorCode.invalid_config

@@ -57,7 +57,8 @@ def alter(
         setting = settings.get(name)
         if setting is None or setting.type is not Type.LIST:
             raise ConfigError(f"{name}: {operation.name} is for lists, and this is none")
-        before = split_list(altered.get(name) or format_value(setting.default) or "")
+        present = altered[name] if name in altered else format_value(setting.default)
+        before = split_list(present or "")
         changed = split_list(value)
         if operation is Operation.APPEND:
             after = before + tuple(item for item in changed if item not in before)

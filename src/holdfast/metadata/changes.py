@@ -53,6 +53,7 @@ PRODUCER_IDS_PER_BLOCK: Final = 1000
 """Ids a crash may waste, against one durable record per so many producers."""
 PRODUCER_ID_MAX: Final = 2**63 - 1
 TAKE_DEFAULT: Final = -1
+METADATA_VERSION: Final = "metadata.version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +244,11 @@ def change_registration(
 
 
 def set_feature_levels(image: ClusterImage, levels: Mapping[str, int]) -> list[MetadataRecord]:
+    """The metadata version comes first: Kafka's readers want to know it before anything else."""
     return [
-        FeatureLevel(name=name, feature_level=level)
-        for name, level in levels.items()
-        if image.features.get(name, 0) != level
+        FeatureLevel(name=name, feature_level=levels[name])
+        for name in sorted(levels, key=lambda feature: (feature != METADATA_VERSION, feature))
+        if image.features.get(name, 0) != levels[name]
     ]
 
 

@@ -156,17 +156,30 @@ def _check(resource: Resource, settings: Mapping[str, str], config: BrokerConfig
             case ResourceType.BROKER:
                 validate_broker_overrides(config, settings, per_broker=bool(resource.name))
             case _:
-                _check_each(resource, settings)
+                _check_each(resource, settings, config)
     except ConfigError as refused:
         as_request = resource.type in _REFUSED_AS_REQUEST
         code = ErrorCode.invalid_request if as_request else ErrorCode.invalid_config
         raise ApiError(code, str(refused)) from refused
 
 
-def _check_each(resource: Resource, settings: Mapping[str, str]) -> None:
+def _check_each(resource: Resource, settings: Mapping[str, str], config: BrokerConfig) -> None:
     known = _SETTINGS[resource.type]
-    for name, value in settings.items():
+    for name, text in settings.items():
         if name not in known:
             what = resource.type.name.lower().replace("_", " ")
             raise ConfigError(f"{name} is not a {what} setting; there is {', '.join(sorted(known))}")
-        parse_value(known[name], value)
+        value = parse_value(known[name], text)
+        if resource.type is ResourceType.GROUP and isinstance(value, int):
+            _check_group_bounds(name, value, config)
+
+
+def _check_group_bounds(name: str, value: int, config: BrokerConfig) -> None:
+    """The broker bounds many settings of groups: `consumer.x` by `group.consumer.min.x` and `.max.x`."""
+    kind, _, quantity = name.partition(".")
+    lowest = config.values.get(f"group.{kind}.min.{quantity}")
+    highest = config.values.get(f"group.{kind}.max.{quantity}")
+    if isinstance(lowest, int) and value < lowest:
+        raise ConfigError(f"{name}={value}: group.{kind}.min.{quantity} is {lowest}")
+    if isinstance(highest, int) and value > highest:
+        raise ConfigError(f"{name}={value}: group.{kind}.max.{quantity} is {highest}")

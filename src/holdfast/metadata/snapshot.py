@@ -10,23 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.metadata.changes import registration_record
+from holdfast.metadata.changes import registration_record, set_feature_levels
 from holdfast.metadata.image import ClusterImage, PartitionImage, TopicImage
 from holdfast.wire.metadata_records import (
     Config,
-    FeatureLevel,
     MetadataRecord,
     Partition,
     ProducerIds,
     Topic,
 )
 
-METADATA_VERSION_FEATURE = "metadata.version"
-
 
 def records(image: ClusterImage) -> Iterator[MetadataRecord]:
-    for name in sorted(image.features, key=lambda feature: (feature != METADATA_VERSION_FEATURE, feature)):
-        yield FeatureLevel(name=name, feature_level=image.features[name])
+    yield from set_feature_levels(ClusterImage(), image.features)
     for broker_id in sorted(image.brokers):
         yield registration_record(image.brokers[broker_id])
     for topic_name in sorted(image.topics):
