@@ -9,7 +9,7 @@ What a caller may rely on:
   the next flush, so no offset of the new segment counts as durable before them.
 - The log never flushes by itself while serving; only opening and closing do.
 - Segments are removed in two steps, `segments_before` and `remove`, so that the new log start can be made
-  durable in between.
+  durable in between. `remove` only renames files: freeing a large one takes longer than a request may wait.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Log:
         producers: ProducerStateMap,
         epochs: LeaderEpochs,
         aborted: TransactionIndex,
+        is_changed: bool = False,
     ) -> None:
         self._fs = fs
         self.directory = directory
@@ -79,6 +80,9 @@ class Log:
         """Everything below is on disk and was verified, or was flushed by us."""
         self._sealed_unflushed: list[File] = []
         self._directory_unflushed = True
+        self._parent_unflushed: str | None = None
+        self._is_changed = is_changed
+        """Whether anything was written since the log was opened: an unchanged one is closed without a trace."""
         self._appended_since_flush = False
         self.unflushed_messages = 0
         self._loaded: list[Segment] = []
@@ -117,7 +121,7 @@ class Log:
         except OSError:
             active.file.truncate(active.size)
             raise
-        self._appended_since_flush = True
+        self._appended_since_flush = self._is_changed = True
         self.unflushed_messages += stored.records_count
         self.end_offset = stored.base_offset + stored.last_offset_delta + 1
         if header.producer_id >= 0:
@@ -158,7 +162,7 @@ class Log:
         segment.create()
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
-        self._directory_unflushed = True
+        self._directory_unflushed = self._is_changed = True
         return segment
 
     def _write_snapshot(self) -> File:
@@ -189,6 +193,12 @@ class Log:
     def has_sealed_unflushed(self) -> bool:
         return bool(self._sealed_unflushed)
 
+    def flush_first(self, file: File, parent: str) -> None:
+        """The log is new: its first flush must make `file` and its directory's own entry durable too."""
+        self._sealed_unflushed.append(file)
+        self._parent_unflushed = parent
+        self._is_changed = True
+
     def begin_flush(self) -> PendingFlush:
         """What must be flushed, in order, for everything up to `end` to be durable."""
         targets: list[FlushTarget] = [*self._sealed_unflushed]
@@ -196,6 +206,9 @@ class Log:
             targets.append(self.segments[-1].file)
         if self._directory_unflushed:
             targets.append(self.directory)
+        if self._parent_unflushed is not None:
+            targets.append(self._parent_unflushed)
+            self._parent_unflushed = None
         self._sealed_unflushed = []
         self._appended_since_flush = False
         self._directory_unflushed = False
@@ -273,8 +286,12 @@ class Log:
         if offset > self.start_offset:
             self.start_offset = offset
 
-    def remove(self, segments: list[Segment]) -> None:
-        """Take segments out of the log and delete their files; the new start must be durable already."""
+    def remove(self, segments: list[Segment]) -> list[str]:
+        """Take segments out of the log and rename their files; the new start must be durable already.
+
+        Returns the files' new names: they may be deleted whenever it suits.
+        """
+        retired: list[str] = []
         for segment in segments:
             at = self.segments.index(segment)
             if at == len(self.segments) - 1:
@@ -283,18 +300,20 @@ class Log:
             del self._bases[at]
             if segment in self._loaded:
                 self._loaded.remove(segment)
-            self.delete_files(segment)
+            retired += self.retire_files(segment, with_snapshot=segment.base_offset < self.start_offset)
+        # The file of epochs follows when the next epoch begins; opening cuts it to the log start anyway.
         self.epochs.truncate_from_start(self.start_offset)
-        self.epochs.write(self._fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
+        return retired
 
-    def delete_files(self, segment: Segment) -> None:
-        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, SNAPSHOT_SUFFIX):
-            path = segment.path(suffix)
-            if suffix == SNAPSHOT_SUFFIX and segment.base_offset >= self.start_offset:
-                continue
-            if self._fs.exists(path):
-                self._fs.rename(path, path + DELETED_SUFFIX)
-                self._fs.remove(path + DELETED_SUFFIX)
+    def retire_files(self, segment: Segment, *, with_snapshot: bool) -> list[str]:
+        """Rename a segment's files out of the way; recovery deletes what is left of them."""
+        suffixes = [LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX]
+        if with_snapshot:
+            suffixes.append(SNAPSHOT_SUFFIX)
+        paths = [path for path in map(segment.path, suffixes) if self._fs.exists(path)]
+        for path in paths:
+            self._fs.rename(path, path + DELETED_SUFFIX)
+        return [path + DELETED_SUFFIX for path in paths]
 
     def replace(self, old: list[Segment], new: Segment | None) -> None:
         """Swap in what compaction made of neighbouring sealed segments; files were renamed by the caller."""
@@ -322,7 +341,11 @@ class Log:
             if not size:
                 continue
             for found in scan_headers(segment.file, position, stop):
-                if found.header.max_timestamp >= timestamp and found.header.last_offset >= self.start_offset:
+                if (
+                    found.header.max_timestamp >= timestamp
+                    and found.header.records_count
+                    and found.header.last_offset >= self.start_offset
+                ):
                     return segment, found
         return None
 
@@ -330,14 +353,22 @@ class Log:
 
     def close(self) -> None:
         """Flush and write everything a clean start will trust. Blocks; after it the log is not used."""
+        if self._is_changed or self.recovery_point < self.end_offset:
+            self._write_all()
+        for segment in self.segments:
+            segment.close()
+
+    def _write_all(self) -> None:
         pending = self.begin_flush()
-        files = [*self.active.write_indexes(), self._write_snapshot()]
+        files: list[File] = []
+        if self.end_offset > self.active.base_offset or len(self.producers):
+            files = [*self.active.write_indexes(), self._write_snapshot()]
         for target in (*pending.targets, *files):
-            if not isinstance(target, str):
+            if isinstance(target, str):
+                self._fs.flush_directory(target)
+            else:
                 target.flush()
         self._fs.flush_directory(self.directory)
         self.flushed(pending.end)
-        for segment in self.segments:
-            segment.close()
         for file in files:
             file.close()

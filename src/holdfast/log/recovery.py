@@ -23,6 +23,8 @@ from typing import Final, NamedTuple
 
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
+from holdfast.log.atomic import ASIDE_SUFFIX, parent_of
+from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.log import Log
 from holdfast.log.producer_snapshot import decode_snapshot
@@ -36,6 +38,7 @@ from holdfast.log.segment import (
     SNAPSHOT_SUFFIX,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
     Segment,
     offset_name,
 )
@@ -55,6 +58,29 @@ class Trust(NamedTuple):
     recovery_point: int
     start_offset: int
     torn_tail_expected: bool
+
+
+def create_log(fs: FileSystem, directory: str, config: TopicConfig, topic_id: bytes, now: Now) -> Log:
+    """A new, empty log. Nothing of it is flushed: its first flush takes the files and both directories along."""
+    fs.make_directory(directory)
+    identity = fs.open(f"{directory}/{PARTITION_METADATA_FILE}", "create")
+    identity.pwritev([encode_partition_metadata(topic_id)], 0)
+    segment = Segment(fs, directory, 0, 0, now.wall_ms)
+    segment.create()
+    log = Log(
+        fs,
+        directory,
+        config,
+        segments=[segment],
+        end_offset=0,
+        start_offset=0,
+        producers=ProducerStateMap(directory),
+        epochs=LeaderEpochs(),
+        aborted=TransactionIndex(),
+    )
+    log.flush_first(identity, parent_of(directory))
+    segment.close()
+    return log
 
 
 def open_log(
@@ -80,27 +106,32 @@ def open_log(
 
 
 def _finish_interrupted_work(fs: FileSystem, directory: str, say: Callable[[str], None]) -> None:
-    """Complete or undo what a crash interrupted: deletions go on, unfinished cleaning goes, swaps complete."""
-    changed = False
-    for name in fs.list(directory):
-        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp")):
+    """Complete or undo what a crash interrupted: deletions go on, swaps complete, unfinished cleaning goes.
+
+    A `.log.swap` is a promise that everything else of the cleaned segment is on disk (see `compaction`). Until
+    that file has its name, all of this may happen again.
+    """
+    names = fs.list(directory)
+    swaps = [name for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+    for name in swaps:
+        _complete_swap(fs, directory, name)
+        say(f"{directory}: completed the compaction into {name[:20]} that was interrupted")
+    leftovers = [
+        name
+        for name in fs.list(directory)
+        if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ASIDE_SUFFIX))
+    ]
+    for name in leftovers:
+        if name.endswith(SWAP_SUFFIX):
+            _settle_index_swap(fs, f"{directory}/{name}")
+        else:
             fs.remove(f"{directory}/{name}")
-            changed = True
-    swaps = [name for name in fs.list(directory) if name.endswith(SWAP_SUFFIX)]
-    for name in swaps:
-        if name.endswith(LOG_SUFFIX + SWAP_SUFFIX):
-            _remove_swapped_out(fs, directory, name)
-    for name in swaps:
-        fs.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(SWAP_SUFFIX)}")
-        changed = True
-    if swaps:
-        say(f"{directory}: completed a compaction that was interrupted while swapping files in")
-    if changed:
+    if leftovers:
         fs.flush_directory(directory)
 
 
-def _remove_swapped_out(fs: FileSystem, directory: str, swap_name: str) -> None:
-    """Remove the segments whose batches the swap file replaces: those inside the offsets it spans."""
+def _complete_swap(fs: FileSystem, directory: str, swap_name: str) -> None:
+    """Let a cleaned segment take the place of those inside the offsets it spans."""
     base = int(swap_name[:20])
     file = fs.open(f"{directory}/{swap_name}", "read")
     last_offset = base
@@ -109,17 +140,30 @@ def _remove_swapped_out(fs: FileSystem, directory: str, swap_name: str) -> None:
     file.close()
     for name in fs.list(directory):
         stem, _, suffix = name.partition(".")
-        if (
-            stem.isdigit()
-            and base < int(stem) <= last_offset
-            and "." + suffix
-            in (
-                LOG_SUFFIX,
-                INDEX_SUFFIX,
-                TIME_INDEX_SUFFIX,
-            )
-        ):
+        if not stem.isdigit() or not base <= int(stem) <= last_offset:
+            continue
+        is_index = "." + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+        # Indexes are rebuilt from the batches; of the rest, the segment's own files are replaced in one step.
+        if is_index or (int(stem) > base and "." + suffix in (LOG_SUFFIX, TXN_INDEX_SUFFIX, SNAPSHOT_SUFFIX)):
             fs.remove(f"{directory}/{name}")
+    transactions = f"{directory}/{swap_name[:20]}{TXN_INDEX_SUFFIX}"
+    for aside in (CLEANED_SUFFIX, SWAP_SUFFIX):
+        if fs.exists(transactions + aside):
+            fs.rename(transactions + aside, transactions)
+    fs.flush_directory(directory)
+    fs.rename(f"{directory}/{swap_name}", f"{directory}/{swap_name.removesuffix(SWAP_SUFFIX)}")
+    fs.flush_directory(directory)
+
+
+def _settle_index_swap(fs: FileSystem, path: str) -> None:
+    """An index that Kafka was about to rename after its segment: of no use without rebuilding, but for one."""
+    target = path.removesuffix(SWAP_SUFFIX)
+    if target.endswith(TXN_INDEX_SUFFIX):
+        fs.rename(path, target)
+        return
+    fs.remove(path)
+    if target.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX)) and fs.exists(target):
+        fs.remove(target)
 
 
 def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) -> list[Segment]:
@@ -161,17 +205,20 @@ class _Opening:
         self.aborted = TransactionIndex()
 
     def finish(self) -> Log:
+        start_offset = max(self.trust.start_offset, self.segments[0].base_offset)
         self.epochs.truncate_from_end(self.end_offset)
+        self.epochs.truncate_from_start(start_offset)
         return Log(
             self.fs,
             self.directory,
             self.config,
             segments=self.segments,
             end_offset=self.end_offset,
-            start_offset=max(self.trust.start_offset, self.segments[0].base_offset),
+            start_offset=start_offset,
             producers=self.producers,
             epochs=self.epochs,
             aborted=self.aborted,
+            is_changed=not self.trust.clean and any(segment.size for segment in self.segments),
         )
 
     # A clean stop
@@ -216,11 +263,14 @@ class _Opening:
         for segment in self.segments[:first]:
             self._load_sealed(segment)
         doubtful = self.segments[first:]
-        for segment in doubtful:
-            segment.file.flush()
-        self.fs.flush_directory(self.directory)
-        for segment in doubtful:
-            segment.file.drop_cache()
+        # An empty log has nothing to verify, and its first flush takes its directories along.
+        if any(segment.size for segment in doubtful):
+            for segment in doubtful:
+                segment.file.flush()
+            self.fs.flush_directory(self.directory)
+            self.fs.flush_directory(parent_of(self.directory))
+            for segment in doubtful:
+                segment.file.drop_cache()
         base = doubtful[0].base_offset
         self.epochs.truncate_from_end(max(base, self.trust.recovery_point))
         self._rebuild_producers(base)

@@ -88,6 +88,14 @@ class Segment:
             self._file = self._fs.open(self.path(), "write")
         return self._file
 
+    def adopt_file(self, file: File) -> None:
+        """Read from `file`, which is on its way to this segment's name."""
+        self._file = file
+
+    def forget_file(self) -> None:
+        """Let go of the file, to be opened by name when next needed; it closes when nobody sends from it."""
+        self._file = None
+
     def create(self) -> None:
         """Make the empty file; it is durable once its directory is flushed."""
         self._file = self._fs.open(self.path(), "create")
@@ -141,7 +149,7 @@ class Segment:
     def note_batch(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """Index a batch that stands at `position`: an entry at most every `interval_bytes`."""
         last_offset = header.base_offset + header.last_offset_delta
-        if header.max_timestamp > self.max_timestamp:
+        if header.max_timestamp > self.max_timestamp and header.records_count:
             self.max_timestamp = header.max_timestamp
             self.offset_of_max_timestamp = last_offset
         if self.first_timestamp is None:

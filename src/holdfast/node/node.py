@@ -30,7 +30,7 @@ from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, LogDirectoryOffline
 from holdfast.log.checkpoints import LOG_START_FILE, RECOVERY_POINT_FILE
 from holdfast.metadata.image import ClusterImage, EndPoint, Resource, ResourceType, TopicImage
-from holdfast.node import dispatch
+from holdfast.node import dispatch, housekeeping
 from holdfast.node.commit import GroupCommit
 from holdfast.node.connection import Connection
 from holdfast.node.context import Answer, ConnectionInfo, Part, RequestContext
@@ -40,11 +40,19 @@ from holdfast.node.handlers.k00_produce import Production
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.partitions import Partitions
 from holdfast.node.producer_ids import ProducerIdSource
+from holdfast.node.removal import remove_below_start
 from holdfast.node.timers import Timers
 from holdfast.seams import Buffer, FileSystem, Flusher, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.messages import decode_request
-from holdfast.wire.metadata_records import MetadataRecord
+from holdfast.wire.metadata_records import (
+    Config,
+    MetadataRecord,
+    Partition,
+    PartitionChange,
+    RemoveTopic,
+    Topic,
+)
 
 CHECKPOINT_INTERVAL_MS: Final = 1000
 """How often recovery points reach the disk while flushes happen: what bounds recovery's work after a crash."""
@@ -83,7 +91,7 @@ class Node:
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, seams.randomness
         )
-        self.partitions = Partitions(seams.fs, self.directories, self.topic_config, seams.say)
+        self.partitions = Partitions(seams.fs, config.node_id, self.directories, self.topic_config, seams.say)
         self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
         self.producer_ids = ProducerIdSource(self)
         self.metadata: HostedPartition | None = None
@@ -106,8 +114,6 @@ class Node:
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         startup.start(self, now)
         self._every_second(now.monotonic_ms + CHECKPOINT_INTERVAL_MS)
-        from holdfast.node import housekeeping
-
         housekeeping.schedule(self, now)
 
     def stop(self, now: Now) -> None:
@@ -223,12 +229,14 @@ class Node:
             raise ApiError(
                 ErrorCode.kafka_storage_error, f"the metadata log could not be written: {error}"
             ) from error
-        before = dict(self.image.topics)
+        before = self._topics_touched(records)
         self.image.apply_all(records, last_offset=stored.last_offset, last_epoch=metadata.leader_epoch)
         self.metadata_barrier = self._wait_for_metadata
         metadata.offsets.when_committed(stored.next_offset, lambda error: self._metadata_committed())
         self.commit.request(metadata)
-        self._apply_to_partitions(before, now)
+        if any(isinstance(record, Config) for record in records):
+            self._follow_settings()
+        self._follow_topics(before, now)
 
     def _wait_for_metadata(self, proceed: Callable[[], None]) -> None:
         assert self.metadata is not None
@@ -246,26 +254,33 @@ class Node:
         if self.metadata.offsets.is_committed(self.metadata.log.end_offset):
             self.metadata_barrier = None
 
-    def _apply_to_partitions(self, before: dict[str, TopicImage], now: Now) -> None:
-        """Make what is hosted follow the image."""
-        self.apply_settings()
-        after = self.image.topics
-        for name, topic in before.items():
-            current = after.get(name)
-            if current is None or current.topic_id != topic.topic_id:
-                self._withdraw(topic)
-        for name, topic in after.items():
-            known = before.get(name)
-            if known is topic:
+    def _topics_touched(self, records: Iterable[MetadataRecord]) -> dict[UUID, TopicImage | None]:
+        """The topics that records are about, as they are before the records are applied."""
+        return {
+            record.topic_id: self.image.topics_by_id.get(record.topic_id)
+            for record in records
+            if isinstance(record, Topic | Partition | PartitionChange | RemoveTopic)
+        }
+
+    def _follow_topics(self, before: dict[UUID, TopicImage | None], now: Now) -> None:
+        """Make what is hosted follow the image: first what goes, since a new topic may have an old one's name."""
+        for topic_id, known in before.items():
+            if known is not None and topic_id not in self.image.topics_by_id:
+                self._withdraw(known)
+        for topic_id, known in before.items():
+            topic = self.image.topics_by_id.get(topic_id)
+            if topic is None:
                 continue
-            same = known is not None and known.topic_id == topic.topic_id
-            have = len(known.partitions) if known is not None and same else 0
+            have = len(known.partitions) if known is not None else 0
             for partition in topic.partitions[have:]:
                 self.partitions.open(topic, partition, None, now, fresh=True)
             for partition in topic.partitions[:have]:
-                hosted = self.partitions.get(name, partition.index)
+                hosted = self.partitions.get(topic.name, partition.index)
                 if hosted is not None:
                     hosted.leader_epoch = hosted.offsets.leader_epoch = partition.leader_epoch
+
+    def _follow_settings(self) -> None:
+        self.apply_settings()
         for hosted in self.partitions:
             hosted.log.config = self.topic_config(hosted.topic)
 
@@ -299,13 +314,17 @@ class Node:
 
     def move_log_start(self, hosted: HostedPartition, offset: int) -> None:
         """Delete records below `offset`: the new start is durable before any file goes."""
-        log = hosted.log
-        if offset <= log.start_offset:
-            return
-        log.advance_start(offset)
-        self.write_log_starts(hosted.directory)
-        if not hosted.directory.offline:
-            log.remove(log.segments_before(offset))
+        self.move_log_starts([(hosted, offset)])
+
+    def move_log_starts(self, moves: Sequence[tuple[HostedPartition, int]]) -> None:
+        """The same for many partitions, with one write of the checkpoint for each directory."""
+        moves = [(hosted, offset) for hosted, offset in moves if offset > hosted.log.start_offset]
+        for hosted, offset in moves:
+            hosted.log.advance_start(offset)
+        for directory in {hosted.directory: None for hosted, _ in moves}:
+            self.write_log_starts(directory)
+        for hosted, _ in moves:
+            remove_below_start(self, hosted)
 
     # Failures
 

@@ -73,6 +73,9 @@ class PartitionOffsets:
         if end.offset > self.durable_end.offset:
             self.durable_end = end
             self._raise_high_watermark(end)
+        elif end.offset == self.durable_end.offset and end.segment_base > self.durable_end.segment_base:
+            # The same offset, now the beginning of a new segment: what was sealed is left behind.
+            self.durable_end = self.high_watermark = end
 
     def _raise_high_watermark(self, end: LogPosition) -> None:
         self.high_watermark = end

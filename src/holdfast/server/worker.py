@@ -1,78 +1,134 @@
 """Background work in a child process: compaction and deep scans must not share the broker's interpreter.
 
-The child is started for the first task and kept. It runs `python -m holdfast.log.tasks`, reads one JSON task per
-line from its standard input and answers one JSON line each; it ends when its input does, so it never outlives
-the broker.
+The child is started for the first task and kept while tasks come; when none has come for a while it is let go,
+with the memory it took. It runs `holdfast.server.worker_main`, reads one JSON task per line from its standard
+input and answers one JSON line each, in order. It never outlives the broker.
+
+A child that dies, or answers what cannot be read, fails the task it had; the next task gets a new child. A task may
+take as long as it needs: the broker does not wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 Done = Callable[[Mapping[str, Any] | None, str | None], None]
 
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""An answer names the segments of one partition; this many bytes name more than a disk can hold."""
+IDLE_SECONDS: Final = 30.0
+END_SECONDS: Final = 5.0
+"""How long a child may take to end once its input has."""
+
 
 class ProcessWorker:
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._loop = loop
+        self._idle_seconds = idle_seconds
         self._queue: deque[tuple[str, Mapping[str, Any], Done]] = deque()
+        self._submitted = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._closing = False
 
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return self._process.pid if self._process is not None else None
+
     def submit(self, task: str, arguments: Mapping[str, Any], done: Done) -> None:
         self._queue.append((task, arguments, done))
-        if self._runner is None or self._runner.done():
+        self._submitted.set()
+        if not self._closing and (self._runner is None or self._runner.done()):
             self._runner = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
-        while self._queue and not self._closing:
-            task, arguments, done = self._queue.popleft()
-            try:
-                result = await self._ask(task, arguments)
-            except (OSError, ConnectionError, ValueError) as error:
-                await self._end()
-                done(None, f"the background process failed: {error}")
-                continue
-            if "error" in result:
-                done(None, str(result["error"]))
-            else:
-                done(result["result"], None)
+        while True:
+            while await self._work_comes():
+                await self._carry_out(*self._queue.popleft())
+            await self._let_go()
+            if not self._queue:
+                return
+
+    async def _carry_out(self, task: str, arguments: Mapping[str, Any], done: Done) -> None:
+        try:
+            answer = await self._ask(task, arguments)
+        except (OSError, ValueError) as error:
+            await self._kill()
+            done(None, f"the background process failed: {error}")
+            return
+        if "error" in answer:
+            done(None, str(answer["error"]))
+        else:
+            done(answer["result"], None)
+
+    async def _work_comes(self) -> bool:
+        """Wait for a task; false when none came in time."""
+        self._submitted.clear()
+        if self._queue:
+            return True
+        try:
+            await asyncio.wait_for(self._submitted.wait(), self._idle_seconds)
+        except TimeoutError:
+            return bool(self._queue)
+        return True
 
     async def _ask(self, task: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         process = self._process
         if process is None or process.returncode is not None:
-            process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "holdfast.server.worker_main",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=64 * 1024 * 1024,
-            )
+            process = self._process = await self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps({"task": task, "arguments": arguments}).encode() + b"\n")
         await process.stdin.drain()
         line = await process.stdout.readline()
-        if not line:
+        if not line.endswith(b"\n"):
             raise ConnectionError("it ended without an answer")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    async def _end(self) -> None:
+    async def _start(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "holdfast.server.worker_main",
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=ANSWER_BYTES_MAX,
+        )
+
+    async def _let_go(self) -> None:
+        """End an idle child through the end of its input."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), END_SECONDS)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
 
     async def close(self) -> None:
+        """End the child; what it was doing is given up and never reported."""
         self._closing = True
-        if self._runner is not None:
-            self._runner.cancel()
-        await self._end()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+            await asyncio.gather(runner, return_exceptions=True)
+        await self._kill()

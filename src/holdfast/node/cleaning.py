@@ -1,0 +1,224 @@
+"""Driving compaction: the dirtiest log that is due goes to the worker, then its result is swapped in.
+
+The worker reads and writes; here only files are renamed, a few per step, and every flush between two steps is
+the flusher's. A round is given up without harm when the topic was deleted, the directory went offline, retention
+took one of the segments, or the broker stops: cleaned files that were not committed are deleted by the next round
+or the next start, committed ones are completed by recovery.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from holdfast.errors import CorruptLog
+from holdfast.log.checkpoints import CLEANER_FILE, OffsetCheckpoint
+from holdfast.log.cleaner import Cleaned
+from holdfast.log.compaction import Dirt, Swap, examine, is_due, plan_round
+from holdfast.node.directories import LogDirectory
+from holdfast.node.hosted import HostedPartition
+from holdfast.node.removal import remove_later
+from holdfast.seams import FlushJob, Now
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+RETRY_MS: Final = 600_000
+"""How long a log is left alone after its cleaning failed."""
+FREE_BYTES_MIN: Final = 64 * 1024 * 1024
+"""Stays free on a disk beside what a round may write."""
+
+
+class Background:
+    """Whether a compaction or scrub is under way: one at a time, since they share files."""
+
+    __slots__ = ("is_busy",)
+
+    def __init__(self) -> None:
+        self.is_busy = False
+
+
+class Cleaning:
+    def __init__(self, node: Node, background: Background) -> None:
+        self._node = node
+        self._background = background
+        # How far each partition was cleaned; its topic's id tells it from a later one of the same name.
+        self._clean_to: dict[tuple[str, int], tuple[UUID, int]] = {}
+        self._not_before_ms: dict[HostedPartition, int] = {}
+        self.rounds = 0
+        for directory in node.directories:
+            if not directory.offline:
+                self._load(directory)
+
+    def _load(self, directory: LogDirectory) -> None:
+        try:
+            offsets = OffsetCheckpoint(self._node.fs, f"{directory.path}/{CLEANER_FILE}").read()
+        except (CorruptLog, OSError) as error:
+            self._node.say(f"{error}; compaction begins anew")
+            return
+        for (topic, index), offset in offsets.items():
+            hosted = self._node.partitions.get(topic, index)
+            if hosted is not None and hosted.directory is directory:
+                self._clean_to[topic, index] = (hosted.topic_id, offset)
+
+    def clean_to(self, hosted: HostedPartition) -> int | None:
+        """The offset below which the partition is clean; None when it never was cleaned."""
+        topic_id, offset = self._clean_to.get((hosted.topic, hosted.index), (None, None))
+        return offset if topic_id == hosted.topic_id else None
+
+    # Choosing
+
+    def check(self, now: Now) -> None:
+        """Begin the most useful round, if one is due and nothing else is under way."""
+        node = self._node
+        if self._background.is_busy or node.is_stopping or not node.config.log_cleaner_enable:
+            return
+        best: tuple[HostedPartition, Dirt] | None = None
+        for hosted in node.partitions:
+            if "compact" not in hosted.log.config.cleanup_policy or hosted.offline:
+                continue
+            if self._not_before_ms.get(hosted, 0) > now.monotonic_ms:
+                continue
+            offsets = hosted.offsets
+            dirt = examine(
+                hosted.log, self.clean_to(hosted), offsets.last_stable_offset, offsets.high_watermark, now
+            )
+            if is_due(hosted.log, dirt) and (best is None or dirt.ratio > best[1].ratio):
+                best = hosted, dirt
+        if best is not None:
+            self._begin(*best, now)
+
+    def _begin(self, hosted: HostedPartition, dirt: Dirt, now: Now) -> None:
+        node = self._node
+        needed = dirt.clean_bytes + dirt.dirty_bytes + FREE_BYTES_MIN
+        if node.fs.free_bytes(hosted.directory.path) < needed:
+            self._put_off(
+                hosted, f"cleaning may need {needed} bytes, and {hosted.directory.path} has less", now
+            )
+            return
+        asked = plan_round(
+            hosted.log, dirt, hosted.offsets.high_watermark, now, node.config.log_cleaner_dedupe_buffer_size
+        )
+        self._background.is_busy = True
+        _Round(self, node, hosted).begin(asked.to_json())
+
+    def _put_off(self, hosted: HostedPartition, reason: str, now: Now) -> None:
+        self._not_before_ms = {
+            other: deadline
+            for other, deadline in self._not_before_ms.items()
+            if deadline > now.monotonic_ms and not other.is_deleted
+        }
+        self._not_before_ms[hosted] = now.monotonic_ms + RETRY_MS
+        self._node.say(
+            f"{hosted.name} is not compacted: {reason}; trying again in {RETRY_MS // 60_000} minutes"
+        )
+
+    # Ending
+
+    def ended(
+        self, hosted: HostedPartition, *, clean_to: int | None = None, failure: str | None = None
+    ) -> None:
+        """A round is over; `clean_to` when all of it was swapped in."""
+        self._background.is_busy = False
+        node = self._node
+        if node.is_stopping:
+            return
+        if failure is not None and not hosted.is_deleted and not hosted.offline:
+            self._put_off(hosted, failure, node.now())
+        if clean_to is None:
+            return
+        self.rounds += 1
+        self._clean_to[hosted.topic, hosted.index] = (hosted.topic_id, clean_to)
+        self._write_checkpoint(hosted.directory)
+        self.check(node.now())
+
+    def _write_checkpoint(self, directory: LogDirectory) -> None:
+        node = self._node
+        self._clean_to = {
+            key: (topic_id, offset)
+            for key, (topic_id, offset) in self._clean_to.items()
+            if (hosted := node.partitions.get(*key)) is not None and hosted.topic_id == topic_id
+        }
+        offsets = {
+            (hosted.topic, hosted.index): offset
+            for hosted in node.partitions
+            if hosted.directory is directory and (offset := self.clean_to(hosted)) is not None
+        }
+        try:
+            directory.write_checkpoint(CLEANER_FILE, offsets)
+        except OSError as error:
+            node.directory_failed(directory, error)
+
+
+class _Round:
+    """One round under way, from the worker's answer to the last rename."""
+
+    def __init__(self, cleaning: Cleaning, node: Node, hosted: HostedPartition) -> None:
+        self._cleaning = cleaning
+        self._node = node
+        self._hosted = hosted
+        self._seen = {segment.base_offset: segment for segment in hosted.log.segments}
+        self._swaps: deque[Swap] = deque()
+        self._end_offset = -1
+
+    def begin(self, arguments: Mapping[str, Any]) -> None:
+        self._node.seams.worker.submit("compact", arguments, self._cleaned)
+
+    def _cleaned(self, result: Mapping[str, Any] | None, error: str | None) -> None:
+        if result is None:
+            self._cleaning.ended(self._hosted, failure=error)
+            return
+        log = self._hosted.log
+        cleaned = Cleaned.from_json(result)
+        self._end_offset = cleaned.end_offset
+        self._swaps.extend(Swap(self._node.fs, log, segment, self._seen) for segment in cleaned.segments)
+        self._next()
+
+    def _next(self) -> None:
+        if not self._swaps:
+            self._cleaning.ended(self._hosted, clean_to=self._end_offset)
+            return
+        swap = self._swaps.popleft()
+        self._step(swap, swap.commit, lambda: self._exchange(swap))
+
+    def _exchange(self, swap: Swap) -> None:
+        def exchange() -> None:
+            retired = swap.exchange()
+            remove_later(self._node, retired, self._hosted.log.config.file_delete_delay_ms)
+
+        self._step(swap, exchange, lambda: self._finish(swap))
+
+    def _finish(self, swap: Swap) -> None:
+        self._step(None, swap.finish, self._next)
+
+    def _step(self, revocable: Swap | None, action: Callable[[], None], then: Callable[[], None]) -> None:
+        """Rename, have the directory flushed, and go on, unless there is nothing to go on for."""
+        node, hosted = self._node, self._hosted
+        if node.is_stopping or hosted.is_deleted or hosted.offline:
+            self._cleaning.ended(hosted)
+            return
+
+        def flushed(error: OSError | None) -> None:
+            if error is not None:
+                self._failed(error)
+            else:
+                then()
+
+        try:
+            if revocable is not None and not revocable.is_possible:
+                for swap in (revocable, *self._swaps):
+                    swap.abandon()
+                self._cleaning.ended(hosted)
+                return
+            action()
+        except OSError as error:
+            self._failed(error)
+            return
+        node.seams.flusher.submit(FlushJob((hosted.log.directory,), flushed))
+
+    def _failed(self, error: OSError) -> None:
+        if not self._hosted.is_deleted:
+            self._node.directory_failed(self._hosted.directory, error)
+        self._cleaning.ended(self._hosted)

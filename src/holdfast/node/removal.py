@@ -1,0 +1,42 @@
+"""Deleting the files of removed segments, in two steps.
+
+Renaming them is quick and happens at once. `file.delete.delay.ms` later, when nobody has them open any more, the
+worker deletes them: that frees their blocks and may take long. What a stop leaves behind goes at the next start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.node.hosted import HostedPartition
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+
+def remove_below_start(node: Node, hosted: HostedPartition) -> None:
+    """Take segments that lie below the log start, which is durable, out of the log."""
+    log = hosted.log
+    if hosted.offline or len(log.segments) < 2 or log.segments[1].base_offset > log.start_offset:
+        return
+    try:
+        retired = log.remove(log.segments_before(log.start_offset))
+    except OSError as error:
+        node.directory_failed(hosted.directory, error)
+        return
+    remove_later(node, retired, log.config.file_delete_delay_ms)
+
+
+def remove_later(node: Node, paths: list[str], delay_ms: int) -> None:
+    """Have the worker delete files that were renamed out of the way."""
+
+    def done(result: object, error: str | None) -> None:
+        if error is not None:
+            node.say(f"files of removed segments could not be deleted: {error}")
+
+    def remove() -> None:
+        if not node.is_stopping:
+            node.seams.worker.submit("remove", {"paths": paths}, done)
+
+    if paths:
+        node.timers.at(node.now().monotonic_ms + delay_ms, remove)
