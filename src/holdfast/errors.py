@@ -18,6 +18,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kio.schema.errors import ErrorCode
 
 
@@ -61,12 +63,12 @@ class ApiError(HoldfastError):
 class InvalidRecords(PeerError):
     """A record batch that breaks the format or the topic's rules."""
 
-    def __init__(self, code: ErrorCode, message: str, record_index: int | None = None) -> None:
+    def __init__(self, code: ErrorCode, message: str, record_indexes: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.record_index = record_index
-        """Which record of the batch is at fault, when one is."""
+        self.record_indexes = record_indexes
+        """Which records of the batch are at fault, when single ones are."""
 
 
 class StorageError(HoldfastError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
 
 from holdfast.errors import InvalidRecords
 from holdfast.wire.batch import (
@@ -19,6 +20,7 @@ from holdfast.wire.batch import (
     iterate_records,
     make_batch,
     read_header,
+    seal,
     with_log_append_time,
 )
 from holdfast.wire.codecs import Codec
@@ -47,7 +49,7 @@ def record_lists(draw: st.DrawFn) -> list[Record]:
 @given(record_lists(), st.sampled_from(list(Codec)), st.integers(0, 2**62))
 def test_what_is_built_is_read_back(records: list[Record], codec: Codec, base_offset: int) -> None:
     batch = build_batch(records, base_offset=base_offset, base_timestamp=10**12, codec=codec)
-    header, _ = check_batch(batch)
+    header = check_whole(batch)
     assert header.base_offset == base_offset
     assert header.records_count == len(records)
     assert header.crc == batch_crc(batch)
@@ -88,8 +90,6 @@ def test_garbage_is_refused_and_never_crashes(data: bytes) -> None:
 def test_records_that_do_not_parse_are_refused_even_with_a_good_checksum(body: bytes, count: int) -> None:
     batch = bytearray(make_batch([b"x"]))
     header = read_header(batch)._replace(last_offset_delta=count - 1, records_count=count)
-    from holdfast.wire.batch import seal
-
     sealed = seal(header, body)
     try:
         check_batch(sealed)
@@ -102,6 +102,22 @@ def test_a_second_batch_behind_the_first_is_refused() -> None:
     batch = make_batch([b"one"])
     with pytest.raises(InvalidRecords, match="exactly one batch"):
         check_batch(batch + batch)
+
+
+def test_a_client_batch_that_does_not_begin_at_offset_zero_is_refused() -> None:
+    with pytest.raises(InvalidRecords, match="begins at offset 0") as refused:
+        check_batch(make_batch([b"one"], base_offset=5))
+    assert refused.value.code is ErrorCode.invalid_record
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_what_a_client_meant_to_send_is_never_called_corrupt(codec: Codec) -> None:
+    # CORRUPT_MESSAGE asks for the same bytes again, for ever.
+    batch = make_batch([b"one", b"two"], codec=codec)
+    for sent in (batch[:-1], batch[:40], seal(read_header(batch), b"garbage")):
+        with pytest.raises(InvalidRecords) as refused:
+            check_batch(sent)
+        assert refused.value.code is ErrorCode.invalid_record
 
 
 def test_control_batches_from_clients_are_refused() -> None:

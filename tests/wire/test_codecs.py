@@ -71,6 +71,13 @@ def test_what_is_compressed_comes_back(codec: Codec, data: bytes, level: int | N
     assert decompress(codec, bytearray(packed), LIMIT) == data
 
 
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_any_buffer_can_be_compressed(codec: Codec, kind: type) -> None:
+    packed = compress(codec, kind(b"record" * 50))
+    assert bytes(decompress(codec, packed, 1000)) == b"record" * 50
+
+
 @pytest.mark.parametrize("codec", Codec)
 def test_the_limit_is_exact(codec: Codec) -> None:
     data = mixed(50_000)

@@ -14,12 +14,12 @@ from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Buffer, Now
 from holdfast.wire.batch import (
     CODEC_MASK,
-    TRANSACTIONAL,
+    NO_TIMESTAMP,
     BatchHeader,
     check_batch,
-    first_record_without_key,
     parse_records,
     read_header,
+    records_without_key,
     seal,
     with_log_append_time,
 )
@@ -49,11 +49,9 @@ def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader,
             f"a batch of {len(batch)} bytes exceeds segment.bytes={config.segment_bytes} of {hosted.topic}",
         )
     header, records = check_batch(batch)
-    if header.attributes & TRANSACTIONAL:
-        raise InvalidRecords(ErrorCode.invalid_txn_state, "transactions are not served yet")
     if "compact" in config.cleanup_policy:
-        missing = first_record_without_key(records)
-        if missing is not None:
+        missing = records_without_key(records)
+        if missing:
             raise InvalidRecords(
                 ErrorCode.invalid_record,
                 f"{hosted.topic} is compacted and needs a key in every record",
@@ -75,33 +73,33 @@ def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader,
 
 def _check_timestamps(hosted: HostedPartition, header: BatchHeader, records: Buffer, now: Now) -> None:
     """Times too far from the broker's clock break retention by time, so a topic may bound them."""
+    if header.is_log_append_time:
+        raise InvalidRecords(
+            ErrorCode.invalid_timestamp,
+            "a producer may not claim the broker's time (LogAppendTime)",
+            range(header.records_count),
+        )
     config = hosted.log.config
     if config.message_timestamp_type == "LogAppendTime":
         return
-    if header.is_log_append_time:
-        raise InvalidRecords(
-            ErrorCode.invalid_timestamp, "a producer may not claim the broker's time (LogAppendTime)"
-        )
     latest = now.wall_ms + config.message_timestamp_after_max_ms
-    if header.max_timestamp > latest:
+    earliest = now.wall_ms - config.message_timestamp_before_max_ms
+    if header.max_timestamp <= latest and earliest <= 0:
+        return
+    outside = [
+        index
+        for index, record in enumerate(parse_records(records))
+        if not earliest <= (timestamp := header.base_timestamp + record.timestamp_delta) <= latest
+        and timestamp != NO_TIMESTAMP
+    ]
+    if outside or header.max_timestamp > latest:
         raise InvalidRecords(
             ErrorCode.invalid_timestamp,
-            f"timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms="
-            f"{config.message_timestamp_after_max_ms} after the broker's {now.wall_ms}",
-            0,
+            f"timestamps are more than message.timestamp.before.max.ms={config.message_timestamp_before_max_ms} "
+            f"before or message.timestamp.after.max.ms={config.message_timestamp_after_max_ms} after the "
+            f"broker's {now.wall_ms}",
+            outside,
         )
-    earliest = now.wall_ms - config.message_timestamp_before_max_ms
-    if earliest <= 0:
-        return
-    for index, record in enumerate(parse_records(records)):
-        timestamp = header.base_timestamp + record.timestamp_delta
-        if 0 <= timestamp < earliest:
-            raise InvalidRecords(
-                ErrorCode.invalid_timestamp,
-                f"timestamp {timestamp} is more than message.timestamp.before.max.ms="
-                f"{config.message_timestamp_before_max_ms} before the broker's {now.wall_ms}",
-                index,
-            )
 
 
 def _recompress(

@@ -358,6 +358,7 @@ class Allowed(NamedTuple):
 
 
 def _matches(text: str, pattern: str) -> bool:
+    # Brackets are part of a path, never of a pattern.
     return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
 
 

@@ -82,7 +82,7 @@ class WireClient:
     def __init__(self, bootstrap_servers: str, *, timeout_s: float = 30.0) -> None:
         host, _, port = bootstrap_servers.rpartition(":")
         self._address = (host.strip("[]"), int(port))
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._correlation_id = 0
 
@@ -118,7 +118,7 @@ class WireClient:
     def receive(self, timeout_s: float | None = None) -> bytes | Literal["connection closed", "no answer"]:
         """The next response, without its length."""
         connection = self._connected()
-        connection.settimeout(timeout_s or self._timeout_s)
+        connection.settimeout(timeout_s or self.timeout_s)
         try:
             (size,) = struct.unpack(">i", self._exactly(connection, 4))
             if not 4 <= size <= ANSWER_BYTES_MAX:
@@ -132,7 +132,7 @@ class WireClient:
             return CLOSED
         finally:
             if self._socket is not None:
-                connection.settimeout(self._timeout_s)
+                connection.settimeout(self.timeout_s)
 
     def decode(self, answer: bytes, api_key: int, version: int, correlation_id: int) -> Any:
         """The entity in a raw response to the request with this correlation id."""
@@ -161,7 +161,7 @@ class WireClient:
 
     def _connected(self) -> socket.socket:
         if self._socket is None:
-            self._socket = socket.create_connection(self._address, timeout=self._timeout_s)
+            self._socket = socket.create_connection(self._address, timeout=self.timeout_s)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._socket
 

@@ -34,6 +34,11 @@ LOG_OVERHEAD: Final = 12
 CRC_START: Final = 21
 """Where the bytes under the checksum begin: at the attributes."""
 MAGIC: Final = 2
+MAGIC_OFFSET: Final = 16
+ATTRIBUTES_LOW_BYTE: Final = 22
+"""Where the byte with codec, time type and the transactional bit stands."""
+OLD_MESSAGE_BYTES_MIN: Final = 14
+"""The least a message of format 0 can announce; a smaller length is damage in any format."""
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -233,7 +238,14 @@ def check_batch(batch: Buffer, *, limit_bytes: int = RECORDS_BYTES_MAX) -> tuple
     Checksum, format, codec, count = last delta + 1 = records found, sequence and producer fields that fit
     together. What depends on the topic (size, timestamps, keys, producer state) is the caller's.
     """
-    header = check_whole(batch)
+    try:
+        header = check_whole(batch)
+    except InvalidRecords as error:
+        raise _as_sent_by_client(batch, error) from None
+    if header.base_offset != 0:
+        raise InvalidRecords(
+            ErrorCode.invalid_record, f"a client's batch begins at offset 0, not at {header.base_offset}"
+        )
     if header.size != len(batch):
         raise InvalidRecords(
             ErrorCode.invalid_record,
@@ -254,14 +266,37 @@ def check_batch(batch: Buffer, *, limit_bytes: int = RECORDS_BYTES_MAX) -> tuple
             )
     elif header.attributes & TRANSACTIONAL:
         raise InvalidRecords(ErrorCode.invalid_record, "a transactional batch needs a producer id")
-    data = records_bytes(batch, header, limit_bytes)
-    # Uncompressed records are counted in place: a megabyte need not be copied to be walked.
-    found = count_records(data) if header.attributes & CODEC_MASK else count_records(batch, HEADER_SIZE)
+    try:
+        data = records_bytes(batch, header, limit_bytes)
+        # Uncompressed records are counted in place: a megabyte need not be copied to be walked.
+        found = count_records(data) if header.attributes & CODEC_MASK else count_records(batch, HEADER_SIZE)
+    except InvalidRecords as error:
+        if error.code is ErrorCode.corrupt_message:
+            # The checksum holds, so this is what the client meant. CORRUPT_MESSAGE would have it try again.
+            raise InvalidRecords(ErrorCode.invalid_record, error.message) from None
+        raise
     if found != count:
         raise InvalidRecords(
             ErrorCode.invalid_record, f"the header counts {count} records and the batch holds {found}"
         )
     return header, data
+
+
+def _as_sent_by_client(batch: Buffer, error: InvalidRecords) -> InvalidRecords:
+    """What is wrong with a client's batch that is not whole, under the code Kafka gives it.
+
+    CORRUPT_MESSAGE makes clients send again, which helps against damage on the way. A batch cut short or of a
+    format before 2 is what the client meant to send: INVALID_RECORD.
+    """
+    if len(batch) <= MAGIC_OFFSET:
+        return InvalidRecords(ErrorCode.invalid_record, error.message)
+    length = int.from_bytes(batch[8:12], "big", signed=True)
+    magic = batch[MAGIC_OFFSET]
+    if length >= OLD_MESSAGE_BYTES_MIN and (
+        magic < MAGIC or (magic == MAGIC and len(batch) < LOG_OVERHEAD + length)
+    ):
+        return InvalidRecords(ErrorCode.invalid_record, error.message)
+    return _corrupt(error.message)
 
 
 def _read_unsigned(data: Buffer, position: int) -> tuple[int, int]:
@@ -342,12 +377,9 @@ def parse_records(data: Buffer) -> Iterator[Record]:
         yield record
 
 
-def first_record_without_key(data: Buffer) -> int | None:
-    """The index of the first record that has no key, or None when all have one."""
-    for index, record in enumerate(parse_records(data)):
-        if record.key is None:
-            return index
-    return None
+def records_without_key(data: Buffer) -> list[int]:
+    """The indexes of the records that have no key."""
+    return [index for index, record in enumerate(parse_records(data)) if record.key is None]
 
 
 def _signed(value: int) -> bytes:

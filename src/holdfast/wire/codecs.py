@@ -220,7 +220,7 @@ def _compress_gzip(data: Buffer, level: int) -> bytes:
 def _compress_lz4(data: Buffer, level: int | None) -> bytes:
     mode = _LZ4_FAST if level in (None, _LZ4_LEVEL_DEFAULT) else max(level or 0, _LZ4_HIGH_MIN)
     compressor = cramjam.lz4.Compressor(level=mode, content_checksum=False, block_linked=False)
-    compressor.compress(data)
+    compressor.compress(bytes(data))
     return bytes(compressor.finish())
 
 

@@ -3,12 +3,13 @@
 acks=all is answered when every batch of the request is committed; acks=1 once written; acks=0 never, and an
 error closes the connection. Each partition succeeds or fails by itself.
 
-Left out until transactions are served: transactional batches, refused with INVALID_TXN_STATE.
+Left out until transactions are served: transactional batches, refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -20,25 +21,29 @@ from holdfast.node.context import NO_RESPONSE, Answer, Fields, Later, Packed, Re
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.intake import admit
 from holdfast.seams import Now
+from holdfast.wire.batch import ATTRIBUTES_LOW_BYTE, CODEC_MASK, MAGIC, MAGIC_OFFSET, TRANSACTIONAL
+from holdfast.wire.codecs import Codec
 from holdfast.wire.hot import PRODUCE_TOPIC_IDS, Produced, pack_produce_response
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 ACKS_ALL: Final = -1
+ZSTD_VERSION: Final = 7
+"""Clients that speak an older version cannot know zstd."""
 INTERNAL_TOPICS: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
 
 
 class Failed:
-    __slots__ = ("code", "message", "partition", "record_index")
+    __slots__ = ("code", "message", "partition", "record_indexes")
 
     def __init__(
-        self, partition: int, code: ErrorCode, message: str | None, record_index: int | None = None
+        self, partition: int, code: ErrorCode, message: str | None, record_indexes: Sequence[int] = ()
     ) -> None:
         self.partition = partition
         self.code = code
         self.message = message
-        self.record_index = record_index
+        self.record_indexes = record_indexes
 
 
 Outcome = Produced | Failed
@@ -102,6 +107,8 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     production = Production(context.version)
     by_id = context.version >= PRODUCE_TOPIC_IDS
     for topic in request.topic_data:
+        if not topic.partition_data:
+            continue
         outcomes: list[Outcome] = []
         name: str | None
         if by_id:
@@ -134,12 +141,24 @@ def _produce_one(
     node: Node, production: Production, outcomes: list[Outcome], topic: str, data: Any, acks: int, now: Now
 ) -> None:
     index = data.index
+    hosted = node.leader_of(topic, index)
     if topic in INTERNAL_TOPICS:
         raise ApiError(ErrorCode.invalid_topic_exception, f"clients may not write to {topic}")
-    hosted = node.leader_of(topic, index)
-    if data.records is None:
-        raise InvalidRecords(ErrorCode.invalid_record, "the partition has no record batch")
-    admitted = admit(hosted, data.records, now)
+    records = data.records
+    if not records:
+        raise ApiError(ErrorCode.invalid_record, "the partition has no record batch")
+    if len(records) > ATTRIBUTES_LOW_BYTE and records[MAGIC_OFFSET] == MAGIC:
+        attributes = records[ATTRIBUTES_LOW_BYTE]
+        if attributes & TRANSACTIONAL:
+            raise ApiError(
+                ErrorCode.transactional_id_authorization_failed,
+                "a transactional batch without transactional id",
+            )
+        if attributes & CODEC_MASK == Codec.ZSTD and production.version < ZSTD_VERSION:
+            raise ApiError(
+                ErrorCode.unsupported_compression_type, f"zstd needs produce version {ZSTD_VERSION}"
+            )
+    admitted = admit(hosted, records, now)
     log = hosted.log
     if isinstance(admitted, Duplicate):
         outcomes.append(Produced(index, admitted.first_offset, admitted.timestamp, log.start_offset))
@@ -171,15 +190,16 @@ def _failure(index: int, error: Exception) -> Failed:
     if isinstance(error, ApiError):
         return Failed(index, error.code, error.message)
     if isinstance(error, InvalidRecords):
-        return Failed(index, error.code, error.message, error.record_index)
+        return Failed(index, error.code, error.message, error.record_indexes)
     return Failed(index, ErrorCode.kafka_storage_error, str(error))
 
 
 def _fields(outcome: Outcome) -> Fields:
     if isinstance(outcome, Failed):
-        errors = []
-        if outcome.record_index is not None:
-            errors = [{"batch_index": outcome.record_index, "batch_index_error_message": outcome.message}]
+        errors = [
+            {"batch_index": index, "batch_index_error_message": outcome.message}
+            for index in outcome.record_indexes
+        ]
         return {
             "index": outcome.partition,
             "error_code": outcome.code,

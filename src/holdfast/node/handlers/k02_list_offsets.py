@@ -93,8 +93,17 @@ def _one(
         "error_code": 0,
         "timestamp": timestamp,
         "offset": offset,
-        "leader_epoch": hosted.log.epochs.epoch_for(offset) if offset >= 0 else -1,
+        "leader_epoch": _epoch_of(hosted, partition.timestamp, offset),
     }
+
+
+def _epoch_of(hosted: HostedPartition, timestamp: int, offset: int) -> int:
+    """The leader epoch of an offset; where nothing is written yet, the one the next record will have."""
+    if offset < 0:
+        return -1
+    if timestamp == LATEST or offset >= hosted.log.end_offset:
+        return hosted.leader_epoch
+    return hosted.log.epochs.epoch_for(offset)
 
 
 def find_offset(hosted: HostedPartition, timestamp: int, read_committed: bool) -> tuple[int, int]:
