@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 
-from holdfast.cli import exits
-
 
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["serve"]:
-        # The broker must be ready in a fraction of a second: nothing here imports typer or rich.
+        # The broker must be ready in a fraction of a second: nothing here imports typer or rich, and kio must not
+        # find hypothesis, with which it registers its types wherever that is installed.
+        for module in ("hypothesis", "hypothesis.strategies"):
+            sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+        from holdfast.cli import exits
         from holdfast.cli.serve import serve_command
 
         sys.exit(exits.run(lambda: serve_command(arguments[1:])))
+    from holdfast.cli import exits
     from holdfast.cli.app import run_command
 
     sys.exit(exits.run(lambda: run_command(arguments)))

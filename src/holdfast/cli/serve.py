@@ -6,7 +6,6 @@ argparse, not typer: this module is on the path of a broker's start, where every
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -76,9 +75,6 @@ def parse_options(arguments: Sequence[str]) -> ServeOptions:
 
 def serve_command(arguments: Sequence[str]) -> int | None:
     options = parse_options(arguments)
-    # kio registers its types with hypothesis wherever that is installed, which costs a start 170 ms.
-    for module in ("hypothesis", "hypothesis.strategies"):
-        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
     from holdfast.server.run import serve
 
     code: int | None = serve(options)

@@ -1,8 +1,12 @@
 """The partitions this node hosts: found by name or id, opened, created, and deleted in a safe order.
 
-A partition's directory may exist without its topic (a crash before the metadata record was durable) but a
-topic never loses its directory: files go only after the record that removes the topic is durable. What is
-found at start without a topic was never acknowledged to anybody; it is moved aside, not deleted, unless empty.
+A partition's directory may exist without its topic (a crash before the metadata record was durable) but a topic
+never loses its directory. Deleting renames it at once, so that a new topic may have the name, and removes it when
+the record that removes the topic is durable; a start that finds the topic still there renames it back. What is found
+without a topic was never acknowledged to anybody; it is moved aside, not deleted, unless empty.
+
+Making a partition flushes nothing: its first flush takes its directory and the log directory along, and until then
+nothing in it was acknowledged. Thousands of partitions are made at the speed of the page cache.
 """
 
 from __future__ import annotations
@@ -13,8 +17,8 @@ from uuid import UUID
 
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
-from holdfast.log.checkpoints import read_partition_metadata, write_partition_metadata
-from holdfast.log.recovery import Trust, open_log
+from holdfast.log.checkpoints import read_partition_metadata
+from holdfast.log.recovery import Trust, create_log, open_log
 from holdfast.metadata.image import ClusterImage, PartitionImage, TopicImage
 from holdfast.node.directories import LogDirectory
 from holdfast.node.hosted import HostedPartition, OfflinePartition
@@ -29,11 +33,13 @@ class Partitions:
     def __init__(
         self,
         fs: FileSystem,
+        node_id: int,
         directories: list[LogDirectory],
         topic_config: Callable[[str], TopicConfig],
         say: Callable[[str], None],
     ) -> None:
         self._fs = fs
+        self._node_id = node_id
         self.directories = directories
         self._topic_config = topic_config
         self._say = say
@@ -59,15 +65,15 @@ class Partitions:
 
     def open_existing(self, image: ClusterImage, now: Now) -> None:
         """At start: open every partition of the image where its directory is, or make it anew."""
-        found = self._find_directories()
+        found = self._find_directories(image)
         self._set_aside_strays(found, image)
         for topic in image.topics.values():
             for partition in topic.partitions:
                 places = found.get((topic.name, partition.index), [])
                 mine = [place for place in places if self._is_of(place, topic, partition)]
-                self.open(topic, partition, mine[0] if mine else self._least_loaded(), now, fresh=not mine)
+                self.open(topic, partition, mine[0] if mine else None, now, fresh=not mine)
 
-    def _find_directories(self) -> dict[tuple[str, int], list[LogDirectory]]:
+    def _find_directories(self, image: ClusterImage) -> dict[tuple[str, int], list[LogDirectory]]:
         found: dict[tuple[str, int], list[LogDirectory]] = {}
         for directory in self.directories:
             if directory.offline:
@@ -75,12 +81,24 @@ class Partitions:
             for name in self._fs.list(directory.path):
                 path = f"{directory.path}/{name}"
                 if name.endswith(DELETE_MARK):
-                    self._fs.remove_tree(path)
-                    continue
+                    name = self._undo_deletion(directory, name, image)
+                    path = f"{directory.path}/{name}"
                 topic, _, index = name.rpartition("-")
                 if topic and index.isdigit() and topic != METADATA_TOPIC and self._fs.is_directory(path):
                     found.setdefault((topic, int(index)), []).append(directory)
         return found
+
+    def _undo_deletion(self, directory: LogDirectory, name: str, image: ClusterImage) -> str:
+        """Finish an interrupted deletion; or take it back, when the record of it did not survive."""
+        doomed = f"{directory.path}/{name}"
+        original, _, topic_id = name.removesuffix(DELETE_MARK).rpartition(".")
+        topic = image.topics_by_id.get(UUID(hex=topic_id)) if len(topic_id) == 32 else None
+        if topic is None:
+            self._fs.remove_tree(doomed)
+            return ""
+        self._fs.rename(doomed, f"{directory.path}/{original}")
+        self._say(f"{doomed}: its topic was not deleted after all; renamed back")
+        return original
 
     def _is_of(self, directory: LogDirectory, topic: TopicImage, partition: PartitionImage) -> bool:
         """Whether the directory is this topic's, not that of a deleted one of the same name."""
@@ -119,6 +137,14 @@ class Partitions:
             candidate = f"{path}.{count}"
         return candidate
 
+    def _chosen(self, partition: PartitionImage) -> LogDirectory:
+        """Where the record of the partition puts it; when that directory is gone, the least loaded one."""
+        wanted = partition.directory_of(self._node_id)
+        for directory in self.directories:
+            if not directory.offline and directory.id == wanted:
+                return directory
+        return self._least_loaded()
+
     def _least_loaded(self) -> LogDirectory:
         """B5: a new partition goes to the online directory with the fewest partitions."""
         counts = dict.fromkeys((d for d in self.directories if not d.offline), 0)
@@ -142,7 +168,7 @@ class Partitions:
         key = (topic.name, partition.index)
         self.names_by_id[topic.topic_id] = topic.name
         try:
-            place = directory or self._least_loaded()
+            place = directory or self._chosen(partition)
             path = f"{place.path}/{topic.name}-{partition.index}"
             trust = Trust(
                 clean=place.was_clean and not fresh,
@@ -150,9 +176,11 @@ class Partitions:
                 start_offset=0 if fresh else place.log_starts.get(key, 0),
                 torn_tail_expected=place.torn_tail_expected,
             )
-            log = open_log(self._fs, path, self._topic_config(topic.name), trust, now, self._say)
-            if read_partition_metadata(self._fs, path) is None:
-                write_partition_metadata(self._fs, path, topic.topic_id.bytes)
+            config = self._topic_config(topic.name)
+            if fresh:
+                log = create_log(self._fs, path, config, topic.topic_id.bytes, now)
+            else:
+                log = open_log(self._fs, path, config, trust, now, self._say)
         except (CorruptLog, OSError) as error:
             self._say(f"partition {topic.name}-{partition.index} is offline: {error}")
             self._offline[key] = OfflinePartition(
@@ -166,7 +194,7 @@ class Partitions:
     # Deleting
 
     def withdraw(self, topic: TopicImage) -> list[HostedPartition]:
-        """Stop serving a topic at once; its files stay until `delete_files`."""
+        """Stop serving a topic at once and give its name back; its files stay until `delete_files`."""
         self.names_by_id.pop(topic.topic_id, None)
         gone = []
         for partition in topic.partitions:
@@ -175,16 +203,17 @@ class Partitions:
             if hosted is not None:
                 hosted.is_deleted = True
                 gone.append(hosted)
+                if not hosted.offline:
+                    self._fs.rename(hosted.log.directory, self._doomed(hosted))
         return gone
+
+    @staticmethod
+    def _doomed(hosted: HostedPartition) -> str:
+        return f"{hosted.log.directory}.{hosted.topic_id.hex}{DELETE_MARK}"
 
     def delete_files(self, hosted: HostedPartition) -> None:
         """The record that removes the topic is durable: its files may go."""
-        path = hosted.log.directory
         for segment in hosted.log.segments:
-            segment.close()
-        if not self._fs.exists(path):
-            return
-        # Renamed first, in one step, so that a crash half-way leaves a name that is removed at the next start.
-        doomed = f"{path}.{hosted.topic_id.hex}{DELETE_MARK}"
-        self._fs.rename(path, doomed)
-        self._fs.remove_tree(doomed)
+            segment.forget_file()
+        if self._fs.exists(self._doomed(hosted)):
+            self._fs.remove_tree(self._doomed(hosted))
