@@ -97,10 +97,11 @@ def test_a_request_without_time_is_not_begun(desk: Any) -> None:
 def test_files_go_only_once_the_deletion_is_durable(desk: Any) -> None:
     desk.create("orders")
     desk.begin(DELETE_TOPICS, 6, topics=by_name("orders"), timeout=1000)
-    assert desk.disk.exists("/data/orders-0")
+    (doomed,) = [name for name in desk.disk.list("/data") if name.startswith("orders-0.")]
+    assert desk.disk.exists(f"/data/{doomed}/00000000000000000000.log")
     assert desk.sent == []
     desk.settle()
-    assert not desk.disk.exists("/data/orders-0")
+    assert not [name for name in desk.disk.list("/data") if name.startswith("orders")]
     assert len(desk.sent) == 1
 
 
