@@ -11,7 +11,7 @@ RecordsChecker
     out-of-order         batches of one producer lie in the order they were sent
     refused-but-stored   what the broker refused is never read
     watermark-moved-back the end shown to clients never moves back, and no record is shown beyond it
-    start-moved-back     an acknowledged deletion of records stays done, and none happens unasked
+    start-moved-back     the start shown to clients never moves back, nor forward unasked
     gap                  readers see every offset from where they ask
     sequence-lost        a batch that follows a producer's last acknowledged one is never out of sequence
 ProducerIdsChecker
@@ -70,7 +70,7 @@ class _PartitionHistory:
     end_floor: int = 0
     """Every later reader must be shown an end at least here."""
     start_floor: int = 0
-    """The log start that was acknowledged."""
+    """The log start that was shown or acknowledged."""
     start_ceiling: int = 0
     """How far deletions that were asked for may have moved the log start."""
     may_expire: bool = False
@@ -244,14 +244,13 @@ class RecordsChecker:
 
     def _check_start(self, partition: _PartitionHistory, floor: _Floor, start: int, name: str) -> None:
         if start < floor.start:
+            _broken("start-moved-back", f"{name}: the log starts at {start}, and started at {floor.start}")
+        asked = partition.start_ceiling
+        if start > asked and not partition.may_expire:
             _broken(
-                "start-moved-back", f"{name}: the log starts at {start}, and was deleted up to {floor.start}"
+                "start-moved-back", f"{name}: the log starts at {start}; deletion was asked up to {asked}"
             )
-        if start > partition.start_ceiling and not partition.may_expire:
-            asked = partition.start_ceiling
-            _broken(
-                "start-moved-back", f"{name}: the log starts at {start}, and deletion was asked up to {asked}"
-            )
+        partition.start_floor = max(partition.start_floor, start)
 
     def _out_of_range(self, event: history.ReadOutOfRange) -> None:
         partition = self._of(event.partition)

@@ -31,7 +31,6 @@ TOPICS_MAX = 4
 PARTITIONS_MAX = 4
 _NOT_NOW = frozenset(
     {
-        ErrorCode.kafka_storage_error,
         ErrorCode.request_timed_out,
         ErrorCode.not_controller,
         ErrorCode.not_leader_or_follower,
@@ -41,6 +40,7 @@ _NOT_NOW = frozenset(
     }
 )
 _NAMES = ("alpha", "beta", "gamma", "delta", "epsilon")
+_EXPIRY = (("retention.ms", "3000"), ("retention.bytes", "20000"), ("segment.ms", "500"))
 _SETTINGS = (
     ("internal.segment.bytes", ("8000", "60000")),
     ("segment.ms", ("200", "5000", "604800000")),
@@ -103,6 +103,9 @@ class Administrator:
         self.link.request(api_key, version, fields, answered)
 
     def _outcome(self, kind: str, error: ErrorCode) -> str | None:
+        if error == ErrorCode.kafka_storage_error:
+            self.world.storage_error(f"{self.name}: {kind}")
+            return None
         if error in _NOT_NOW:
             return None
         self.world.unexpected(f"{self.name}: {kind} was answered {error.name}")
@@ -145,6 +148,10 @@ class Administrator:
         configs = [
             {"name": key, "value": rng.choice(values)} for key, values in _SETTINGS if rng.random() < 0.4
         ]
+        self.world.expiring.discard(name)
+        if rng.random() < 0.2:
+            configs = [{"name": key, "value": value} for key, value in _EXPIRY]
+            self.world.expiring.add(name)
         topic = {
             "name": name,
             "num_partitions": count,

@@ -21,7 +21,6 @@ EARLIEST = -2
 LATEST = -1
 _NOT_NOW = frozenset(
     {
-        ErrorCode.kafka_storage_error,
         ErrorCode.not_leader_or_follower,
         ErrorCode.leader_not_available,
         ErrorCode.offset_not_available,
@@ -55,6 +54,18 @@ class BatchReader:
             found.append(batch)
             position += size
         return tuple(found)
+
+
+def asking(index: int, position: int, limit_bytes: int) -> dict[str, Any]:
+    """One partition of a fetch request."""
+    return {
+        "partition": index,
+        "current_leader_epoch": -1,
+        "fetch_offset": position,
+        "last_fetched_epoch": -1,
+        "log_start_offset": -1,
+        "partition_max_bytes": limit_bytes,
+    }
 
 
 class Consumer:
@@ -106,16 +117,7 @@ class Consumer:
             topic = by_topic.setdefault(
                 known.topic.topic_id, {"topic_id" if version >= 13 else "topic": key, "partitions": []}
             )
-            topic["partitions"].append(
-                {
-                    "partition": known.index,
-                    "current_leader_epoch": -1,
-                    "fetch_offset": position,
-                    "last_fetched_epoch": -1,
-                    "log_start_offset": -1,
-                    "partition_max_bytes": limit_bytes,
-                }
-            )
+            topic["partitions"].append(asking(known.index, position, limit_bytes))
             self.world.observe(history.ReadBegun(self.name, known.partition))
         fields = {
             "max_wait": max_wait_ms,
@@ -178,6 +180,8 @@ class Consumer:
             self.list_offsets([known], EARLIEST)
         elif error in _UNKNOWN_TOPIC:
             self.world.observe(history.PartitionMissing(self.name, known.partition))
+        elif error == ErrorCode.kafka_storage_error:
+            self.world.storage_error(f"{self.name}: fetch of {known}")
         elif error not in _NOT_NOW:
             self.world.unexpected(f"{self.name}: fetch of {known} was answered {error.name}")
 
@@ -210,6 +214,8 @@ class Consumer:
                     self._go_to(known, timestamp, answer.offset)
                 elif answer.error_code in _UNKNOWN_TOPIC:
                     self.world.observe(history.PartitionMissing(self.name, known.partition))
+                elif answer.error_code == ErrorCode.kafka_storage_error:
+                    self.world.storage_error(f"{self.name}: offsets of {known}")
                 elif answer.error_code not in _NOT_NOW:
                     self.world.unexpected(f"{self.name}: offsets of {known}: {answer.error_code.name}")
 

@@ -23,7 +23,6 @@ PRODUCE = 0
 INIT_PRODUCER_ID = 22
 _UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 _RETRIABLE = _UNKNOWN_TOPIC | {
-    ErrorCode.kafka_storage_error,
     ErrorCode.request_timed_out,
     ErrorCode.not_leader_or_follower,
     ErrorCode.leader_not_available,
@@ -108,6 +107,9 @@ class IdempotentProducer:
         self._queues: dict[Partition, list[SimulatedBatch]] = {}
         """Batches not yet acknowledged, in sequence; at most IN_FLIGHT_MAX per partition."""
         self._next_sequence: dict[Partition, int] = {}
+        self._settled: dict[Partition, int] = {}
+        """Sequences below are acknowledged, without a gap. Before the first of them the broker knows nothing of
+        this producer id and takes any sequence for its first."""
         self._abandoned: set[Partition] = set()
         """Where batches were given up, so that this producer id cannot go on."""
         self._first_sequence = world.rng.choice((0, 0, 0, SEQUENCE_MAX - world.rng.randrange(12)))
@@ -157,6 +159,7 @@ class IdempotentProducer:
         self._session += 1
         self._number = 0
         self._next_sequence.clear()
+        self._settled.clear()
         self._abandoned.clear()
         self.world.say(f"{self.name}: producer id {response.producer_id}")
 
@@ -243,19 +246,28 @@ class IdempotentProducer:
             self.world.acknowledged(
                 known.partition, self._known_as, batch.number, batch.values, answer.base_offset, True
             )
+            if self._settled.get(known.partition, self._first_sequence) == batch.sequence:
+                self._settled[known.partition] = (batch.sequence + len(batch.values)) % (SEQUENCE_MAX + 1)
             if batch in queue:
                 queue.remove(batch)
         elif error in _UNKNOWN_TOPIC:
             self.world.observe(history.PartitionMissing(self.name, known.partition))
         elif error in _SEQUENCE_ERRORS:
             if batch.sent_as_first and queue and queue[0] is batch:
-                self.world.observe(
-                    history.SequenceRefused(known.partition, self._known_as, batch.number, error.name)
-                )
-                queue.clear()
-                self._abandoned.add(known.partition)
+                self._out_of_sequence(known, batch, error)
+        elif error == ErrorCode.kafka_storage_error:
+            self.world.storage_error(f"{self.name}: produce to {known}")
         elif error not in _RETRIABLE:
             self.world.unexpected(f"{self.name}: produce to {known} was answered {error.name}")
+
+    def _out_of_sequence(self, known: KnownPartition, batch: SimulatedBatch, error: ErrorCode) -> None:
+        """Nothing can be sent to this partition under this producer id any more."""
+        if self._settled.get(known.partition) == batch.sequence:
+            self.world.observe(
+                history.SequenceRefused(known.partition, self._known_as, batch.number, error.name)
+            )
+        self._queues[known.partition].clear()
+        self._abandoned.add(known.partition)
 
 
 class PlainProducer:
@@ -318,5 +330,7 @@ class PlainProducer:
             elif error in _UNKNOWN_TOPIC:
                 self.world.observe(history.PartitionMissing(self.name, known.partition))
                 self.world.observe(history.BatchRefused(known.partition, self.name, batch.number))
+            elif error == ErrorCode.kafka_storage_error:
+                self.world.storage_error(f"{self.name}: produce to {known}")
             elif error not in _RETRIABLE:
                 self.world.unexpected(f"{self.name}: produce to {known} was answered {error.name}")

@@ -22,7 +22,7 @@ from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, SeededRandomness
 from holdfast.testing.history import Event, Partition
-from holdfast.testing.simulator.admin import Administrator
+from holdfast.testing.simulator.admin import PARTITIONS_MAX, Administrator
 from holdfast.testing.simulator.broker import Broker, Seams, SimulatedFlusher
 from holdfast.testing.simulator.consumers import EARLIEST, BatchReader, Consumer
 from holdfast.testing.simulator.faults import Faults
@@ -31,6 +31,7 @@ from holdfast.testing.simulator.mutants import HEALTHY, Mutant
 from holdfast.testing.simulator.node_broker import DATA_DIRECTORY, start_node
 from holdfast.testing.simulator.producers import IdempotentProducer, PlainProducer
 from holdfast.testing.simulator.report import Report, SeedFailed
+from holdfast.testing.simulator.session_consumer import SessionConsumer
 
 OPERATIONS_MIN = 200
 SETTLE_STEPS_MAX = 4_000
@@ -76,6 +77,8 @@ class World:
         self.broker: Broker | None = None
         self.flusher = SimulatedFlusher(self.disk)
         self.worker = InlineWorker(self.disk)
+        self.expiring: set[str] = set()
+        """Names of topics whose retention removes records."""
         self.dies_by_kill = False
         """The power loss that is planned takes the process only."""
         self.storage_trouble = False
@@ -88,7 +91,7 @@ class World:
         self._operations = 0
         self.idempotent = [IdempotentProducer(self, "p1"), IdempotentProducer(self, "p2")]
         self.plain = [PlainProducer(self, "q1"), PlainProducer(self, "q2")]
-        self.consumers = [Consumer(self, "c1"), Consumer(self, "c2")]
+        self.consumers = [Consumer(self, "c1"), Consumer(self, "c2"), SessionConsumer(self, "c3")]
         self.admin = Administrator(self, "admin")
         self.links = [
             *(producer.link for producer in self.idempotent),
@@ -110,6 +113,11 @@ class World:
 
     def unexpected(self, message: str) -> None:
         raise Violation("unexpected-answer", message)
+
+    def storage_error(self, where: str) -> None:
+        """A client was told that the disk failed."""
+        if not self.storage_trouble:
+            raise Violation("offline", f"{where}: the broker says that the disk failed, and it is fine")
 
     def acknowledged(
         self,
@@ -146,6 +154,9 @@ class World:
 
     def add_topic(self, name: str, topic_id: str, partitions: int) -> None:
         self.topics[name] = KnownTopic(name, topic_id, UUID(hex=topic_id), partitions)
+        if name in self.expiring:
+            for index in range(PARTITIONS_MAX):
+                self.observe(history.ExpiryAllowed((topic_id, index)))
 
     def remove_topic(self, name: str) -> None:
         """Nobody sends to it any more; what was sent by name arrives before another topic of that name."""
