@@ -116,6 +116,10 @@ class FileSystem(Protocol):
         """Make the directory's entries durable. Blocks."""
         ...
 
+    def flush_all(self, path: str) -> None:
+        """Make everything on the file system of `path` durable: cheaper than many flushes. Blocks."""
+        ...
+
     def free_bytes(self, path: str) -> int: ...
 
     def lock(self, path: str) -> Lock:

@@ -351,24 +351,27 @@ class Log:
 
     # Ending
 
+    def write_for_clean_start(self) -> list[FlushTarget]:
+        """Write what a clean start will trust; once all of what is returned is flushed, `close` may follow."""
+        if not self._is_changed and self.recovery_point >= self.end_offset:
+            return []
+        pending = self.begin_flush()
+        targets: list[FlushTarget] = [*pending.targets]
+        if self.end_offset > self.active.base_offset or len(self.producers):
+            targets += [*self.active.write_indexes(), self._write_snapshot()]
+        return [*targets, self.directory]
+
     def close(self) -> None:
-        """Flush and write everything a clean start will trust. Blocks; after it the log is not used."""
-        if self._is_changed or self.recovery_point < self.end_offset:
-            self._write_all()
+        """Everything is flushed: let go of the files."""
+        self.flushed(self.end_position)
         for segment in self.segments:
             segment.close()
 
-    def _write_all(self) -> None:
-        pending = self.begin_flush()
-        files: list[File] = []
-        if self.end_offset > self.active.base_offset or len(self.producers):
-            files = [*self.active.write_indexes(), self._write_snapshot()]
-        for target in (*pending.targets, *files):
+    def flush_and_close(self) -> None:
+        """Both steps of an orderly end for one log by itself. Blocks."""
+        for target in self.write_for_clean_start():
             if isinstance(target, str):
                 self._fs.flush_directory(target)
             else:
                 target.flush()
-        self._fs.flush_directory(self.directory)
-        self.flushed(pending.end)
-        for file in files:
-            file.close()
+        self.close()

@@ -44,6 +44,7 @@ class LogDirectory:
         self.recovery_points: Partitions = {}
         self.log_starts: Partitions = {}
         self._lock: Lock | None = None
+        self.is_closed = False
 
     @property
     def id(self) -> UUID:
@@ -106,12 +107,14 @@ class LogDirectory:
             self.failure = f"{error} (and {also})"
 
     def close_cleanly(self, recovery_points: Partitions, log_starts: Partitions, broker_epoch: int) -> None:
+        self.is_closed = True
         self.write_checkpoint(RECOVERY_POINT_FILE, recovery_points)
         self.write_checkpoint(LOG_START_FILE, log_starts)
         write_clean_shutdown(self._fs, self.path, broker_epoch)
         self.release()
 
     def release(self) -> None:
+        self.is_closed = True
         if self._lock is not None:
             self._lock.release()
             self._lock = None

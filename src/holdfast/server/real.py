@@ -10,8 +10,18 @@ import shutil
 import time
 import uuid
 from collections.abc import Sequence
+from typing import cast
 
 from holdfast.seams import Buffer, Now, OpenMode
+
+_bytearray_of_size = ctypes.pythonapi.PyByteArray_FromStringAndSize
+_bytearray_of_size.restype = ctypes.py_object
+_bytearray_of_size.argtypes = [ctypes.c_char_p, ctypes.c_ssize_t]
+
+
+def unfilled_buffer(length: int) -> bytearray:
+    """A buffer whose bytes are whatever memory held: `bytearray(length)` writes, and so occupies, all of it."""
+    return cast(bytearray, _bytearray_of_size(None, length))
 
 
 class RealFile:
@@ -40,7 +50,7 @@ class RealFile:
 
     def pread_cached(self, length: int, position: int) -> Buffer | None:
         """Bytes that need no disk, perhaps fewer than asked for; None when the first is not in memory."""
-        data = bytearray(length)
+        data = unfilled_buffer(length)
         try:
             got = os.preadv(self.fd, (data,), position, os.RWF_NOWAIT)
         except BlockingIOError:
@@ -132,6 +142,13 @@ class RealFileSystem:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def flush_all(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_file_system(fd)
         finally:
             os.close(fd)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Final
 
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.listeners import Listener
@@ -16,13 +18,17 @@ from holdfast.metadata.image import EndPoint
 from holdfast.node.node import Node, NodeSeams
 from holdfast.seams import Now
 from holdfast.server.flusher import ThreadFlusher
+from holdfast.server.preload import preload_first, preload_when_idle
 from holdfast.server.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
-from holdfast.server.transport import ClientProtocol
+from holdfast.server.transport import RECEIVE_BYTES, ClientProtocol
 from holdfast.server.worker import ProcessWorker
 
 READ_THREADS = 4
 """Reads of cold data that may wait for the disk at a time."""
 SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+IDLE_SWEEPS_PER_LIMIT: Final = 4
+"""An idle connection outlives `connections.max.idle.ms` by at most this part of it."""
+IDLE_SWEEP_SECONDS_MAX: Final = 30.0
 
 
 class Server:
@@ -31,6 +37,11 @@ class Server:
         self.say = say
         self.loop = asyncio.get_running_loop()
         self.frame_bytes_max = config.socket_request_max_bytes
+        self.receive_view = memoryview(bytearray(RECEIVE_BYTES))
+        """Where every connection receives; its content is used up before the next one does."""
+        self._frame_bytes_held = 0
+        """Announced sizes of frames that are being received."""
+        self._waiting_for_memory: deque[ClientProtocol] = deque()
         self._clock = RealClock()
         self.now: Callable[[], Now] = self._clock.now
         self.flusher = ThreadFlusher(config.holdfast_flush_threads, self._wake)
@@ -52,6 +63,7 @@ class Server:
         self._protocols: set[ClientProtocol] = set()
         self.endpoints: list[EndPoint] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._idle_sweep: asyncio.TimerHandle | None = None
 
     def _call_soon(self, action: Callable[[], None]) -> None:
         self.loop.call_soon(action)
@@ -64,6 +76,7 @@ class Server:
     async def start(self) -> None:
         """Bind, open the data, then accept: nobody gets an answer before recovery is done."""
         raise_descriptor_limit()
+        preload_first()
         bound = bind_all(self.config.listeners, self.say)
         try:
             self.endpoints = advertised(bound)
@@ -77,6 +90,8 @@ class Server:
             raise
         self.node.timers.on_earlier = self._arm
         self._arm()
+        self._sweep_idle()
+        preload_when_idle(self.loop, self._idle_seconds)
 
     async def stop(self) -> None:
         for server in self._servers:
@@ -84,8 +99,9 @@ class Server:
         self.node.is_stopping = True
         for protocol in list(self._protocols):
             protocol.abort()
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._timer, self._idle_sweep):
+            if handle is not None:
+                handle.cancel()
         self.flusher.close()
         self._readers.shutdown(wait=True)
         await self.worker.close()
@@ -134,8 +150,47 @@ class Server:
             self.say(f"more than max.connections={self.config.max_connections} connections: refusing one")
             protocol.abort()
 
+    def _idle_seconds(self) -> float:
+        """How long no connection has sent or received anything."""
+        return self.loop.time() - max((protocol.last_active for protocol in self._protocols), default=0.0)
+
     def disconnected(self, protocol: ClientProtocol) -> None:
         self._protocols.discard(protocol)
+
+    def _sweep_idle(self) -> None:
+        """Close what has been silent for `connections.max.idle.ms`; one walk now and then costs next to nothing."""
+        limit_ms = self.config.connections_max_idle_ms
+        if limit_ms < 0:
+            return
+        limit = limit_ms / 1000
+        now = self.loop.time()
+        for protocol in list(self._protocols):
+            connection = protocol.connection
+            has_work = connection is not None and connection.requests_under_way > 0
+            if now - protocol.last_active >= limit and not has_work:
+                protocol.close_idle(f"idle for connections.max.idle.ms={limit_ms}")
+        interval = min(limit / IDLE_SWEEPS_PER_LIMIT, IDLE_SWEEP_SECONDS_MAX)
+        self._idle_sweep = self.loop.call_later(interval, self._sweep_idle)
+
+    # Memory of frames that are being received
+
+    def reserve_frame(self, protocol: ClientProtocol, length: int) -> bool:
+        """Whether a frame of `length` may be received now; if not, `protocol` is resumed when it may."""
+        limit = self.config.queued_max_request_bytes
+        if 0 < limit < self._frame_bytes_held + length and self._frame_bytes_held:
+            self._waiting_for_memory.append(protocol)
+            return False
+        self._frame_bytes_held += length
+        return True
+
+    def release_frame(self, length: int) -> None:
+        self._frame_bytes_held -= length
+        waiting = self._waiting_for_memory
+        if waiting:
+            self._waiting_for_memory = deque()
+            for protocol in waiting:
+                protocol.waits_for_memory = False
+                protocol.resume()
 
 
 def raise_descriptor_limit() -> None:

@@ -1,8 +1,15 @@
 """One socket: frames in, responses out, both bounded.
 
-Frames are read into a buffer of their own size, announced by the four bytes before them. A length that is
-negative or above `socket.request.max.bytes` closes the connection before anything is read. File slices are read
-and written piece by piece as the socket drains, so a slow reader holds one piece in memory, not its whole answer.
+All connections of a server share one receive buffer: asyncio asks for a buffer, fills it and reports in one step, so
+an idle connection holds none. Whole frames in it are handed on at once; of a frame that has only begun, what is
+there moves to a buffer of the frame's announced size, which takes memory as bytes arrive, not before. A length that
+is negative or above `socket.request.max.bytes` closes the connection before anything is read.
+
+Reading stops while too many requests are under way, while the other side does not take its answers, and while other
+connections' half-received frames fill `queued.max.request.bytes`. What had already been read waits in `_rest`.
+
+File slices are read and written piece by piece as the socket drains, so a slow reader holds one piece in memory,
+not its whole answer.
 """
 
 from __future__ import annotations
@@ -15,17 +22,20 @@ from holdfast.log.segment import Slice
 from holdfast.node.connection import Connection
 from holdfast.node.context import Part
 from holdfast.seams import Buffer
-from holdfast.server.real import RealFile
+from holdfast.server.real import RealFile, unfilled_buffer
 
 if TYPE_CHECKING:
     from holdfast.server.server import Server
 
-RECEIVE_BYTES: Final = 64 * 1024
-"""The standing receive buffer: many small requests arrive in one read."""
+RECEIVE_BYTES: Final = 128 * 1024
+"""The receive buffer of a server: many small requests arrive in one read."""
 SLICE_BYTES: Final = 256 * 1024
 """What is read of a file at a time."""
 WRITE_HIGH_BYTES: Final = 512 * 1024
 """Unsent bytes after which nothing more is read from files or from the socket."""
+OUTGOING_PARTS_MAX: Final = 256
+"""Pieces of answers that wait for a file to be read, after which no more requests are taken."""
+LENGTH_BYTES: Final = 4
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
@@ -34,19 +44,21 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self.connection: Connection | None = None
-        self._buffer = bytearray(RECEIVE_BYTES)
-        self._view = memoryview(self._buffer)
-        self._have = 0
-        """Bytes in the standing buffer not consumed yet."""
-        self._large: bytearray | None = None
-        """The buffer of a frame larger than the standing one."""
-        self._large_have = 0
+        self._rest = b""
+        """Bytes read and not handed on: less than a frame's length, or frames that came while reading was paused."""
+        self._frame: bytearray | None = None
+        """The frame that is being received."""
+        self._frame_have = 0
         self._outgoing: deque[Part] = deque()
         self._writable = True
         self._reads_file = False
         """A read from disk is under way in a thread; what follows it waits."""
         self._reading = True
+        self._socket_paused = False
+        self._consuming = False
+        self.waits_for_memory = False
         self.last_active = 0.0
+        """The loop's time when a byte last came or unsent bytes drained: what idleness is counted from."""
 
     # asyncio's callbacks
 
@@ -56,62 +68,81 @@ class ClientProtocol(asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if peer else "?"
+        self.last_active = self._server.loop.time()
         self.connection = self._server.node.connect(self._listener, address, self._transmit, self._close)
         self._server.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._outgoing.clear()
+        self._rest = b""
+        if self._frame is not None:
+            self._server.release_frame(len(self._frame))
+            self._frame = None
         if self.connection is not None:
             self.connection.lost()
         self._server.disconnected(self)
 
     def get_buffer(self, size_hint: int) -> memoryview:
-        if self._large is not None:
-            return memoryview(self._large)[self._large_have :]
-        return self._view[self._have :]
+        if self._frame is not None:
+            return memoryview(self._frame)[self._frame_have :]
+        return self._server.receive_view
 
     def buffer_updated(self, count: int) -> None:
         self.last_active = self._server.loop.time()
-        if self._large is not None:
-            self._large_have += count
-            if self._large_have == len(self._large):
-                frame, self._large = self._large, None
+        frame = self._frame
+        if frame is not None:
+            self._frame_have += count
+            if self._frame_have == len(frame):
+                self._frame = None
+                self._server.release_frame(len(frame))
                 self._receive(frame)
             return
-        self._have += count
-        self._consume()
+        if not self._rest:
+            self._consume(self._server.receive_view, count)
+        else:
+            data = self._rest + self._server.receive_view[:count]
+            self._consume(memoryview(data), len(data))
+        if not self._reading:
+            self.resume()
 
-    def _consume(self) -> None:
-        """Hand every whole frame in the standing buffer to the node; keep the rest."""
-        buffer, have = self._buffer, self._have
+    def _consume(self, data: memoryview, have: int) -> None:
+        """Hand every whole frame of `data[:have]` to the node, as long as reading goes on; keep the rest."""
         position = 0
-        while have - position >= 4:
-            length = int.from_bytes(buffer[position : position + 4], "big", signed=True)
+        self._consuming = True
+        while have - position >= LENGTH_BYTES and self._reading:
+            start = position + LENGTH_BYTES
+            length = int.from_bytes(data[position:start], "big", signed=True)
             if length < 0 or length > self._server.frame_bytes_max:
                 self._close(f"a frame of {length} bytes is not between 0 and {self._server.frame_bytes_max}")
                 return
-            end = position + 4 + length
+            end = start + length
             if end > have:
-                if 4 + length > RECEIVE_BYTES:
-                    self._large = bytearray(length)
-                    self._large_have = have - position - 4
-                    self._large[: self._large_have] = self._view[position + 4 : have]
+                if self._begin_frame(length, data[start:have]):
                     position = have
                 break
-            self._receive(bytes(self._view[position + 4 : end]))
             position = end
+            self._receive(bytes(data[start:end]))
             if self._transport is None or self._transport.is_closing():
                 return
-        if position:
-            rest = have - position
-            buffer[:rest] = buffer[position:have]
-            self._have = rest
+        self._rest = bytes(data[position:have]) if position < have else b""
+        self._consuming = False
+
+    def _begin_frame(self, length: int, begun: memoryview) -> bool:
+        """Make room for a frame whose first bytes are here; false when memory must become free first."""
+        if not self._server.reserve_frame(self, length):
+            self.waits_for_memory = True
+            self._pause()
+            return False
+        self._frame = unfilled_buffer(length)
+        self._frame_have = len(begun)
+        self._frame[: len(begun)] = begun
+        return True
 
     def _receive(self, frame: bytes | bytearray) -> None:
         connection = self.connection
         assert connection is not None
         connection.receive(frame, self._server.now())
-        if connection.is_saturated and self._reading:
+        if connection.is_saturated or len(self._outgoing) >= OUTGOING_PARTS_MAX:
             self._pause()
 
     def pause_writing(self) -> None:
@@ -120,6 +151,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._writable = True
+        self.last_active = self._server.loop.time()
         self._send()
 
     def eof_received(self) -> bool:
@@ -131,8 +163,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._outgoing += parts
         if self._writable:
             self._send()
-        if not self._reading:
-            self._maybe_resume()
 
     def _send(self) -> None:
         transport = self._transport
@@ -147,14 +177,19 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 continue
             wanted = min(part.length, SLICE_BYTES)
             file = cast(RealFile, part.file)
-            data = file.pread_cached(wanted, part.position)
+            try:
+                data = file.pread_cached(wanted, part.position)
+            except OSError as error:
+                self._close(f"reading {file.path} failed: {error}")
+                return
             if data is None:
                 outgoing.appendleft(part)
                 self._reads_file = True
                 self._server.read_in_thread(file, wanted, part.position, self._file_read)
                 return
             self._write_slice(part, data)
-        self._maybe_resume()
+        if not self._reading:
+            self.resume()
 
     def _write_slice(self, part: Slice, data: Buffer) -> None:
         """Send what was read of a slice and put the rest back in front."""
@@ -179,17 +214,37 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._write_slice(part, data)
         self._send()
 
+    # Reading, or not
+
     def _pause(self) -> None:
-        if self._reading and self._transport is not None:
-            self._reading = False
+        self._reading = False
+        if not self._socket_paused and self._transport is not None:
+            self._socket_paused = True
             self._transport.pause_reading()
 
-    def _maybe_resume(self) -> None:
-        connection = self.connection
-        if self._reading or not self._writable or self._transport is None or connection is None:
+    @property
+    def _may_read(self) -> bool:
+        connection, transport = self.connection, self._transport
+        return (
+            self._writable
+            and not self.waits_for_memory
+            and connection is not None
+            and not connection.is_saturated
+            and len(self._outgoing) < OUTGOING_PARTS_MAX
+            and transport is not None
+            and not transport.is_closing()
+        )
+
+    def resume(self) -> None:
+        """Read on if nothing stands against it: first what is already here, then the socket."""
+        if self._consuming:
             return
-        if not connection.is_saturated and not self._transport.is_closing():
+        while not self._reading and self._may_read:
             self._reading = True
+            if len(self._rest) >= LENGTH_BYTES:
+                self._consume(memoryview(self._rest), len(self._rest))  # may well pause again
+        if self._reading and self._socket_paused and self._transport is not None:
+            self._socket_paused = False
             self._transport.resume_reading()
 
     def _close(self, reason: str) -> None:
@@ -197,6 +252,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
             peer = self.connection.info.address if self.connection is not None else "?"
             self._server.say(f"closing the connection of {peer}: {reason}")
             self._transport.close()
+
+    def close_idle(self, reason: str) -> None:
+        """End a connection nobody uses. Answers its client never took would keep it open, so they are dropped."""
+        if self._transport is not None and (self._outgoing or self._transport.get_write_buffer_size()):
+            self._server.say(f"closing a connection that does not take its answers: {reason}")
+            self._transport.abort()
+        else:
+            self._close(reason)
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -443,6 +443,20 @@ class SimulatedDisk:
             self.before("flush directory", path)
         directory.flush()
 
+    def flush_all(self, path: str) -> None:
+        """Every file and every directory below the root, files first."""
+        self._flush_below(self._directory("/"), "")
+
+    def _flush_below(self, directory: Directory, path: str) -> None:
+        for name in self.list(path or "/"):
+            below = f"{path}/{name}"
+            node = self._find(below)
+            if isinstance(node, Inode):
+                self.flush_inode(node, below)
+            elif isinstance(node, Directory):
+                self._flush_below(node, below)
+        self.flush_directory(path or "/")
+
     def free_bytes(self, path: str) -> int:
         if self.capacity_bytes is None:
             return UNLIMITED_BYTES

@@ -1,0 +1,68 @@
+"""Recovery points reach the disk without anybody waiting for them.
+
+The file is written aside, flushed, renamed, and its directory flushed, as `atomic` does, but each flush is a job of
+the `Flusher`: once a second, while requests go on. What was asked for meanwhile is written by the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from holdfast.log.checkpoints import RECOVERY_POINT_FILE, encode_offsets
+from holdfast.node.directories import LogDirectory
+from holdfast.seams import FileSystem, Flusher, FlushJob
+
+ASIDE: Final = ".new"
+"""Not the suffix of `atomic`: the two may be at work on one file around a stop."""
+
+
+class CheckpointWriter:
+    def __init__(
+        self,
+        fs: FileSystem,
+        flusher: Flusher,
+        directory: LogDirectory,
+        failed: Callable[[LogDirectory, OSError], None],
+    ) -> None:
+        self._fs = fs
+        self._flusher = flusher
+        self._directory = directory
+        self._failed = failed
+        self._path = f"{directory.path}/{RECOVERY_POINT_FILE}"
+        self._is_busy = False
+        self._written: bytes | None = None
+
+    def write(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Begin a round, unless one is under way or nothing has changed."""
+        data = encode_offsets(offsets)
+        if self._is_busy or data == self._written or self._directory.offline:
+            return
+        self._is_busy = True
+        try:
+            file = self._fs.open(self._path + ASIDE, "create")
+            file.pwritev([data], 0)
+            file.truncate(len(data))
+        except OSError as error:
+            self._end(error)
+            return
+        self._written = data
+        self._flusher.submit(FlushJob((file,), self._flushed))
+
+    def _flushed(self, error: OSError | None) -> None:
+        if error is None and not self._directory.offline and not self._directory.is_closed:
+            try:
+                self._fs.rename(self._path + ASIDE, self._path)
+            except OSError as failure:
+                self._end(failure)
+                return
+            self._flusher.submit(FlushJob((self._directory.path,), self._end))
+        else:
+            self._end(error)
+
+    def _end(self, error: OSError | None) -> None:
+        self._is_busy = False
+        if error is not None:
+            self._written = None
+            if not self._directory.is_closed:
+                self._failed(self._directory, error)
