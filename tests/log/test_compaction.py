@@ -1,192 +1,23 @@
-"""Compaction against a dictionary, and its swap against a disk that crashes at every step."""
+"""What compaction keeps and what it drops, how far it goes, and what becomes of the segments."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from holdfast.config.broker import BrokerConfig
-from holdfast.config.topic import TopicConfig
-from holdfast.log.cleaner import Cleaned
-from holdfast.log.compaction import Swap, examine, is_due, plan_round
-from holdfast.log.log import Log
-from holdfast.log.producer_state import EndMarker, encode_end_marker
-from holdfast.log.recovery import Trust, open_log
-from holdfast.log.tasks import run
-from holdfast.seams import Now
-from holdfast.testing.disk import PowerLost, SimulatedDisk
-from holdfast.wire.batch import (
-    BatchHeader,
-    Record,
-    build_batch,
-    check_whole,
-    iterate_records,
-    read_header,
+from holdfast.errors import CorruptLog
+from holdfast.log.compaction import Swap, examine, is_due
+from holdfast.log.transaction_index import TransactionIndex
+from holdfast.testing.compacted_log import (
+    DELETE_RETENTION_MS,
+    DIRECTORY,
+    START_MS,
+    CompactedLog,
+    compacted,
+    latest,
 )
 from holdfast.wire.codecs import Codec
-
-DIRECTORY = "/data/t-0"
-START_MS = 1_700_000_000_000
-DELETE_RETENTION_MS = 10_000
-MAP_BYTES = 1 << 20
-
-Pair = tuple[bytes | None, bytes | None]
-
-
-def compacted(**overrides: str) -> TopicConfig:
-    config, _ = BrokerConfig.load({"log.dirs": "/data"})
-    return config.topic_config(
-        {
-            "cleanup.policy": "compact",
-            "internal.segment.bytes": "600",
-            "index.interval.bytes": "100",
-            "delete.retention.ms": str(DELETE_RETENTION_MS),
-            "min.cleanable.dirty.ratio": "0",
-            **{name.replace("_", "."): value for name, value in overrides.items()},
-        }
-    )
-
-
-class Kept(NamedTuple):
-    """One record as a reader finds it."""
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
-    timestamp: int
-
-
-class CompactedLog:
-    """A log on a simulated disk, cleaned in this process."""
-
-    def __init__(self, config: TopicConfig | None = None, disk: SimulatedDisk | None = None) -> None:
-        self.disk = disk or SimulatedDisk()
-        self.disk.prepare("/data")
-        self.config = config or compacted()
-        self.now_ms = START_MS
-        self.clean_to: int | None = None
-        self.said: list[str] = []
-        self.log = self.open(clean=False)
-
-    @property
-    def now(self) -> Now:
-        return Now(self.now_ms, self.now_ms)
-
-    def open(self, *, clean: bool, recovery_point: int = 0, disk: SimulatedDisk | None = None) -> Log:
-        trust = Trust(clean=clean, recovery_point=recovery_point, start_offset=0, torn_tail_expected=True)
-        return open_log(disk or self.disk, DIRECTORY, self.config, trust, self.now, self.said.append)
-
-    def append(self, pairs: Sequence[Pair], codec: Codec = Codec.NONE, **options: int) -> BatchHeader:
-        records = [Record(index, index, key, value) for index, (key, value) in enumerate(pairs)]
-        batch = build_batch(records, base_timestamp=self.now_ms, codec=codec, **options)  # type: ignore[arg-type]
-        return self.log.append(check_whole(batch), batch, 0, self.now)
-
-    def append_marker(self, producer_id: int, *, is_commit: bool) -> BatchHeader:
-        key, value = encode_end_marker(EndMarker(is_commit, 0))
-        batch = build_batch(
-            [Record(0, 0, key, value)],
-            base_timestamp=self.now_ms,
-            producer_id=producer_id,
-            producer_epoch=0,
-            is_transactional=True,
-            is_control=True,
-        )
-        header = check_whole(batch)._replace(base_offset=self.log.end_offset)
-        # The log takes markers for data until transactions are served: keep them from its producer state.
-        stored = self.log.append(header._replace(producer_id=-1), batch, 0, self.now)
-        self.log.producers.complete(header, EndMarker(is_commit, 0), stored.base_offset, self.now_ms)
-        return stored
-
-    def roll(self) -> None:
-        self.log.roll(self.now)
-        self.flush()
-
-    def flush(self) -> None:
-        for target in self.log.begin_flush().targets:
-            if isinstance(target, str):
-                self.disk.flush_directory(target)
-            else:
-                target.flush()
-
-    def clean(self, map_bytes: int = MAP_BYTES) -> Cleaned:
-        """Clean up to the active segment, through JSON as the real worker does, without swapping in."""
-        log = self.log
-        end = log.end_position
-        dirt = examine(log, self.clean_to, log.end_offset, end, self.now)
-        asked = plan_round(log, dirt, end, self.now, map_bytes)
-        return Cleaned.from_json(
-            json.loads(json.dumps(run(self.disk, "compact", json.loads(json.dumps(asked.to_json())))))
-        )
-
-    def swap_in(self, cleaned: Cleaned) -> None:
-        seen = {segment.base_offset: segment for segment in self.log.segments}
-        for segment in cleaned.segments:
-            swap = Swap(self.disk, self.log, segment, seen)
-            assert swap.is_possible
-            swap.commit()
-            self.disk.flush_directory(DIRECTORY)
-            retired = swap.exchange()
-            self.disk.flush_directory(DIRECTORY)
-            swap.finish()
-            self.disk.flush_directory(DIRECTORY)
-            run(self.disk, "remove", {"paths": retired})
-        self.clean_to = cleaned.end_offset
-
-    def compact(self, map_bytes: int = MAP_BYTES) -> Cleaned:
-        cleaned = self.clean(map_bytes)
-        self.swap_in(cleaned)
-        return cleaned
-
-    def restart(self) -> None:
-        self.log.close()
-        self.log = self.open(clean=True)
-
-    def headers(self) -> list[BatchHeader]:
-        return [found.header for found in self.log.batches_from(0)]
-
-    def records(self) -> list[Kept]:
-        return read_all(self.log)
-
-
-def read_all(log: Log) -> list[Kept]:
-    """Every record from the log's start, by way of `Log.read` as a fetch does."""
-    records: list[Kept] = []
-    offset = log.start_offset
-    end = log.end_position
-    while (part := log.read(offset, 200, end, at_least_one=True)) is not None:
-        data = part.file.pread(part.length, part.position)
-        header = read_header(data)
-        batch = data[: header.size]
-        if not header.is_control:
-            records += [
-                Kept(
-                    header.base_offset + record.offset_delta,
-                    record.key,
-                    record.value,
-                    header.base_timestamp + record.timestamp_delta,
-                )
-                for record in iterate_records(batch)
-            ]
-        assert header.next_offset > offset
-        offset = header.next_offset
-    return records
-
-
-def latest(records: Iterable[Kept]) -> dict[bytes | None, bytes]:
-    """What a reader that applies the log to a dictionary ends with."""
-    table: dict[bytes | None, bytes] = {}
-    for record in records:
-        if record.value is None:
-            table.pop(record.key, None)
-        else:
-            table[record.key] = record.value
-    return table
-
 
 # ---- what stays and what goes
 
@@ -312,7 +143,7 @@ def test_a_full_map_ends_the_round_and_the_next_goes_on() -> None:
         for key in (b"a", b"b", b"c", b"d"):
             subject.append([(key, value)])
     subject.roll()
-    ends = []
+    ends: list[int] = []
     while not ends or ends[-1] < subject.log.active.base_offset:
         ends.append(subject.compact(map_bytes=3 * 160).end_offset)
         assert latest(subject.records()) == dict.fromkeys((b"a", b"b", b"c", b"d"), b"2")
@@ -437,8 +268,6 @@ def test_indexes_of_a_cleaned_segment_are_those_a_rebuild_gives() -> None:
 
 
 def test_damage_ends_the_round_and_changes_nothing() -> None:
-    from holdfast.errors import CorruptLog
-
     subject = CompactedLog()
     subject.append([(b"a", b"1")])
     subject.append([(b"a", b"2")])
@@ -448,3 +277,149 @@ def test_damage_ends_the_round_and_changes_nothing() -> None:
     with pytest.raises(CorruptLog, match="checksum"):
         subject.clean()
     assert not [name for name in subject.disk.list(DIRECTORY) if "cleaned" in name]
+
+
+# ---- transactions and producers
+
+
+def transactional(producer_id: int, sequence: int = 0) -> dict[str, Any]:
+    return {
+        "producer_id": producer_id,
+        "producer_epoch": 0,
+        "base_sequence": sequence,
+        "is_transactional": True,
+    }
+
+
+def test_aborted_records_go_and_hide_nothing() -> None:
+    subject = CompactedLog(compacted(internal_segment_bytes="100000"))
+    subject.append([(b"a", b"committed")])
+    subject.append([(b"a", b"aborted"), (b"b", b"aborted")], **transactional(7))
+    subject.append_marker(7, is_commit=False)
+    subject.append([(b"c", b"1")], **transactional(7, 2))
+    subject.append_marker(7, is_commit=True)
+    subject.roll()
+    subject.compact()
+    assert latest(subject.records()) == {b"a": b"committed", b"c": b"1"}
+
+
+def test_a_transaction_aborted_behind_the_cleaned_part_is_known_there() -> None:
+    subject = CompactedLog()
+    subject.append([(b"a", b"aborted")], **transactional(7))
+    subject.roll()
+    subject.append_marker(7, is_commit=False)
+    subject.append([(b"b", b"1")])
+    subject.compact()
+    assert latest(subject.records()) == {b"b": b"1"}
+
+
+def test_two_producers_aborting_and_committing_side_by_side_are_told_apart() -> None:
+    subject = CompactedLog(compacted(internal_segment_bytes="100000"))
+    subject.append([(b"a", b"aborted")], **transactional(1))
+    subject.append([(b"b", b"committed")], **transactional(2))
+    subject.append([(b"c", b"aborted")], **transactional(1, 1))
+    subject.append_marker(2, is_commit=True)
+    subject.append_marker(1, is_commit=False)
+    subject.append([(b"d", b"committed")], **transactional(1, 2))
+    subject.append_marker(1, is_commit=True)
+    subject.roll()
+    subject.compact()
+    assert latest(subject.records()) == {b"b": b"committed", b"d": b"committed"}
+
+
+def test_a_marker_stays_for_the_retention_after_its_data_is_gone() -> None:
+    subject = CompactedLog(compacted(internal_segment_bytes="100000"))
+    subject.append([(b"a", b"1")], **transactional(7))
+    marker = subject.append_marker(7, is_commit=True).base_offset
+    subject.append([(b"a", b"2")])
+    subject.roll()
+    subject.log.producers.clear()
+
+    def markers() -> list[tuple[int, bool]]:
+        return [(h.base_offset, h.has_delete_horizon) for h in subject.headers() if h.is_control]
+
+    def compact_again() -> None:
+        subject.append([(b"x", b"1")])
+        subject.roll()
+        subject.compact()
+
+    subject.compact()
+    assert markers() == [(marker, False)]  # its data was there until this round
+    compact_again()
+    assert markers() == [(marker, True)]
+    subject.now_ms += DELETE_RETENTION_MS - 1
+    compact_again()
+    assert markers() == [(marker, True)]
+    subject.now_ms += 1
+    compact_again()
+    assert markers() == []
+
+
+def test_the_transaction_index_keeps_what_consumers_must_still_be_told() -> None:
+    subject = CompactedLog(compacted(internal_segment_bytes="100000"))
+    subject.append([(b"a", b"aborted")], **transactional(7))
+    marker = subject.append_marker(7, is_commit=False).base_offset
+    subject.append([(b"b", b"1")])
+    subject.roll()
+    subject.log.producers.clear()
+    path = subject.log.segments[0].path(".txnindex")
+    index = TransactionIndex(0)
+    index.append(7, 0, marker, marker + 1)
+    index.sync_to(subject.disk.open(path, "create"))
+
+    def told() -> list[int]:
+        data = subject.disk.open(path, "read")
+        entries = TransactionIndex.from_bytes(data.pread(data.size(), 0), 0).entries
+        return [entry.last_offset for entry in entries]
+
+    subject.compact()
+    assert told() == [marker]
+    subject.append([(b"b", b"2")])
+    subject.roll()
+    subject.compact()
+    assert told() == []
+
+
+def test_the_last_batch_of_a_live_producer_stays_emptied() -> None:
+    subject = CompactedLog(compacted(internal_segment_bytes="100000"))
+    subject.append([(b"a", b"1")], producer_id=9, producer_epoch=3, base_sequence=0)
+    subject.append([(b"a", b"2"), (b"b", b"1")], producer_id=9, producer_epoch=3, base_sequence=1)
+    subject.append([(b"a", b"3"), (b"b", b"2")])
+    subject.roll()
+    subject.compact()
+    headers = [header for header in subject.headers() if header.producer_id == 9]
+    (emptied,) = headers
+    assert (emptied.base_offset, emptied.last_offset, emptied.records_count) == (1, 2, 0)
+    assert (emptied.producer_epoch, emptied.base_sequence, emptied.last_sequence) == (3, 1, 2)
+    # Recovery without a snapshot knows the producer's last sequence from it.
+    for name in subject.disk.list(DIRECTORY):
+        if name.endswith(".snapshot"):
+            subject.disk.remove(f"{DIRECTORY}/{name}")
+    log = subject.open(clean=False)
+    (producer,) = log.producers.describe()
+    assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (9, 3, 2)
+
+
+def test_the_batches_of_a_forgotten_producer_go() -> None:
+    subject = CompactedLog(compacted(internal_segment_bytes="100000"))
+    subject.append([(b"a", b"1")], producer_id=9, producer_epoch=3, base_sequence=0)
+    subject.append([(b"a", b"2")])
+    subject.roll()
+    subject.log.producers.clear()
+    subject.compact()
+    assert [header.base_offset for header in subject.headers()] == [1]
+
+
+def test_an_emptied_batch_is_no_answer_to_a_lookup_by_time() -> None:
+    subject = CompactedLog(compacted(internal_segment_bytes="100000"))
+    subject.now_ms += 1000
+    subject.append([(b"a", b"1")], producer_id=9, producer_epoch=0, base_sequence=0)
+    subject.now_ms -= 500
+    subject.append([(b"a", b"2")])
+    subject.roll()
+    subject.compact()
+    assert subject.headers()[0].records_count == 0
+    found = subject.log.batch_at_or_after_time(START_MS, subject.log.end_position)
+    assert found is not None
+    assert found[1].header.base_offset == 1
+    assert subject.log.segments[0].max_timestamp == START_MS + 500
