@@ -110,7 +110,7 @@ class FetchSessions:
             return FetchPlan(list(wanted.items()), None, True)
         if epoch == INITIAL_EPOCH:
             self._sessions.pop(session_id, None)
-            session = self._create(now) if wanted else None
+            session = self._create(now)
             if session is not None:
                 session.update(wanted, [])
             return FetchPlan(list(wanted.items()), session, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from holdfast.errors import LogDirectoryOffline
+from holdfast.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.log.log import Log
 from holdfast.node.directories import LogDirectory
 from holdfast.partition.offsets import PartitionOffsets
@@ -53,6 +54,20 @@ class HostedPartition:
     @property
     def offline(self) -> bool:
         return self.directory.offline
+
+    def end_of_epoch(self, epoch: int, end_offset: int) -> EpochEnd:
+        """Where `epoch` ended, for a log that ends at `end_offset` (KIP-320).
+
+        The log knows epochs that wrote something. The present one counts even if it has not: clients learn of it
+        from Metadata and ListOffsets, and must not take its silence for a cut after the next start.
+        """
+        if epoch == self.leader_epoch:
+            return EpochEnd(epoch, end_offset)
+        end = self.log.epochs.end_offset_for(epoch, end_offset)
+        if end.epoch == UNDEFINED_EPOCH and 0 <= epoch < self.leader_epoch:
+            latest = self.log.epochs.latest_epoch
+            return EpochEnd(epoch if latest == UNDEFINED_EPOCH else latest, end_offset)
+        return end
 
     def require_online(self) -> None:
         if self.directory.offline:

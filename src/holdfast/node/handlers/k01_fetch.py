@@ -26,6 +26,7 @@ from holdfast.wire.positions import LogPosition
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
+READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 ZERO_ID: Final = UUID(int=0)
 
@@ -102,7 +103,9 @@ class Reading:
         stable = offsets.last_stable_offset
         offset = wanted.fetch_offset
         if wanted.last_fetched_epoch >= 0:
-            end = log.epochs.end_offset_for(wanted.last_fetched_epoch, log.end_offset)
+            end = hosted.end_of_epoch(wanted.last_fetched_epoch, log.end_offset)
+            if end.epoch < 0:  # an epoch we never had: nothing tells where the client parted from us
+                return _out_of_range(hosted)
             if end.epoch < wanted.last_fetched_epoch or end.end_offset < offset:
                 return Fetched(
                     hosted.index,
@@ -110,15 +113,13 @@ class Reading:
                     high_watermark.offset,
                     stable,
                     log.start_offset,
-                    [],
+                    None,
                     None,
                     0,
                     diverging=(end.epoch, end.end_offset),
                 )
         if offset < log.start_offset or offset > log.end_offset:
-            return Fetched(
-                hosted.index, ErrorCode.offset_out_of_range, -1, -1, log.start_offset, None, None, 0
-            )
+            return _out_of_range(hosted)
         bound: LogPosition = high_watermark
         if self.read_committed and stable < high_watermark.offset:
             bound = log.position_of(stable)
@@ -173,6 +174,10 @@ class Reading:
         return Packed(pack_fetch_response(self.version, 0, self.plan.session_id, list(topics.items())))
 
 
+def _out_of_range(hosted: HostedPartition) -> Fetched:
+    return Fetched(hosted.index, ErrorCode.offset_out_of_range, -1, -1, -1, None, None, 0)
+
+
 def check_leader_epoch(hosted: HostedPartition, client_epoch: int) -> None:
     """KIP-320: a client whose metadata is older or newer than ours is told so."""
     if client_epoch < 0:
@@ -189,6 +194,9 @@ def check_leader_epoch(hosted: HostedPartition, client_epoch: int) -> None:
 
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
     by_id = context.version >= FETCH_TOPIC_IDS
+    if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
+        # Guessing would show a client what it may have asked not to see.
+        return _refused(context.version, ErrorCode.invalid_request)
     wanted: dict[PartitionKey, Wanted] = {}
     for topic in request.topics:
         name = (topic.topic_id or ZERO_ID) if by_id else topic.topic

@@ -1,6 +1,7 @@
 """DeleteRecords (21), versions 0 to 2: move the start of a partition forward.
 
--1 means up to the high watermark. The new start is durable before the answer leaves and before files go.
+-1 means up to the high watermark; an offset below the present start changes nothing. The new start is durable
+before the answer leaves and before files go.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def _one(node: Node, topic: str, wanted: Any, now: Now) -> Fields:
             raise ApiError(ErrorCode.policy_violation, f"{topic} is compacted and does not delete records")
         high_watermark = hosted.offsets.high_watermark.offset
         offset = high_watermark if wanted.offset == UP_TO_HIGH_WATERMARK else wanted.offset
-        if offset < 0 or offset > high_watermark or offset < hosted.log.start_offset:
+        if not 0 <= offset <= high_watermark:
             raise ApiError(
                 ErrorCode.offset_out_of_range,
-                f"{hosted.name}: {offset} is not between {hosted.log.start_offset} and {high_watermark}",
+                f"{hosted.name}: {offset} is not between 0 and {high_watermark}",
             )
         node.move_log_start(hosted, offset)
         hosted.require_online()

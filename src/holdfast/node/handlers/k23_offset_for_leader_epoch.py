@@ -33,7 +33,7 @@ def _one(node: Node, topic: str, wanted: Any) -> Fields:
     except ApiError as error:
         return {"partition": wanted.partition, "error_code": error.code, "leader_epoch": -1, "end_offset": -1}
     # The end of the present epoch is what is committed: an unflushed tail is nobody's business yet.
-    end = hosted.log.epochs.end_offset_for(wanted.leader_epoch, hosted.offsets.high_watermark.offset)
+    end = hosted.end_of_epoch(wanted.leader_epoch, hosted.offsets.high_watermark.offset)
     return {
         "partition": wanted.partition,
         "error_code": 0,
