@@ -27,7 +27,7 @@ from holdfast.log.atomic import ASIDE_SUFFIX, parent_of
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.log import Log
-from holdfast.log.producer_snapshot import decode_snapshot
+from holdfast.log.producer_snapshot import decode_snapshot, encode_snapshot
 from holdfast.log.producer_state import ProducerStateMap
 from holdfast.log.scan import Damage, VerifiedScan, find_later_batch, header_at, scan_headers
 from holdfast.log.segment import (
@@ -276,10 +276,31 @@ class _Opening:
         self._rebuild_producers(base)
         self.end_offset = base
         for index, segment in enumerate(doubtful):
+            if index and self._is_behind_lost_tail(segment):
+                reason = f"the next segment begins at {segment.base_offset}"
+                self._cut(first + index - 1, Damage(doubtful[index - 1].size, reason))
+                break
+            if index:
+                self._write_snapshot(segment)
             damage = self._verify(segment)
             if damage is not None:
                 self._cut(first + index, damage)
                 break
+        if len(doubtful) > 1:
+            self.fs.flush_directory(self.directory)
+
+    def _is_behind_lost_tail(self, segment: Segment) -> bool:
+        """Whether offsets are missing in front of a segment; below the recovery point compaction took them."""
+        return segment.base_offset > self.end_offset >= self.trust.recovery_point
+
+    def _write_snapshot(self, segment: Segment) -> None:
+        """Producer state as of the segment's beginning: the batches it came from may be deleted one day."""
+        file = self.fs.open(segment.path(SNAPSHOT_SUFFIX), "create")
+        data = encode_snapshot(self.producers.to_snapshot())
+        file.pwritev([data], 0)
+        file.truncate(len(data))
+        file.flush()
+        file.close()
 
     def _first_to_verify(self) -> int:
         first = 0
