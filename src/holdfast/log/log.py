@@ -150,8 +150,10 @@ class Log:
 
     def _begin_epoch(self, leader_epoch: int) -> None:
         """Record where an epoch begins. The file is small and changes once per start, so it is durable at once."""
-        self.epochs.assign(leader_epoch, self.end_offset)
-        self.epochs.write(self._fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
+        epochs = LeaderEpochs(self.epochs.entries)
+        epochs.assign(leader_epoch, self.end_offset)
+        epochs.write(self._fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
+        self.epochs = epochs
 
     def roll(self, now: Now) -> Segment:
         """Seal the active segment and begin a new one at the end offset."""
@@ -241,7 +243,9 @@ class Log:
             if segment is not self.segments[-1]:
                 self._keep_loaded(segment)
             position, size = segment.find(offset)
-            stop = end.position if segment.base_offset == end.segment_base else segment.size
+            stop = (
+                min(end.position, segment.size) if segment.base_offset == end.segment_base else segment.size
+            )
             if size and position < stop:
                 length = min(max_bytes, stop - position)
                 if length < size:
@@ -261,7 +265,7 @@ class Log:
                 if segment.base_offset > end.segment_base:
                     return
                 if segment.base_offset == end.segment_base:
-                    stop = end.position
+                    stop = min(end.position, stop)
             if size:
                 yield from scan_headers(segment.file, position, stop)
 
@@ -337,7 +341,9 @@ class Log:
                 continue
             offset = segment.time_index.lookup(timestamp)[1]
             position, size = segment.find(max(offset, segment.base_offset))
-            stop = end.position if segment.base_offset == end.segment_base else segment.size
+            stop = (
+                min(end.position, segment.size) if segment.base_offset == end.segment_base else segment.size
+            )
             if not size:
                 continue
             for found in scan_headers(segment.file, position, stop):

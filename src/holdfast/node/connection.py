@@ -1,7 +1,7 @@
 """One client connection: requests begun in order, answered in order.
 
-Up to `in_flight_max` requests are under way at once, so that pipelined produces share a flush. A response that
-is ready waits behind one that is not; past the limit the shell is asked to stop reading the socket.
+Up to `holdfast.requests.in.flight.max` requests are under way at once, so that pipelined produces share a flush. A
+response that is ready waits behind one that is not; past the limit the shell is asked to stop reading the socket.
 
 A response leaves only when everything it may have been built on is durable. For requests that are answered
 from the cluster's image this means the metadata log: `Node.metadata_barrier` is consulted when the response
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from holdfast.errors import MalformedFrame
 from holdfast.log.segment import Slice
@@ -22,10 +22,6 @@ from holdfast.wire.messages import encode_response, parse_request_header, respon
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
-
-IN_FLIGHT_MAX: Final = 64
-"""Requests of one connection under way: enough for a pipelining producer to fill a flush group, few enough
-that one connection cannot hold much memory."""
 
 
 class Exchange:
@@ -48,7 +44,14 @@ class Exchange:
         if barrier is None:
             self._finish(response)
         else:
-            barrier(lambda: self._finish(response))
+            barrier(lambda error: self._pass_barrier(response, error))
+
+    def _pass_barrier(self, response: Fields | Packed, error: Exception | None) -> None:
+        if error is None:
+            self._finish(response)
+        else:
+            # What the response tells may not be on disk, and nobody can say: the client learns nothing from it.
+            self.connection.close(f"the metadata log failed: {error}")
 
     def _finish(self, response: Fields | Packed) -> None:
         if isinstance(response, Packed):
@@ -87,13 +90,14 @@ class Connection:
         self._transmit = transmit
         self._close = close
         self._under_way: deque[Exchange] = deque()
+        self._under_way_max = node.config.holdfast_requests_in_flight_max
+        """Enough for a pipelining producer to fill a flush group, few enough to bound what one connection holds."""
         self.is_closed = False
-        self.fetch_state: object | None = None
 
     @property
     def is_saturated(self) -> bool:
         """Whether the shell should stop reading until a response has left."""
-        return len(self._under_way) >= IN_FLIGHT_MAX
+        return len(self._under_way) >= self._under_way_max
 
     @property
     def requests_under_way(self) -> int:
@@ -113,6 +117,10 @@ class Connection:
             answer = self.node.handle(context, frame, header.body_offset, now)
         except MalformedFrame as error:
             self.close(str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - one request's defect must not take the broker down
+            self.node.report_defect(context, error)
+            self.close(f"API {header.api_key} version {header.version} failed: {error!r}")
             return
         if isinstance(answer, Later):
             answer.then(exchange.deliver)

@@ -7,6 +7,7 @@ last used under, so that the next start can tell a killed process from a power f
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from typing import Final
 from uuid import UUID
@@ -25,6 +26,8 @@ from holdfast.log.checkpoints import (
 )
 from holdfast.seams import FileSystem, Lock
 
+REFUSED_ERRNOS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""A write refused for want of room: nothing was promised, and the directory stays in service."""
 LOCK_FILE: Final = ".lock"
 SESSION_FILE: Final = "holdfast.session"
 FLUSH_FAILED: Final = "flush-failed"

@@ -6,13 +6,13 @@ with the next one. At most one compaction or scrub is under way, so that neither
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from holdfast.config.definitions import LONG_MAX
 from holdfast.log.retention import expired, roll_due
 from holdfast.node.cleaning import Background, Cleaning
+from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_below_start
 from holdfast.node.scrubbing import Scrubbing
@@ -150,7 +150,7 @@ def roll(node: Node, hosted: HostedPartition, now: Now) -> bool:
     try:
         hosted.log.roll(now)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in REFUSED_ERRNOS:
             node.directory_failed(hosted.directory, error)
         else:
             node.say(f"{hosted.name} could not be rolled: {error}")

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from traceback import format_exception
+from typing import Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -35,7 +36,7 @@ from holdfast.node.checkpoint_writer import CheckpointWriter
 from holdfast.node.commit import GroupCommit
 from holdfast.node.connection import Connection
 from holdfast.node.context import Answer, ConnectionInfo, Part, RequestContext
-from holdfast.node.directories import LogDirectory
+from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
 from holdfast.node.fetch_sessions import FetchSessions
 from holdfast.node.handlers.k00_produce import Production
 from holdfast.node.hosted import HostedPartition
@@ -43,6 +44,7 @@ from holdfast.node.partitions import Partitions
 from holdfast.node.producer_ids import ProducerIdSource
 from holdfast.node.removal import remove_below_start
 from holdfast.node.timers import Timers
+from holdfast.partition.offsets import CommitWaiter
 from holdfast.seams import Buffer, FileSystem, Flusher, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.messages import decode_request
@@ -102,9 +104,12 @@ class Node:
         self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
         self.producer_ids = ProducerIdSource(self)
         self.metadata: HostedPartition | None = None
-        self.metadata_barrier: Callable[[Callable[[], None]], None] | None = None
+        self.metadata_barrier: Callable[[CommitWaiter], None] | None = None
         """None while the image is durable; otherwise holds a response back until it is."""
         self.is_stopping = False
+        self.fatal: str | None = None
+        """Why this node cannot go on, once that is so."""
+        self.on_fatal: Callable[[], None] = lambda: None
         self.unserved_topics: set[tuple[str, str]] = set()
         self._checkpoint_due = False
         self._topic_configs: dict[str, TopicConfig] = {}
@@ -241,6 +246,8 @@ class Node:
         try:
             stored = metadata.log.append(check_whole(batch), batch, metadata.leader_epoch, now)
         except OSError as error:
+            if error.errno not in REFUSED_ERRNOS:
+                self.directory_failed(metadata.directory, error)
             raise ApiError(
                 ErrorCode.kafka_storage_error, f"the metadata log could not be written: {error}"
             ) from error
@@ -253,16 +260,9 @@ class Node:
             self._follow_settings()
         self._follow_topics(before, now)
 
-    def _wait_for_metadata(self, proceed: Callable[[], None]) -> None:
+    def _wait_for_metadata(self, waiter: CommitWaiter) -> None:
         assert self.metadata is not None
-        metadata = self.metadata
-
-        def committed(error: Exception | None) -> None:
-            # After a failed flush nobody knows what the disk holds: such a response never leaves.
-            if error is None:
-                proceed()
-
-        metadata.offsets.when_committed(metadata.log.end_offset, committed)
+        self.metadata.offsets.when_committed(self.metadata.log.end_offset, waiter)
 
     def _metadata_committed(self) -> None:
         assert self.metadata is not None
@@ -355,6 +355,15 @@ class Node:
         failure = LogDirectoryOffline(f"{directory.path} is offline: {error}")
         for hosted in self._in_directory(directory):
             hosted.fail(failure)
+        if self.metadata is not None and self.metadata.directory is directory:
+            self.fatal = f"the metadata log is in {directory.path}, which failed: {error}"
+            self.say(f"{self.fatal}; this broker cannot go on and must be restarted")
+            self.on_fatal()
+
+    def report_defect(self, context: RequestContext, error: Exception) -> None:
+        """A handler raised what it should not have: say it with its place, so that it can be mended."""
+        trace = "".join(format_exception(error))
+        self.say(f"defect in API {context.api_key} version {context.version}: {trace}")
 
     def _in_directory(self, directory: LogDirectory) -> list[HostedPartition]:
         hosted = [partition for partition in self.partitions if partition.directory is directory]

@@ -34,6 +34,7 @@ class PartitionOffsets:
     __slots__ = (
         "_commit_waiters",
         "durable_end",
+        "failure",
         "fetch_waiters",
         "first_unstable_offset",
         "high_watermark",
@@ -45,6 +46,8 @@ class PartitionOffsets:
         self.durable_end = end
         self.high_watermark = end
         self.leader_epoch = leader_epoch
+        self.failure: Exception | None = None
+        """Why nothing more will be committed here, once that is so."""
         self.first_unstable_offset: int | None = None
         """The first offset of the earliest transaction that is undecided, or decided by a marker that is
         not below the high watermark."""
@@ -65,6 +68,8 @@ class PartitionOffsets:
         """Call `waiter(None)` once everything below `end_offset` is committed, or with the error that ended it."""
         if end_offset <= self.high_watermark.offset:
             waiter(None)
+        elif self.failure is not None:
+            waiter(self.failure)
         else:
             self._commit_waiters.append((end_offset, waiter))
 
@@ -88,6 +93,7 @@ class PartitionOffsets:
 
     def fail(self, error: Exception) -> None:
         """The outcome of what is not committed yet is unknown for good: every waiter is told."""
+        self.failure = error
         waiters, self._commit_waiters = self._commit_waiters, deque()
         for _, waiter in waiters:
             waiter(error)

@@ -57,10 +57,9 @@ def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None)
         say(notice)
     loop = new_event_loop()
     try:
-        loop.run_until_complete(_serve(config, on_ready))
+        return loop.run_until_complete(_serve(config, on_ready))
     finally:
         loop.close()
-    return 0
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -73,7 +72,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None) -> None:
+async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None) -> int:
     server = Server(config, say)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -88,7 +87,12 @@ async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None
     )
     if on_ready is not None:
         on_ready(server)
+    server.node.on_fatal = stop.set
     await stop.wait()
     say("stopping")
     await server.stop()
+    if server.node.fatal is not None:
+        say(f"stopped because {server.node.fatal}")
+        return 1
     say("stopped cleanly")
+    return 0

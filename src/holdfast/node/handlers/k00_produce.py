@@ -8,7 +8,6 @@ Left out until transactions are served: transactional batches, refused with TRAN
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -18,6 +17,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.errors import ApiError, InvalidRecords, LogDirectoryOffline, MalformedFrame
 from holdfast.log.producer_state import Duplicate
 from holdfast.node.context import NO_RESPONSE, Answer, Fields, Later, Packed, RequestContext
+from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.intake import admit
 from holdfast.seams import Now
@@ -181,7 +181,7 @@ def _produce_one(
 
 def _write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
     """A full disk refuses the batch and stays in service; anything else takes the directory offline."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in REFUSED_ERRNOS:
         node.directory_failed(hosted.directory, error)
     return ApiError(ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}")
 
