@@ -84,6 +84,8 @@ class Log:
         self._is_changed = is_changed
         """Whether anything was written since the log was opened: an unchanged one is closed without a trace."""
         self._appended_since_flush = False
+        self._flush_under_way: tuple[FlushTarget, ...] = ()
+        """What a flush that has not returned yet is to make durable: a stop cannot count on it."""
         self.unflushed_messages = 0
         self._loaded: list[Segment] = []
         self.roll_jitter_ms = 0
@@ -215,9 +217,11 @@ class Log:
         self._appended_since_flush = False
         self._directory_unflushed = False
         self.unflushed_messages = 0
+        self._flush_under_way += tuple(targets)
         return PendingFlush(tuple(targets), self.end_position)
 
     def flushed(self, end: LogPosition) -> None:
+        self._flush_under_way = ()
         if end.offset > self.recovery_point:
             self.recovery_point = end.offset
 
@@ -361,8 +365,8 @@ class Log:
         """Write what a clean start will trust; once all of what is returned is flushed, `close` may follow."""
         if not self._is_changed and self.recovery_point >= self.end_offset:
             return []
-        pending = self.begin_flush()
-        targets: list[FlushTarget] = [*pending.targets]
+        self.begin_flush()
+        targets: list[FlushTarget] = [*self._flush_under_way]
         if self.end_offset > self.active.base_offset or len(self.producers):
             targets += [*self.active.write_indexes(), self._write_snapshot()]
         return [*targets, self.directory]

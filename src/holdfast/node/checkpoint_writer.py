@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from holdfast.log.atomic import write_atomically
 from holdfast.log.checkpoints import RECOVERY_POINT_FILE, encode_offsets
 from holdfast.node.directories import LogDirectory
 from holdfast.seams import FileSystem, Flusher, FlushJob
@@ -31,6 +32,8 @@ class CheckpointWriter:
         self._failed = failed
         self._path = f"{directory.path}/{RECOVERY_POINT_FILE}"
         self._is_busy = False
+        self._is_superseded = False
+        """The round under way writes what is no longer so; it must not reach the file's name."""
         self._written: bytes | None = None
 
     def write(self, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -49,8 +52,22 @@ class CheckpointWriter:
         self._written = data
         self._flusher.submit(FlushJob((file,), self._flushed))
 
+    def write_now(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Durable when it returns, or the directory is offline; a round under way is given up. Blocks."""
+        self._is_superseded = self._is_busy
+        data = encode_offsets(offsets)
+        try:
+            write_atomically(self._fs, self._path, data)
+        except OSError as error:
+            self._written = None
+            self._failed(self._directory, error)
+        else:
+            self._written = data
+
     def _flushed(self, error: OSError | None) -> None:
-        if error is None and not self._directory.offline and not self._directory.is_closed:
+        if self._is_superseded:
+            self._end(error)
+        elif error is None and not self._directory.offline and not self._directory.is_closed:
             try:
                 self._fs.rename(self._path + ASIDE, self._path)
             except OSError as failure:
@@ -61,7 +78,7 @@ class CheckpointWriter:
             self._end(error)
 
     def _end(self, error: OSError | None) -> None:
-        self._is_busy = False
+        self._is_busy = self._is_superseded = False
         if error is not None:
             self._written = None
             if not self._directory.is_closed:

@@ -306,11 +306,29 @@ class Node:
             hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
 
         def delete(error: Exception | None) -> None:
-            if error is None:
-                for hosted in gone:
-                    self.partitions.delete_files(hosted)
+            if error is not None:
+                return
+            for directory in dict.fromkeys(hosted.directory for hosted in gone):
+                self.forget_deleted(directory)
+            for hosted in gone:
+                self._delete_files(hosted)
 
         self.metadata.offsets.when_committed(self.metadata.log.end_offset, delete)
+
+    def forget_deleted(self, directory: LogDirectory) -> None:
+        """Take what is not hosted any more out of the checkpoints: a new topic may have its name."""
+        if not directory.offline:
+            self.write_log_starts(directory)
+        if not directory.offline:
+            self._checkpoint_writers[directory].write_now(self._recovery_points(directory))
+
+    def _delete_files(self, hosted: HostedPartition) -> None:
+        if hosted.directory.offline:
+            return
+        try:
+            self.partitions.delete_files(hosted)
+        except OSError as error:
+            self.directory_failed(hosted.directory, error)
 
     # Time-outs of parked produces
 
@@ -401,13 +419,19 @@ class Node:
             self.directory_failed(directory, error)
 
     def _recovery_points(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
-        return {
+        """Of what is hosted; a partition that could not be opened keeps what the last run knew of it."""
+        return self._kept(directory.recovery_points) | {
             (hosted.topic, hosted.index): hosted.log.recovery_point
             for hosted in self._in_directory(directory)
         }
 
-    def _log_starts(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
+    def _kept(self, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         return {
+            key: offset for key, offset in offsets.items() if self.partitions.offline_reason(*key) is not None
+        }
+
+    def _log_starts(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
+        return self._kept(directory.log_starts) | {
             (hosted.topic, hosted.index): hosted.log.start_offset
             for hosted in self._in_directory(directory)
             if hosted.log.start_offset

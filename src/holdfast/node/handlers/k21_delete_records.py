@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import ApiError
+from holdfast.errors import ApiError, LogDirectoryOffline
 from holdfast.node.context import Fields, RequestContext
 from holdfast.seams import Now
 
@@ -49,6 +49,8 @@ def _one(node: Node, topic: str, wanted: Any, now: Now) -> Fields:
             )
         node.move_log_start(hosted, offset)
         hosted.require_online()
+    except LogDirectoryOffline:
+        return {"partition_index": index, "low_watermark": -1, "error_code": ErrorCode.kafka_storage_error}
     except ApiError as error:
         return {"partition_index": index, "low_watermark": -1, "error_code": error.code}
     return {"partition_index": index, "low_watermark": hosted.log.start_offset, "error_code": 0}
