@@ -32,7 +32,8 @@ class Timers:
         self._sequence += 1
         heappush(self._heap, (deadline_ms, self._sequence, timer))
         if self._sequence % 4096 == 0:
-            self._heap = [entry for entry in self._heap if entry[2].action is not None]
+            # In place: `run_due` may be in the middle of it.
+            self._heap[:] = [entry for entry in self._heap if entry[2].action is not None]
             heapify(self._heap)
         if self.on_earlier is not None and (self._announced_ms is None or deadline_ms < self._announced_ms):
             self._announced_ms = deadline_ms
