@@ -172,6 +172,12 @@ def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) 
         if name.endswith(LOG_SUFFIX) and name[:-4].isdigit():
             path = f"{directory}/{name}"
             segments.append(Segment(fs, directory, int(name[:-4]), fs.size(path), fs.modified_ms(path)))
+    # A power failure may have kept any part of a deletion: what is below the log start is deleted again.
+    while len(segments) > 1 and segments[1].base_offset <= start_offset:
+        gone = segments.pop(0)
+        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+            if fs.exists(gone.path(suffix)):
+                fs.remove(gone.path(suffix))
     if not segments:
         segment = Segment(fs, directory, start_offset, 0, now.wall_ms)
         segment.create()

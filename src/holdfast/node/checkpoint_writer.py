@@ -35,6 +35,7 @@ class CheckpointWriter:
         self._is_superseded = False
         """The round under way writes what is no longer so; it must not reach the file's name."""
         self._written: bytes | None = None
+        self._offsets: dict[tuple[str, int], int] = {}
 
     def write(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Begin a round, unless one is under way or nothing has changed."""
@@ -42,6 +43,7 @@ class CheckpointWriter:
         if self._is_busy or data == self._written or self._directory.offline:
             return
         self._is_busy = True
+        self._offsets = dict(offsets)
         try:
             file = self._fs.open(self._path + ASIDE, "create")
             file.pwritev([data], 0)
@@ -63,6 +65,7 @@ class CheckpointWriter:
             self._failed(self._directory, error)
         else:
             self._written = data
+            self._directory.recovery_points = dict(offsets)
 
     def _flushed(self, error: OSError | None) -> None:
         if self._is_superseded:
@@ -78,6 +81,8 @@ class CheckpointWriter:
             self._end(error)
 
     def _end(self, error: OSError | None) -> None:
+        if error is None and not self._is_superseded:
+            self._directory.recovery_points = self._offsets
         self._is_busy = self._is_superseded = False
         if error is not None:
             self._written = None

@@ -82,9 +82,9 @@ class Cleaning:
             if self._not_before_ms.get(hosted, 0) > now.monotonic_ms:
                 continue
             offsets = hosted.offsets
-            dirt = examine(
-                hosted.log, self.clean_to(hosted), offsets.last_stable_offset, offsets.high_watermark, now
-            )
+            # Compaction leaves gaps, and recovery takes a gap above the recovery point on disk for a lost tail.
+            end = min(offsets.last_stable_offset, node.persisted_recovery_point(hosted))
+            dirt = examine(hosted.log, self.clean_to(hosted), end, offsets.high_watermark, now)
             if is_due(hosted.log, dirt) and (best is None or dirt.ratio > best[1].ratio):
                 best = hosted, dirt
         if best is not None:

@@ -65,7 +65,7 @@ class GroupCommit:
         self._scheduled = False
         dirty, self._dirty = self._dirty, {}
         for partition in dirty:
-            if not partition.directory.offline and not partition.is_deleted:
+            if not _is_gone(partition):
                 self._flush(partition)
 
     def _flush(self, partition: HostedPartition) -> None:
@@ -78,11 +78,10 @@ class GroupCommit:
     def _done(self, partition: HostedPartition, end: LogPosition, error: OSError | None) -> None:
         partition.flush_running = False
         self.flushes += 1
-        if error is not None:
-            if not partition.is_deleted:
-                self._on_failure(partition, error)
+        if _is_gone(partition):
             return
-        if partition.directory.offline or partition.is_deleted:
+        if error is not None:
+            self._on_failure(partition, error)
             return
         partition.log.flushed(end)
         partition.offsets.flushed(end)
@@ -92,3 +91,9 @@ class GroupCommit:
             if not self._scheduled:
                 self._scheduled = True
                 self._call_soon(self._begin)
+
+
+def _is_gone(partition: HostedPartition) -> bool:
+    """Whether nobody waits here any more: the topic was deleted, the directory failed, or the node has stopped."""
+    directory = partition.directory
+    return directory.offline or directory.is_closed or partition.is_deleted

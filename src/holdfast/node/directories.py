@@ -45,6 +45,7 @@ class LogDirectory:
         self.was_clean = False
         self.torn_tail_expected = False
         self.recovery_points: Partitions = {}
+        """As the file on disk has them, for certain: what compaction may rely on."""
         self.log_starts: Partitions = {}
         self._lock: Lock | None = None
         self.is_closed = False

@@ -111,7 +111,7 @@ class Node:
         """Why this node cannot go on, once that is so."""
         self.on_fatal: Callable[[], None] = lambda: None
         self.unserved_topics: set[tuple[str, str]] = set()
-        self._checkpoint_due = False
+        self._checkpoint_due = True
         self._topic_configs: dict[str, TopicConfig] = {}
         self._productions: dict[Production, int] = {}
         self._connections = 0
@@ -410,6 +410,11 @@ class Node:
         """Begin to write how far everything is flushed; nobody waits for it."""
         for directory, writer in self._checkpoint_writers.items():
             writer.write(self._recovery_points(directory))
+
+    def persisted_recovery_point(self, hosted: HostedPartition) -> int:
+        """Below this offset the next recovery will verify nothing, whatever happens now."""
+        persisted = hosted.directory.recovery_points.get((hosted.topic, hosted.index), 0)
+        return min(persisted, hosted.log.recovery_point)
 
     def write_log_starts(self, directory: LogDirectory) -> None:
         """Durable when it returns, or the directory is offline."""
