@@ -21,12 +21,17 @@ RUN_TIMEOUT_S = 60
 Run = Callable[..., Result]
 
 
-@pytest.fixture
-def bootstrap_servers(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(scope="session")
+def bootstrap_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One broker for all tests here: each uses topics of its own."""
     given = os.environ.get("HOLDFAST_TEST_BOOTSTRAP")
     if given:
-        return given
-    return str(request.getfixturevalue("holdfast_broker").bootstrap_servers)
+        yield given
+        return
+    from holdfast.testing.broker import BrokerProcess
+
+    with BrokerProcess(str(tmp_path_factory.mktemp("cli") / "holdfast")) as broker:
+        yield broker.bootstrap_servers
 
 
 def command(*arguments: str) -> list[str]:
@@ -102,8 +107,8 @@ def make_topic(run: Run) -> Iterator[Callable[..., str]]:
         return name
 
     yield make
-    for name in made:
-        run("topics", "delete", "--topic", name, "--if-exists")
+    if made and os.environ.get("HOLDFAST_TEST_BOOTSTRAP"):  # our own broker goes with its directory
+        run("topics", "delete", "--topic", "|".join([*made, ""]), "--if-exists")
 
 
 @pytest.fixture

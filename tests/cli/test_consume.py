@@ -37,7 +37,9 @@ def test_the_format_is_kafkas(run: Run, topic: str) -> None:
     read = ("consume", "--topic", topic, "--from-beginning", "--max-messages", "2")
     first, second = run(*read, *EVERYTHING).stdout.decode().splitlines()
     assert re.fullmatch(r"CreateTime:\d{13}\tPartition:0\tOffset:0\tEpoch:\d+\th:1,i:2\tk\tv", first)
-    assert re.fullmatch(r"CreateTime:\d{13}\tPartition:0\tOffset:1\tEpoch:\d+\tNO_HEADERS\tnull\tplain", second)
+    assert re.fullmatch(
+        r"CreateTime:\d{13}\tPartition:0\tOffset:1\tEpoch:\d+\tNO_HEADERS\tnull\tplain", second
+    )
     separated = run(
         *read,
         *("--property", "print.key=true", "--property", "print.headers=true"),
