@@ -1,0 +1,250 @@
+"""Group commit: nothing is acknowledged before a flush that began after it has returned."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from holdfast.testing.bare_node import BareClient, BareNode
+from holdfast.testing.disk import Fault
+from holdfast.wire.batch import make_batch
+
+
+@pytest.fixture
+def client(node: BareNode) -> BareClient:
+    client = node.connect()
+    client.create_topic("t", partitions=2)
+    return client
+
+
+def batch(value: bytes = b"x") -> bytes:
+    return make_batch([value], timestamp=1_700_000_000_000)
+
+
+def test_an_append_is_acknowledged_after_its_flush_returned(node: BareNode, client: BareClient) -> None:
+    client.begin_produce("t", batch())
+    assert not client.frames
+    node.turn()
+    assert len(node.flusher.jobs) == 1
+    assert not client.frames
+    node.flusher.run_one()
+    (answer,) = [client.answer(id_) for id_ in client.correlation_ids]
+    assert answer.responses[0].partition_responses[0].base_offset == 0
+
+
+def test_what_is_acknowledged_is_on_the_platters(node: BareNode, client: BareClient) -> None:
+    client.begin_produce("t", batch(b"precious"))
+    path = f"{node.hosted('t').log.directory}/{0:020d}.log"
+    assert b"precious" not in node.disk.held(path)
+    node.settle()
+    assert client.frames
+    assert b"precious" in node.disk.held(path)
+
+
+def test_requests_of_one_turn_share_a_flush(node: BareNode, client: BareClient) -> None:
+    other = node.connect()
+    before = node.node.commit.flushes
+    for _ in range(10):
+        client.begin_produce("t", batch())
+        other.begin_produce("t", batch())
+    node.settle()
+    assert node.node.commit.flushes == before + 1
+    assert len(client.frames) == len(other.frames) == 10
+
+
+def test_appends_during_a_flush_wait_for_the_next(node: BareNode, client: BareClient) -> None:
+    client.begin_produce("t", batch())
+    node.turn()
+    second = client.begin_produce("t", batch())
+    third = client.begin_produce("t", batch())
+    node.turn()
+    assert len(node.flusher.jobs) == 1, "one flush of a file at a time"
+    node.flusher.run_one()
+    assert len(client.frames) == 1
+    node.turn()
+    assert len(node.flusher.jobs) == 1
+    assert len(client.frames) == 1
+    node.flusher.run_one()
+    assert client.correlation_ids[-2:] == [second, third]
+
+
+def test_partitions_are_flushed_and_completed_apart(node: BareNode, client: BareClient) -> None:
+    other = node.connect()
+    client.begin_produce("t", batch(), index=0)
+    other.begin_produce("t", batch(), index=1)
+    node.turn()
+    assert len(node.flusher.jobs) == 2
+    node.flusher.run_one(1)
+    assert not client.frames
+    assert len(other.frames) == 1
+
+
+def test_a_request_over_two_partitions_is_answered_when_both_are_flushed(
+    node: BareNode, client: BareClient
+) -> None:
+    asked = client.begin(0, 9, **client.produce_fields("t", {0: batch(), 1: batch()}))
+    node.turn()
+    node.flusher.run_one()
+    assert not client.frames
+    node.flusher.run_one()
+    answer = client.answer(asked)
+    assert [p.error_code for p in answer.responses[0].partition_responses] == [ErrorCode.none] * 2
+
+
+def test_readers_see_nothing_before_the_flush(node: BareNode, client: BareClient) -> None:
+    client.begin_produce("t", batch())
+    node.turn()
+    reader = node.connect()
+    asked = reader.begin_fetch("t", 0)
+    fetched = reader.answer(asked).responses[0].partitions[0]
+    assert (fetched.high_watermark, fetched.records) == (0, b"") or not fetched.records
+    node.settle()
+    assert reader.fetch("t", 0).high_watermark == 1
+
+
+def test_a_retried_batch_is_answered_only_when_the_first_is_durable(
+    node: BareNode, client: BareClient
+) -> None:
+    sent = make_batch([b"x"], timestamp=1_700_000_000_000, producer_id=7, producer_epoch=0, base_sequence=0)
+    client.begin_produce("t", sent)
+    node.turn()
+    again = node.connect()
+    asked = again.begin_produce("t", sent)
+    node.turn()
+    assert not again.frames
+    node.settle()
+    assert again.answer(asked).responses[0].partition_responses[0].base_offset == 0
+    assert node.hosted("t").log.end_offset == 1
+
+
+def test_one_acknowledged_once_written_and_another_never_are_flushed_along(
+    node: BareNode, client: BareClient
+) -> None:
+    asked = client.begin_produce("t", batch(), acks=1)
+    assert client.answer(asked)
+    client.begin_produce("t", batch(), acks=0)
+    assert not client.frames
+    assert node.hosted("t").offsets.durable_end.offset == 0
+    node.settle()
+    assert node.hosted("t").offsets.durable_end.offset == 2
+
+
+def test_a_failed_flush_tells_everybody_in_the_directory(node: BareNode, client: BareClient) -> None:
+    other = node.connect()
+    first = client.begin_produce("t", batch(), index=0)
+    second = other.begin_produce("t", batch(), index=1)
+    node.turn()
+    third = client.begin_produce("t", batch(), index=0)
+    node.disk.plan(Fault("flush", path_contains="t-0"))
+    node.flusher.run_one()
+    for asking, asked in ((client, first), (other, second), (client, third)):
+        (partition,) = asking.answer(asked).responses[0].partition_responses
+        assert partition.error_code is ErrorCode.kafka_storage_error
+    node.settle()
+    refused = client.begin_produce("t", batch(), index=1)
+    assert (
+        client.answer(refused).responses[0].partition_responses[0].error_code is ErrorCode.kafka_storage_error
+    )
+    assert any("offline until restart" in line for line in node.said)
+
+
+def test_a_later_flush_does_not_turn_a_failed_one_into_success(node: BareNode, client: BareClient) -> None:
+    client.begin_produce("t", batch())
+    node.turn()
+    node.disk.plan(Fault("flush", path_contains="t-0"))
+    node.settle()
+    hosted = node.hosted("t")
+    assert hosted.offsets.durable_end.offset == 0
+    node.node.commit.request(hosted)
+    node.settle()
+    assert hosted.offsets.durable_end.offset == 0
+
+
+def test_after_a_failed_flush_nothing_unacknowledged_is_promised_and_nothing_acknowledged_is_lost(
+    node: BareNode, client: BareClient
+) -> None:
+    client.produce("t", batch(b"kept"))
+    client.begin_produce("t", batch(b"doubtful"))
+    node.turn()
+    node.disk.plan(Fault("flush", path_contains="t-0"))
+    node.settle()
+    node = node.kill()
+    log = node.hosted("t").log
+    assert 1 <= log.end_offset <= 2
+    assert b"kept" in node.connect().fetch("t", 0).records
+
+
+def test_a_full_disk_refuses_the_batch_and_serves_again_when_there_is_room(
+    node: BareNode, client: BareClient
+) -> None:
+    client.produce("t", batch())
+    node.disk.plan(Fault("write", error=errno.ENOSPC, partial=True, path_contains="t-0"))
+    assert client.produce("t", batch()).error_code is ErrorCode.kafka_storage_error
+    done = client.produce("t", batch())
+    assert (done.error_code, done.base_offset) == (ErrorCode.none, 1)
+    assert not node.hosted("t").offline
+
+
+def test_a_write_that_fails_otherwise_takes_the_directory_offline(node: BareNode, client: BareClient) -> None:
+    node.disk.plan(Fault("write", error=errno.EIO, partial=True, path_contains="t-0"))
+    asked = client.begin_produce("t", batch())
+    assert (
+        client.answer(asked).responses[0].partition_responses[0].error_code is ErrorCode.kafka_storage_error
+    )
+    assert node.hosted("t").offline
+
+
+def test_with_the_page_cache_mode_an_append_is_committed_at_once(node: BareNode) -> None:
+    client = node.connect()
+    client.create_topic("os", holdfast_flush="os")
+    client.produce("os", batch())  # the first flush also makes the new directory durable
+    asked = client.begin_produce("os", batch())
+    assert client.answer(asked).responses[0].partition_responses[0].base_offset == 1
+    node.turn()
+    assert not node.flusher.jobs
+
+
+def test_in_page_cache_mode_flush_messages_still_flushes(node: BareNode) -> None:
+    client = node.connect()
+    client.create_topic("os", holdfast_flush="os", flush_messages="3")
+    client.produce("os", batch())
+    for _ in range(2):
+        client.begin_produce("os", batch())
+    node.turn()
+    assert not node.flusher.jobs
+    client.begin_produce("os", batch())
+    node.turn()
+    assert len(node.flusher.jobs) == 1
+
+
+def test_a_stop_in_the_middle_of_a_flush_leaves_everything_durable(
+    node: BareNode, client: BareClient
+) -> None:
+    """Whatever was begun or asked for when the node stops, a clean start may trust what it finds."""
+    for acks in (1, -1, 1):
+        client.begin_produce("t", batch(b"%d" % acks), acks=acks)
+        node.turn()
+    client.begin_produce("t", batch(b"last"), acks=1)
+    # A flush is under way, one is wanted, one append came after both. The disk is slower than the stop.
+    under_way = list(node.flusher.jobs)
+    node.node.stop(node.clock.now())
+    node.turn()
+    node.disk.crash()
+    del under_way
+    again = BareNode(node.settings, disk=node.disk, clock=node.clock, boot_id="another boot")
+    assert again.hosted("t").log.end_offset == 4
+    assert not any("cut" in line for line in again.said), again.said
+
+
+def test_flushes_that_return_after_the_stop_change_nothing(node: BareNode, client: BareClient) -> None:
+    client.begin_produce("t", batch())
+    node.turn()
+    client.begin_produce("t", batch())
+    node.node.stop(node.clock.now())
+    node.settle()
+    again = BareNode(node.settings, disk=node.disk, clock=node.clock, boot_id=node.boot_id)
+    assert again.hosted("t").log.end_offset == 2
+    assert not again.node.directories[0].torn_tail_expected
+    assert again.node.directories[0].was_clean
