@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
 from bench import topics
-from bench.load import Spec, run_loads
+from bench.load import Spec, run_closed_loops
 from bench.model import MeasureResult, Metrics, Round, Row
 from bench.servers import Broker, Durability, HoldfastBroker, KafkaBroker
 from bench.stats import is_steady, percentile
 
 WARM_RUNS_MAX: Final = 8
-LEAD_IN_S: Final = 1.2
-"""From the start of the load processes to the window that counts: interpreters start, clients connect."""
 
 
 class Series(NamedTuple):
@@ -86,7 +84,7 @@ class Bench:
 
     def seconds(self, full: float) -> float:
         """A window's length, scaled."""
-        return max(full * self.scale, 0.3)
+        return max(full * self.scale, 0.5)
 
     def count(self, full: int) -> int:
         """A number of records, scaled."""
@@ -179,17 +177,11 @@ class Bench:
         if self.scale >= 1 and not is_steady(rates):
             result.notes.append(f"{series.key} was not steady after {most} warming runs: {said}.")
 
-    def window(self, full_seconds: float) -> dict[str, float]:
-        """`begin_at` and `end_at` of a load that starts now."""
-        begin_at = time.monotonic() + LEAD_IN_S
-        return {"begin_at": begin_at, "end_at": begin_at + self.seconds(full_seconds)}
-
     def closed_loop(self, spec: Spec, processes: int, full_seconds: float) -> Metrics:
         """Run a closed-loop generator in several processes and put their figures together."""
-        window = self.window(full_seconds)
         share = spec["clients"] // processes
-        found = run_loads([{**spec, **window, "clients": share} for _ in range(processes)])
-        return latency_metrics(found)
+        specs = [{**spec, "clients": share, "first_client": share * each} for each in range(processes)]
+        return latency_metrics(run_closed_loops(specs, self.seconds(full_seconds)))
 
 
 def latency_metrics(found: Sequence[Mapping[str, Any]]) -> Metrics:

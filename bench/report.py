@@ -35,7 +35,8 @@ def evaluate(row: Row, result: MeasureResult | None) -> Line:
         return Line(row, mine, None, None, _verdict(row, mine, None, result), "")
     if not theirs:
         return Line(row, mine, None, None, "not measured", result.why_missing(row.theirs))
-    ratio = summarise(paired_ratios(ours, theirs))
+    ratios = paired_ratios(ours, theirs)
+    ratio = summarise(ratios) if ratios else None
     return Line(row, mine, summarise(theirs), ratio, _verdict(row, mine, ratio, result), _remark(row, result))
 
 

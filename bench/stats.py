@@ -41,10 +41,10 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def paired_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Ours divided by theirs, round by round; a round where theirs was zero has no ratio and is an error."""
+    """Ours divided by theirs, round by round; a round where theirs was zero has no ratio."""
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} rounds of ours and {len(theirs)} of theirs cannot be paired")
-    return [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return [mine / other for mine, other in zip(ours, theirs, strict=True) if other != 0]
 
 
 def is_steady(

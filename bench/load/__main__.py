@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from typing import Final
 
@@ -20,10 +21,13 @@ GENERATORS: Final = {
 
 def main() -> None:
     """Load only what the generator needs: imports are not what is measured."""
-    spec = json.load(sys.stdin)
+    spec = json.loads(sys.stdin.readline())
     module, function = GENERATORS[spec["kind"]].split(":")
     found = getattr(importlib.import_module(module), function)(spec)
     json.dump(found, sys.stdout)
+    sys.stdout.flush()
+    # Not by the usual way: a thread may still wait for another line of standard input.
+    os._exit(0)
 
 
 if __name__ == "__main__":

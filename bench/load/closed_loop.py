@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from typing import Any
@@ -11,17 +10,16 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from bench.load.payload import payloads
-
-CHECK_STOP_EVERY = 64
-"""Messages between two looks for the stop file: a look costs a system call."""
+from bench.load.window import Window
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     """`clients` producers; answers with the latencies, in microseconds, of what fell into the window."""
     found: list[list[int]] = []
     failures: list[str] = []
+    window = Window(spec["clients"])
     threads = [
-        threading.Thread(target=_guarded, args=(spec, index, found, failures))
+        threading.Thread(target=_guarded, args=(spec, index, window, found, failures), daemon=True)
         for index in range(spec["clients"])
     ]
     for each in threads:
@@ -30,22 +28,21 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         each.join()
     if failures:
         raise SystemExit(failures[0])
-    return {"latencies_us": [value for each in found for value in each], "window_s": _window_s(spec)}
+    return {"latencies_us": [value for each in found for value in each], "window_s": window.seconds}
 
 
-def _window_s(spec: dict[str, Any]) -> float:
-    ended_at = min(spec["end_at"], time.monotonic())
-    return float(ended_at - spec["begin_at"])
-
-
-def _guarded(spec: dict[str, Any], index: int, found: list[list[int]], failures: list[str]) -> None:
+def _guarded(
+    spec: dict[str, Any], index: int, window: Window, found: list[list[int]], failures: list[str]
+) -> None:
     try:
-        found.append(_client(spec, index))
+        found.append(_client(spec, index, window))
     except Exception as error:  # noqa: BLE001 - carried to the main thread, which ends the process with it
         failures.append(f"client {index}: {error!r}")
+        # The others would load for ever: the driver waits for this client to be ready.
+        window.end_at = 0.0
 
 
-def _client(spec: dict[str, Any], index: int) -> list[int]:
+def _client(spec: dict[str, Any], index: int, window: Window) -> list[int]:
     producer = Producer(
         {
             "bootstrap.servers": spec["bootstrap_servers"],
@@ -61,13 +58,13 @@ def _client(spec: dict[str, Any], index: int) -> list[int]:
         outcome.append(error)
 
     topic, value = spec["topic"], payloads(spec["size"], 1)[0]
-    begin_at, end_at, stop_file = spec["begin_at"], spec["end_at"], spec.get("stop_file")
     latencies: list[int] = []
     # Clients start at different partitions, or they would walk over them in step.
     partitions = itertools.cycle(range(spec["partitions"]))
-    for _ in range(index * 7 % spec["partitions"]):
+    for _ in range((spec.get("first_client", 0) + index) * 7 % spec["partitions"]):
         next(partitions)
-    for count in itertools.count():
+    ready = False
+    while not window.is_over():
         asked_at = time.monotonic()
         producer.produce(topic, value, partition=next(partitions), on_delivery=delivered)
         while not outcome:
@@ -75,10 +72,9 @@ def _client(spec: dict[str, Any], index: int) -> list[int]:
         answered_at = time.monotonic()
         if (error := outcome.pop()) is not None:
             raise RuntimeError(error.str())
-        if answered_at > end_at:
-            break
-        if asked_at >= begin_at:
+        if not ready:
+            ready = True
+            window.client_is_ready()
+        if window.holds(asked_at, answered_at):
             latencies.append(int((answered_at - asked_at) * 1e6))
-        if stop_file is not None and count % CHECK_STOP_EVERY == 0 and os.path.exists(stop_file):
-            break
     return latencies

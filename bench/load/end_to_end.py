@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench.load.payload import payloads
+from bench.load.window import Window
 
 TIMEOUT_S = 30.0
 
@@ -29,9 +30,10 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=TIMEOUT_S)
     consumer.assign([TopicPartition(topic, 0, end)])
     value = payloads(spec["size"], 1)[0]
-    begin_at, end_at = spec["begin_at"], spec["end_at"]
+    window = Window(clients=1)
     latencies: list[int] = []
-    while True:
+    ready = False
+    while not window.is_over():
         asked_at = time.monotonic()
         producer.produce(topic, value, partition=0)
         message = consumer.poll(TIMEOUT_S)
@@ -39,10 +41,11 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         if message is None or message.error() is not None:
             raise SystemExit(f"the message did not come back: {message and message.error()}")
         producer.poll(0)
-        if read_at > end_at:
-            break
-        if asked_at >= begin_at:
+        if not ready:
+            ready = True
+            window.client_is_ready()
+        if window.holds(asked_at, read_at):
             latencies.append(int((read_at - asked_at) * 1e6))
     producer.flush(TIMEOUT_S)
     consumer.close()
-    return {"latencies_us": latencies, "window_s": end_at - begin_at}
+    return {"latencies_us": latencies, "window_s": window.seconds}

@@ -9,6 +9,7 @@ from typing import Any
 import nats
 
 from bench.load.payload import payloads
+from bench.load.window import Window
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
@@ -17,24 +18,27 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _run(spec: dict[str, Any]) -> dict[str, Any]:
-    found = await asyncio.gather(*(_client(spec) for _ in range(spec["clients"])))
+    window = Window(spec["clients"])
+    found = await asyncio.gather(*(_client(spec, window) for _ in range(spec["clients"])))
     latencies = [value for each in found for value in each]
-    return {"latencies_us": latencies, "window_s": spec["end_at"] - spec["begin_at"]}
+    return {"latencies_us": latencies, "window_s": window.seconds}
 
 
-async def _client(spec: dict[str, Any]) -> list[int]:
+async def _client(spec: dict[str, Any], window: Window) -> list[int]:
     connection = await nats.connect(f"nats://127.0.0.1:{spec['port']}")
     stream = connection.jetstream()
     value = payloads(spec["size"], 1)[0]
-    subject, begin_at, end_at = spec["topic"], spec["begin_at"], spec["end_at"]
+    subject = spec["topic"]
     latencies: list[int] = []
-    while True:
+    ready = False
+    while not window.is_over():
         asked_at = time.monotonic()
         await stream.publish(subject, value)
         answered_at = time.monotonic()
-        if answered_at > end_at:
-            break
-        if asked_at >= begin_at:
+        if not ready:
+            ready = True
+            window.client_is_ready()
+        if window.holds(asked_at, answered_at):
             latencies.append(int((answered_at - asked_at) * 1e6))
     await connection.close()
     return latencies

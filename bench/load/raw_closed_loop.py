@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from bench.load.payload import payloads
+from bench.load.window import Window
 from bench.protocol import produce_error, produce_frame, record_batch
 
 ANSWER_SIZE_MAX = 65_536
@@ -30,6 +31,7 @@ class _Client:
         self.frames = frames
         self.next = first % len(frames)
         self.asked_at = 0.0
+        self.is_ready = False
         self.received = b""
 
     def ask(self) -> None:
@@ -57,13 +59,13 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     frames = [produce_frame(topic, partition, batch) for partition in range(spec["partitions"])]
     clients = [_Client(host, int(port), frames, index * 7) for index in range(spec["clients"])]
     by_number = {each.socket.fileno(): each for each in clients}
-    begin_at, end_at = spec["begin_at"], spec["end_at"]
+    window = Window(spec["clients"])
     latencies: list[int] = []
     poll = select.epoll()
     for each in clients:
         poll.register(each.socket.fileno(), select.EPOLLIN)
         each.ask()
-    while time.monotonic() < end_at:
+    while not window.is_over():
         for number, _ in poll.poll(1.0):
             client = by_number[number]
             whole = client.answer()
@@ -72,9 +74,12 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
             answered_at = time.monotonic()
             if (error := produce_error(whole, topic)) != 0:
                 raise SystemExit(f"Produce was answered with error {error}")
-            if client.asked_at >= begin_at and answered_at <= end_at:
+            if not client.is_ready:
+                client.is_ready = True
+                window.client_is_ready()
+            if window.holds(client.asked_at, answered_at):
                 latencies.append(int((answered_at - client.asked_at) * 1e6))
             client.ask()
     for each in clients:
         each.socket.close()
-    return {"latencies_us": latencies, "window_s": end_at - begin_at}
+    return {"latencies_us": latencies, "window_s": window.seconds}

@@ -9,14 +9,17 @@ from typing import Any
 import redis
 
 from bench.load.payload import payloads
+from bench.load.window import Window
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     """Answers like `closed_loop`."""
     found: list[list[int]] = []
     failures: list[str] = []
+    window = Window(spec["clients"])
     threads = [
-        threading.Thread(target=_guarded, args=(spec, found, failures)) for _ in range(spec["clients"])
+        threading.Thread(target=_guarded, args=(spec, window, found, failures), daemon=True)
+        for _ in range(spec["clients"])
     ]
     for each in threads:
         each.start()
@@ -25,26 +28,31 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     if failures:
         raise SystemExit(failures[0])
     latencies = [value for each in found for value in each]
-    return {"latencies_us": latencies, "window_s": spec["end_at"] - spec["begin_at"]}
+    return {"latencies_us": latencies, "window_s": window.seconds}
 
 
-def _guarded(spec: dict[str, Any], found: list[list[int]], failures: list[str]) -> None:
+def _guarded(spec: dict[str, Any], window: Window, found: list[list[int]], failures: list[str]) -> None:
     try:
-        found.append(_client(spec))
+        found.append(_client(spec, window))
     except Exception as error:  # noqa: BLE001 - carried to the main thread, which ends the process with it
         failures.append(repr(error))
+        # The others would load for ever: the driver waits for this client to be ready.
+        window.end_at = 0.0
 
 
-def _client(spec: dict[str, Any]) -> list[int]:
+def _client(spec: dict[str, Any], window: Window) -> list[int]:
     client = redis.Redis(host="127.0.0.1", port=spec["port"])
     fields: dict[Any, Any] = {b"value": payloads(spec["size"], 1)[0]}
-    stream, begin_at, end_at = spec["topic"], spec["begin_at"], spec["end_at"]
+    stream = spec["topic"]
     latencies: list[int] = []
-    while True:
+    ready = False
+    while not window.is_over():
         asked_at = time.monotonic()
         client.xadd(stream, fields)
         answered_at = time.monotonic()
-        if answered_at > end_at:
-            return latencies
-        if asked_at >= begin_at:
+        if not ready:
+            ready = True
+            window.client_is_ready()
+        if window.holds(asked_at, answered_at):
             latencies.append(int((answered_at - asked_at) * 1e6))
+    return latencies

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from bench.driver import Bench, Measure, Series
-from bench.load import kafka_load, run_load
+from bench.load import LoadFailed, kafka_load, run_load
 from bench.load.payload import payloads
 from bench.model import MeasureResult, Metrics, Row
 from bench.servers import Broker, Durability
@@ -22,6 +22,8 @@ COUNTS: Final = {100: 600_000, 1_000: 300_000}
 """Records per run: a second or two of work, the same on both sides."""
 DISK_BLOCK_BYTES: Final = 1_000_000
 """What librdkafka puts into one batch at most, and so what a flush has to write per request."""
+COMPRESSED_MOST: Final = 0.8
+"""The payloads shrink to less than half; what is larger was not compressed."""
 DISK_BYTES: Final = 200_000_000
 
 
@@ -126,10 +128,13 @@ def bulk_run(bench: Bench, broker: Broker, durability: Durability, cell: Cell, c
             count=bench.count(COUNTS[cell.size]),
         )
         made = run_load(spec)
-        rate = made["count"] / made["seconds"]
+        written = _written_bytes(broker, topic)
+        if cell.codec != "none" and written > COMPRESSED_MOST * made["count"] * cell.size:
+            # librdkafka sends uncompressed, and says nothing, what it believes the broker cannot read.
+            raise LoadFailed(f"records sent to {broker.label} as {cell.codec} arrived uncompressed")
         found = {
-            "produced_per_s": rate,
-            "written_mb_per_s": _written_bytes(broker, topic) / made["seconds"] / 1e6,
+            "produced_per_s": made["count"] / made["seconds"],
+            "written_mb_per_s": written / made["seconds"] / 1e6,
         }
         if consume:
             read = run_load({**spec, "kind": "bulk_consume", "count": made["count"]})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import topics
-from bench.driver import LEAD_IN_S, Bench, Measure, Pair, Series, latency_metrics
+from bench.driver import Bench, Measure, Pair, Series, latency_metrics
 from bench.load import RunningLoad, Spec, kafka_load, run_load
 from bench.model import MeasureResult, Metrics, Row
 from bench.servers import Broker, Durability
@@ -73,7 +73,7 @@ def _series(bench: Bench, key: str, broker: Broker, durability: Durability) -> S
         with bench.topic(broker, "probe", durability) as probe:
             spec = kafka_load("closed_loop", broker.bootstrap_servers, probe, size=PROBE_BYTES, clients=1)
             with _filled_topic(bench, broker, durability) as topic:
-                quiet = latency_metrics([run_load({**spec, **bench.window(QUIET_S)})])
+                quiet = bench.closed_loop(spec, processes=1, full_seconds=QUIET_S)
                 compacting, seconds = _while_compacting(bench, broker, topic, spec)
         return {
             "compacting_p99_us": compacting["p99_us"],
@@ -105,23 +105,21 @@ def _filled_topic(bench: Bench, broker: Broker, durability: Durability) -> Itera
 
 def _while_compacting(bench: Bench, broker: Broker, topic: str, spec: Spec) -> tuple[Metrics, float]:
     """The latency from the change of policy to the end of compaction, and how long that took."""
-    stop_file = bench.work_dir / f"{topic}.stop"
-    begin_at = time.monotonic() + LEAD_IN_S
-    end_at = begin_at + COMPACTION_TIMEOUT_S
-    load = RunningLoad({**spec, "begin_at": begin_at, "end_at": end_at, "stop_file": str(stop_file)})
+    load = RunningLoad(spec)
     try:
-        time.sleep(max(begin_at - time.monotonic(), 0))
+        load.wait_until_ready()
+        begin_at = time.monotonic()
+        load.set_window(begin_at=begin_at)
         topics.alter(broker, topic, {"cleanup.policy": "compact"})
         while not _is_compacted(broker.data_dir, topic):
-            if time.monotonic() > end_at:
+            if time.monotonic() > begin_at + COMPACTION_TIMEOUT_S:
                 raise TimeoutError(f"{broker.label} did not compact within {COMPACTION_TIMEOUT_S:.0f} s")
             time.sleep(0.02)
-        seconds = time.monotonic() - begin_at
-        stop_file.touch()
-        return latency_metrics([load.result()]), seconds
+        end_at = time.monotonic()
+        load.set_window(end_at=end_at)
+        return latency_metrics([load.result()]), end_at - begin_at
     finally:
         load.kill()
-        stop_file.unlink(missing_ok=True)
 
 
 def _is_compacted(data_dir: Path, topic: str) -> bool:

@@ -70,7 +70,7 @@ def _series(bench: Bench, key: str, broker: Broker) -> Series:
         connections = [_idle_connection(broker) for _ in range(CONNECTIONS)]
         time.sleep(SETTLE_S)
         before, since = cpu_seconds(broker.pid), time.monotonic()
-        time.sleep(bench.seconds(IDLE_S))
+        time.sleep(max(bench.seconds(IDLE_S), 1.0))
         idle = (cpu_seconds(broker.pid) - before) / (time.monotonic() - since)
         memory_mb = resident_mb(broker.pid)
         for each in connections:

@@ -30,6 +30,10 @@ def test_ratios_are_taken_within_each_round() -> None:
     assert paired_ratios(ours, theirs) == [2, 2, 2]
 
 
+def test_a_round_where_theirs_was_zero_has_no_ratio() -> None:
+    assert paired_ratios([1.0, 2.0], [0.0, 1.0]) == [2]
+
+
 def test_rounds_that_do_not_pair_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot be paired"):
         paired_ratios([1.0, 2.0], [1.0])
