@@ -77,6 +77,19 @@ def test_settings_of_a_broker_are_set_and_given_back(run: Run, topic: str) -> No
     assert "log.cleaner.threads" not in settings(run, "--broker", broker)
 
 
+def test_the_default_of_all_brokers_is_set_and_given_back(run: Run) -> None:
+    alter = ("configs", "alter", "--entity-type", "brokers", "--entity-default")
+    changed = run(*alter, "--add-config", "log.cleaner.backoff.ms=14000")
+    assert changed.returncode == 0, changed.stderr
+    found = settings(run, "--broker-defaults")["log.cleaner.backoff.ms"]
+    assert (found["value"], found["source"]) == ("14000", "DYNAMIC_DEFAULT_BROKER_CONFIG")
+    assert run(*alter, "--delete-config", "log.cleaner.backoff.ms").returncode == 0
+    assert "log.cleaner.backoff.ms" not in settings(run, "--broker-defaults")
+    refused = run(*alter, "--add-config", "log.cleaner.backoff.ms=soon")
+    assert refused.returncode == 1
+    assert b"log.cleaner.backoff.ms" in refused.stderr
+
+
 def test_refusals_name_the_entity_and_the_reason(run: Run, topic: str) -> None:
     for flags, reason in (
         (("--add-config", "retention.ms=soon"), "retention.ms"),

@@ -20,9 +20,13 @@ class Entity(NamedTuple):
     kind: str
     name: str | None
 
+    @property
+    def is_broker_default(self) -> bool:
+        return self.name == ""
+
     def __str__(self) -> str:
-        if self.name == "":
-            return "default of all brokers"
+        if self.is_broker_default:
+            return "the default of all brokers"
         return f"{self.kind.removesuffix('s')} {self.name}"
 
 

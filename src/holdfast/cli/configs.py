@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
 )
 
 from holdfast.cli.advice import failure, no_such_topic
+from holdfast.cli.broker_defaults import change_defaults, read_defaults
 from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
 from holdfast.cli.config_flags import Entity, choose_entity, parse_additions, parse_removals
 from holdfast.cli.exits import CommandFailed
@@ -89,12 +90,13 @@ def describe(
     output: OutputOption = Output.TABLE,
 ) -> None:
     entity = choose_entity(entity_type, entity_name, entity_default, topic, broker, broker_defaults)
-    admin = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config).admin()
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    admin = connection.admin()
     documents = []
     for each in _entities(admin, entity):
         entries = [
             entry
-            for _, entry in sorted(_read(admin, each).items())
+            for _, entry in sorted(_read(connection, admin, each).items())
             if show_all or entry.source in SHOWN_WITHOUT_ALL[each.kind]
         ]
         documents.append(_as_json(each, entries))
@@ -146,10 +148,14 @@ def alter(
         raise UsageError("nothing to change: pass --add-config, --add-config-file or --delete-config")
     if both := sorted(additions.keys() & set(removals)):
         raise UsageError(f"cannot both set and delete {', '.join(both)}")
-    admin = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config).admin()
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    admin = connection.admin()
     if removals:
-        _check_set_here(entity, _read(admin, entity), removals)
-    _change(admin, entity, additions, removals)
+        _check_set_here(entity, _read(connection, admin, entity), removals)
+    if entity.is_broker_default:
+        change_defaults(connection, additions, removals)
+    else:
+        _change(admin, entity, additions, removals)
     if output is Output.JSON:
         document = {
             "entity_type": entity.kind,
@@ -171,15 +177,13 @@ def _entities(admin: AdminClient, entity: Entity) -> list[Entity]:
 
 
 def _resource(entity: Entity, changes: list[ConfigEntry] | None = None) -> ConfigResource:
-    if entity.name == "":
-        raise CommandFailed(
-            "librdkafka cannot address the default of all brokers; name each broker with --broker ID instead"
-        )
     kind = ConfigResource.Type.TOPIC if entity.kind == "topics" else ConfigResource.Type.BROKER
     return ConfigResource(kind, entity.name or "", incremental_configs=changes)
 
 
-def _read(admin: AdminClient, entity: Entity) -> dict[str, Any]:
+def _read(connection: Connection, admin: AdminClient, entity: Entity) -> dict[str, Any]:
+    if entity.is_broker_default:
+        return read_defaults(connection)
     _check_exists(admin, entity)
     (future,) = admin.describe_configs([_resource(entity)], request_timeout=REQUEST_TIMEOUT_S).values()
     try:
@@ -201,6 +205,8 @@ def _check_exists(admin: AdminClient, entity: Entity) -> None:
 
 def _check_set_here(entity: Entity, entries: Mapping[str, Any], removals: list[str]) -> None:
     own = ConfigSource.DYNAMIC_TOPIC_CONFIG if entity.kind == "topics" else ConfigSource.DYNAMIC_BROKER_CONFIG
+    if entity.is_broker_default:
+        own = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
     present = {name for name, entry in entries.items() if entry.source == own.value}
     if missing := [name for name in removals if name not in present]:
         raise CommandFailed(
