@@ -7,34 +7,29 @@ them, so that everything written from now on can be told from what an earlier ru
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from holdfast.errors import CorruptLog, DataDirectoryError
+from holdfast.errors import DataDirectoryError
 from holdfast.log.checkpoints import MetaProperties
-from holdfast.log.log import Log
-from holdfast.log.recovery import Trust, open_log
 from holdfast.metadata import changes
 from holdfast.metadata.image import BrokerImage, SupportedFeature
 from holdfast.node.directories import LogDirectory
-from holdfast.node.hosted import HostedPartition
+from holdfast.node.metadata_log import open_metadata
 from holdfast.node.partitions import METADATA_TOPIC
 from holdfast.seams import Now
 from holdfast.wire.apis import FEATURES
-from holdfast.wire.batch import iterate_records
-from holdfast.wire.metadata_records import MetadataRecord, decode_metadata_record
+from holdfast.wire.metadata_records import MetadataRecord
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
-
-METADATA_TOPIC_ID: Final = UUID(int=1)
-"""The id Kafka reserves for the metadata topic."""
 
 
 def start(node: Node, now: Now) -> None:
     _open_directories(node)
     _settle_identity(node)
-    _open_metadata(node, now)
+    open_metadata(node, now)
+    node.apply_settings()
     _register(node, now)
     node.partitions.open_existing(node.image, now)
     for directory in node.directories:
@@ -92,40 +87,6 @@ def _settle_identity(node: Node) -> None:
 
 def _short(uuid: bytes) -> str:
     return urlsafe_b64encode(uuid).decode().rstrip("=")
-
-
-def _open_metadata(node: Node, now: Now) -> None:
-    """Replay the log of changes. Damage here leaves no cluster to serve, so it ends the start."""
-    directory = node.directories[0]
-    key = (METADATA_TOPIC, 0)
-    path = f"{directory.path}/{METADATA_TOPIC}-0"
-    trust = Trust(
-        clean=directory.was_clean,
-        recovery_point=directory.recovery_points.get(key, 0),
-        start_offset=directory.log_starts.get(key, 0),
-        torn_tail_expected=directory.torn_tail_expected,
-    )
-    log = open_log(node.fs, path, node.topic_config(METADATA_TOPIC), trust, now, node.say)
-    _replay(node, log)
-    node.apply_settings()
-    epoch = max(log.epochs.latest_epoch, node.image.last_epoch) + 1
-    node.metadata = HostedPartition(METADATA_TOPIC, METADATA_TOPIC_ID, 0, epoch, log, directory)
-
-
-def _replay(node: Node, log: Log) -> None:
-    for segment in log.segments:
-        for found in log.batches_from(segment.base_offset):
-            header = found.header
-            if header.is_control or header.base_offset <= node.image.last_offset:
-                continue
-            batch = log.segments[log.segment_for(header.base_offset)].file.pread(header.size, found.position)
-            records: list[MetadataRecord] = []
-            for record in iterate_records(batch):
-                if record.value is None:
-                    raise CorruptLog(f"{segment.path()}: a metadata record without content")
-                records.append(decode_metadata_record(record.value))
-            node.image.apply_all(records, last_offset=header.last_offset, last_epoch=header.leader_epoch)
-        return
 
 
 def _register(node: Node, now: Now) -> None:
