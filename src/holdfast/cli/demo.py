@@ -27,7 +27,7 @@ SINGLE_MESSAGES = 2_000
 CRASH_MESSAGES = 20_000
 VALUE_BYTES = 100
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @dataclass

@@ -1,0 +1,110 @@
+"""docs/CLI.md and the command line say the same: no flag without a line, no line without a flag."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from holdfast.cli import line_format, message_format
+from holdfast.cli.app import COMMANDS, root
+from holdfast.cli.exits import ExitCode
+from holdfast.cli.serve import build_parser
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "CLI.md").read_text()
+SECTIONS: dict[str, str] = {
+    title.strip(): text
+    for title, text in re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", DOCUMENT, re.MULTILINE)
+}
+COMMON = "[common flags](#common-flags)"
+
+
+def first_cells(section: str) -> list[str]:
+    return [row.split("|")[1] for row in section.replace("\\|", "¦").splitlines() if row.startswith("| ")]
+
+
+def documented_flags(section: str) -> set[str]:
+    flags = {flag for cell in first_cells(section) for flag in re.findall(r"`(--[a-z.-]+)`", cell)}
+    return flags | documented_flags(SECTIONS["Common flags"]) if COMMON in section else flags
+
+
+def existing_flags() -> dict[str, set[str]]:
+    group: Any = typer.main.get_command(root)
+    found: dict[str, set[str]] = {}
+    for name in COMMANDS:
+        if name == "serve":
+            actions = build_parser()._actions
+            found["holdfast serve"] = {flag for action in actions for flag in action.option_strings} - {
+                "--help",
+                "-h",
+            }
+            continue
+        command = group.get_command(None, name)
+        inner = getattr(command, "commands", None)
+        for title, each in (
+            {f"holdfast {name} {sub}": part for sub, part in inner.items()}
+            if inner
+            else {f"holdfast {name}": command}
+        ).items():
+            found[title] = {flag for parameter in each.params for flag in parameter.opts}
+    return found
+
+
+EXISTING = existing_flags()
+
+
+def test_every_command_has_its_section_and_no_section_is_left_over() -> None:
+    assert {title for title in SECTIONS if title.startswith("holdfast ")} == EXISTING.keys()
+
+
+@pytest.mark.parametrize("command", EXISTING)
+def test_the_flags_of_a_command_are_those_documented(command: str) -> None:
+    assert documented_flags(SECTIONS[command]) == EXISTING[command]
+
+
+def test_every_flag_has_a_help_text() -> None:
+    group: Any = typer.main.get_command(root)
+    for name in COMMANDS:
+        if name == "serve":
+            assert all(action.help for action in build_parser()._actions)
+            continue
+        command = group.get_command(None, name)
+        assert command.help
+        for each in getattr(command, "commands", {"": command}).values():
+            assert each.help
+            assert [parameter.name for parameter in each.params if not parameter.help] == []
+
+
+def test_properties_are_those_documented() -> None:
+    def names(title: str) -> set[str]:
+        cells = first_cells(SECTIONS[title])
+        return {match[1] for cell in cells if (match := re.fullmatch(r" `([a-z.]+)` ", cell))}
+
+    assert names("holdfast produce") == {*line_format.FLAGS, *line_format.TEXTS}
+    assert names("holdfast consume") == {*message_format.FLAGS, *message_format.TEXTS}
+
+
+def test_exit_codes_are_those_documented() -> None:
+    cells = first_cells(SECTIONS["Exit codes"])
+    assert {int(cell) for cell in cells if cell.strip().isdecimal()} == {int(code) for code in ExitCode}
+
+
+def test_environment_variables_are_those_documented() -> None:
+    source = Path(exits_file()).parent
+    used = {
+        name
+        for file in source.glob("*.py")
+        for name in re.findall(r"\"(HOLDFAST_[A-Z_]+)\"", file.read_text())
+    }
+    cells = first_cells(SECTIONS["Environment"])
+    assert {name for cell in cells for name in re.findall(r"`(HOLDFAST_[A-Z_]+)`", cell)} == used
+
+
+def exits_file() -> str:
+    from holdfast.cli import exits
+
+    return os.fspath(exits.__file__)
