@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdfast.testing.differential import Script, Side
-from holdfast.testing.wire_client import DESCRIBE_PRODUCERS, INIT_PRODUCER_ID, PRODUCE
+from holdfast.testing.wire_client import DESCRIBE_PRODUCERS, INIT_PRODUCER_ID, LIST_OFFSETS, PRODUCE
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch, make_batch, read_header, seal
 from holdfast.wire.codecs import Codec
 
@@ -104,6 +104,13 @@ def no_acknowledgement(side: Side) -> None:
     tell("good", "silent", batch())
     tell("bad checksum", "silent", with_raw(batch(), 17, ">I", 1))
     tell("unknown topic", "nowhere", batch())
+
+    def is_readable() -> bool:
+        wanted = [{"name": "silent", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+        answer = side.client.ask(LIST_OFFSETS, 5, {"topics": wanted})
+        return bool(answer.topics[0].partitions[0].offset >= 1)
+
+    side.wait_until(is_readable)  # what nobody waits for becomes readable a flush later
     side.end_offset("after all", "silent")
 
 
