@@ -48,7 +48,7 @@ contracts: $(STAMP) ## the layers of docs/ARCHITECTURE.md
 	$(BIN)/lint-imports --no-cache
 
 sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
-	$(BIN)/holdfast sim --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST))
+	$(BIN)/python -m holdfast.testing.simulator --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST))
 
 chaos: $(STAMP) ## long crash runs on real processes
 	$(BIN)/python -m pytest -m crash --crash-rounds=200 tests

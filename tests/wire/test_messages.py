@@ -133,7 +133,9 @@ def test_an_array_longer_than_the_frame_is_refused(length: int) -> None:
 
 def test_bytes_after_the_message_are_ignored_as_kafka_does() -> None:
     encoded = messages.encode_request(HEARTBEAT, 4, heartbeat())
-    assert messages.decode_request(HEARTBEAT, 4, encoded + b"\0") == messages.decode_request(HEARTBEAT, 4, encoded)
+    assert messages.decode_request(HEARTBEAT, 4, encoded + b"\0") == messages.decode_request(
+        HEARTBEAT, 4, encoded
+    )
 
 
 def test_every_cut_of_a_message_is_refused() -> None:
