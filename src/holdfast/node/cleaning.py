@@ -168,13 +168,18 @@ class _Round:
 
     def _cleaned(self, result: Mapping[str, Any] | None, error: str | None) -> None:
         if result is None:
-            self._cleaning.ended(self._hosted, failure=error)
+            # Without the segments that retention took meanwhile the worker could not but fail.
+            self._cleaning.ended(self._hosted, failure=None if self._has_lost_segments() else error)
             return
         log = self._hosted.log
         cleaned = Cleaned.from_json(result)
         self._end_offset = cleaned.end_offset
         self._swaps.extend(Swap(self._node.fs, log, segment, self._seen) for segment in cleaned.segments)
         self._next()
+
+    def _has_lost_segments(self) -> bool:
+        present = {id(segment) for segment in self._hosted.log.segments}
+        return any(id(segment) not in present for segment in self._seen.values())
 
     def _next(self) -> None:
         if not self._swaps:

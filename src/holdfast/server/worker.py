@@ -71,13 +71,13 @@ class ProcessWorker:
     async def _work_comes(self) -> bool:
         """Wait for a task; false when none came in time."""
         self._submitted.clear()
-        if self._queue:
-            return True
-        try:
-            await asyncio.wait_for(self._submitted.wait(), self._idle_seconds)
-        except TimeoutError:
-            return bool(self._queue)
-        return True
+        if not self._queue:
+            alarm = self._loop.call_later(self._idle_seconds, self._submitted.set)
+            try:
+                await self._submitted.wait()
+            finally:
+                alarm.cancel()
+        return bool(self._queue)
 
     async def _ask(self, task: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         process = self._process

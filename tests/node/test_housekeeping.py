@@ -1,0 +1,412 @@
+"""A node left to its timers: retention, rolling, flushes by time, expiry, compaction, the scrub."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from holdfast.config.broker import BrokerConfig
+from holdfast.log.checkpoints import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
+from holdfast.metadata import changes
+from holdfast.metadata.image import EndPoint, ResourceType
+from holdfast.node.hosted import HostedPartition
+from holdfast.node.housekeeping import FIRST_CHECK_MS
+from holdfast.node.node import Node, NodeSeams
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.compacted_log import latest, read_all
+from holdfast.testing.disk import Fault, SimulatedDisk
+from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
+from holdfast.wire.batch import Record, build_batch, check_whole
+from holdfast.wire.metadata_records import Config
+
+DAY_MS = 86_400_000
+SETTINGS = {"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://127.0.0.1:9092"}
+
+
+class Broker:
+    """One node whose flushes and background work happen when told."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, disk: SimulatedDisk | None = None) -> None:
+        self.clock = ManualClock()
+        self.disk = disk or SimulatedDisk(clock=self.clock)
+        self.disk.prepare("/data")
+        self.said: list[str] = []
+        self.turn: deque[Callable[[], None]] = deque()
+        self.flusher = ManualFlusher(self.disk)
+        self.worker = InlineWorker(self.disk)
+        self.config = BrokerConfig.load({**SETTINGS, **(settings or {})})[0]
+        self.node = Node(
+            self.config,
+            NodeSeams(
+                fs=self.disk,
+                randomness=SeededRandomness(1),
+                flusher=self.flusher,
+                worker=self.worker,
+                call_soon=self.turn.append,
+                boot_id="boot",
+                say=self.said.append,
+            ),
+        )
+        self.node.start([EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)], self.clock.now())
+        self.settle()
+
+    def settle(self, *, works: bool = True) -> None:
+        """Let everything under way end: flushes, and background work unless told not to."""
+        while self.turn or self.flusher.jobs or (works and self.worker.jobs):
+            while self.turn:
+                self.turn.popleft()()
+            self.flusher.run_all()
+            if works:
+                self.worker.run_one()
+
+    def pass_time(self, ms: int, *, works: bool = True) -> None:
+        """Let time pass, stopping at every deadline on the way."""
+        end_ms = self.clock.now().monotonic_ms + ms
+        while True:
+            deadline_ms = self.node.next_deadline_ms
+            now_ms = self.clock.now().monotonic_ms
+            if deadline_ms is None or deadline_ms > end_ms:
+                self.clock.advance(end_ms - now_ms)
+                return
+            self.node.tick(self.clock.advance(max(0, deadline_ms - now_ms)))
+            self.settle(works=works)
+
+    def create(self, topic: str, **settings: str) -> HostedPartition:
+        configs = [(name.replace("_", "."), value) for name, value in settings.items()]
+        new = changes.NewTopic(topic, 1, 1, configs=configs)
+        records = changes.create_topic(self.node.image, new, self.node.config, self.node.seams.randomness)
+        self.node.append_metadata(records, self.clock.now())
+        self.settle()
+        hosted = self.node.partitions.get(topic, 0)
+        assert hosted is not None
+        return hosted
+
+    def delete(self, topic: str) -> None:
+        image = self.node.image.topic(topic)
+        assert image is not None
+        self.node.append_metadata(changes.delete_topic(self.node.image, image.topic_id), self.clock.now())
+
+    def set(self, topic: str, name: str, value: str) -> None:
+        record = Config(resource_type=ResourceType.TOPIC, resource_name=topic, name=name, value=value)
+        self.node.append_metadata([record], self.clock.now())
+        self.settle()
+
+    def append(self, hosted: HostedPartition, key: bytes, value: bytes | None, **options: int) -> None:
+        now = self.clock.now()
+        batch = build_batch([Record(0, 0, key, value)], base_timestamp=now.wall_ms, **options)  # type: ignore[arg-type]
+        hosted.log.append(check_whole(batch), batch, hosted.leader_epoch, now)
+        self.node.commit.appended(hosted)
+        self.settle()
+
+    def files(self, hosted: HostedPartition, suffix: str = ".log") -> list[str]:
+        return [name for name in self.disk.list(hosted.log.directory) if name.endswith(suffix)]
+
+    def restart(self) -> Broker:
+        self.node.stop(self.clock.now())
+        return Broker(disk=self.disk)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+# ---- retention
+
+
+def test_expired_segments_go_after_the_log_start_is_durable(broker: Broker) -> None:
+    hosted = broker.create("t", internal_segment_bytes="100", retention_ms="1000")
+    for number in range(4):
+        broker.append(hosted, b"k", b"%d" % number)
+        broker.pass_time(400)
+    fault = broker.disk.plan(Fault("rename", path_contains=".deleted"))
+    broker.pass_time(FIRST_CHECK_MS)
+    assert fault.times == 0
+    assert hosted.offline  # the rename of the first file failed; the checkpoint was there before
+    assert OffsetCheckpoint(broker.disk, f"/data/{LOG_START_FILE}").read() == {("t", 0): 3}
+
+
+def test_retention_leaves_what_is_young_and_removes_the_rest(broker: Broker) -> None:
+    hosted = broker.create(
+        "t", internal_segment_bytes="100", retention_ms="40000", file_delete_delay_ms="500"
+    )
+    broker.append(hosted, b"k", b"1")
+    broker.append(hosted, b"k", b"2")
+    broker.pass_time(FIRST_CHECK_MS - 1)
+    broker.append(hosted, b"k", b"3")
+    broker.pass_time(302_000, works=False)
+    assert hosted.log.start_offset == 3
+    assert broker.files(hosted) == ["00000000000000000003.log"]
+    assert len(broker.files(hosted, ".log.deleted")) == 3
+    broker.settle()
+    assert broker.files(hosted, ".deleted") == []
+
+
+def test_an_expired_active_segment_is_rolled_and_then_removed(broker: Broker) -> None:
+    hosted = broker.create("t", retention_ms="1000", segment_ms=str(30 * DAY_MS))
+    broker.append(hosted, b"k", b"1")
+    broker.pass_time(FIRST_CHECK_MS + 2_000)
+    assert hosted.log.start_offset == hosted.log.end_offset == 1
+    assert broker.files(hosted) == ["00000000000000000001.log"]
+    broker.append(hosted, b"k", b"2")
+    assert [record.offset for record in read_all(hosted.log)] == [1]
+
+
+def test_an_expired_segment_stays_until_its_sealing_is_flushed(broker: Broker) -> None:
+    hosted = broker.create("t", retention_ms="1000")
+    broker.append(hosted, b"k", b"1")
+    broker.clock.advance(FIRST_CHECK_MS)
+    broker.node.tick(broker.clock.now())
+    broker.clock.advance(5_000)
+    broker.node.tick(broker.clock.now())
+    assert len(hosted.log.segments) == 2
+    assert hosted.log.start_offset == 0
+
+
+def test_a_compacted_topic_keeps_its_old_segments(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="100", retention_ms="1000")
+    broker.append(hosted, b"a", b"1")
+    broker.append(hosted, b"b", b"1")
+    broker.pass_time(DAY_MS)
+    assert latest(read_all(hosted.log)) == {b"a": b"1", b"b": b"1"}
+
+
+def test_a_changed_setting_counts_at_the_next_check(broker: Broker) -> None:
+    hosted = broker.create("t", internal_segment_bytes="100", retention_ms=str(30 * DAY_MS))
+    broker.append(hosted, b"k", b"1")
+    broker.append(hosted, b"k", b"2")
+    broker.pass_time(600_000)
+    assert hosted.log.start_offset == 0
+    broker.set("t", "retention.ms", "1000")
+    broker.pass_time(300_000)
+    assert hosted.log.start_offset > 0
+
+
+def test_an_idle_segment_is_rolled_when_its_time_is_over(broker: Broker) -> None:
+    hosted = broker.create("t", segment_ms="60000")
+    broker.append(hosted, b"k", b"1")
+    broker.pass_time(FIRST_CHECK_MS + 300_000)
+    assert [segment.base_offset for segment in hosted.log.segments] == [0, 1]
+    broker.pass_time(600_000)
+    assert [segment.base_offset for segment in hosted.log.segments] == [0, 1]
+
+
+def test_files_that_a_stop_left_behind_are_gone_after_the_next_start(broker: Broker) -> None:
+    hosted = broker.create("t", internal_segment_bytes="100", retention_ms="1000")
+    broker.append(hosted, b"k", b"1")
+    broker.append(hosted, b"k", b"2")
+    broker.pass_time(FIRST_CHECK_MS + 2_000, works=False)
+    assert broker.files(hosted, ".deleted")
+    again = broker.restart()
+    found = again.node.partitions.get("t", 0)
+    assert found is not None
+    assert again.files(found, ".deleted") == []
+    assert found.log.start_offset == 2
+
+
+# ---- flushes by time and producers
+
+
+def test_appends_are_flushed_after_flush_ms_where_acknowledging_does_not(broker: Broker) -> None:
+    hosted = broker.create("t", holdfast_flush="os", flush_ms="3000")
+    broker.append(hosted, b"k", b"0")  # takes the new files along
+    broker.pass_time(1_000)
+    broker.append(hosted, b"k", b"1")
+    flushes = broker.node.commit.flushes
+    broker.pass_time(1_500)
+    assert broker.node.commit.flushes == flushes
+    broker.pass_time(1_500)
+    assert broker.node.commit.flushes == flushes + 1
+    assert not hosted.log.needs_flush
+
+
+def test_a_producer_that_is_silent_for_long_is_forgotten(broker: Broker) -> None:
+    hosted = broker.create("t")
+    broker.append(hosted, b"k", b"1", producer_id=5, producer_epoch=0, base_sequence=0)
+    broker.pass_time(DAY_MS - 1_000_000)
+    assert 5 in hosted.log.producers
+    broker.pass_time(2_000_000)
+    assert 5 not in hosted.log.producers
+
+
+# ---- compaction
+
+
+def fill(broker: Broker, hosted: HostedPartition) -> None:
+    for number in range(12):
+        broker.append(hosted, b"key-%d" % (number % 2), b"%d" % number * 20)
+
+
+def test_a_dirty_log_is_compacted_and_the_checkpoint_written(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    broker.pass_time(FIRST_CHECK_MS)
+    records = read_all(hosted.log)
+    assert latest(records) == {b"key-0": b"10" * 20, b"key-1": b"11" * 20}
+    assert len(records) < 12
+    written = OffsetCheckpoint(broker.disk, f"/data/{CLEANER_FILE}").read()
+    assert written == {("t", 0): hosted.log.active.base_offset}
+    again = broker.restart()
+    found = again.node.partitions.get("t", 0)
+    assert found is not None
+    assert read_all(found.log) == records
+
+
+def test_a_clean_log_is_left_alone_also_after_a_restart(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    broker.pass_time(FIRST_CHECK_MS)
+    again = broker.restart()
+    again.pass_time(FIRST_CHECK_MS, works=False)
+    assert not again.worker.jobs
+
+
+def test_compaction_can_be_turned_off() -> None:
+    broker = Broker({"log.cleaner.enable": "false"})
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    broker.pass_time(DAY_MS // 24)
+    assert len(read_all(hosted.log)) == 12
+
+
+def test_one_compaction_at_a_time(broker: Broker) -> None:
+    for name in ("t", "u"):
+        fill(broker, broker.create(name, cleanup_policy="compact", internal_segment_bytes="250"))
+    broker.pass_time(FIRST_CHECK_MS * 4, works=False)
+    assert [job.task for job in broker.worker.jobs] == ["compact"]
+    broker.settle()
+    assert all(len(read_all(hosted.log)) < 12 for hosted in broker.node.partitions)
+
+
+def test_reading_goes_on_between_the_steps_of_a_swap(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    expected = latest(read_all(hosted.log))
+    broker.pass_time(FIRST_CHECK_MS, works=False)
+    broker.worker.run_one()
+    steps = 0
+    while broker.flusher.jobs:
+        assert latest(read_all(hosted.log)) == expected
+        broker.flusher.run_one()
+        steps += 1
+    assert steps >= 3
+    assert latest(read_all(hosted.log)) == expected
+    assert broker.files(hosted, ".swap") == broker.files(hosted, ".cleaned") == []
+
+
+@pytest.mark.parametrize("flushes", range(6))
+def test_deleting_the_topic_ends_its_compaction(broker: Broker, flushes: int) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    broker.pass_time(FIRST_CHECK_MS, works=False)
+    if flushes:
+        broker.worker.run_one()
+    for _ in range(flushes - 1):
+        broker.flusher.run_one()
+    broker.delete("t")
+    broker.settle()
+    other = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, other)
+    broker.pass_time(FIRST_CHECK_MS)
+    assert latest(read_all(other.log)) == {b"key-0": b"10" * 20, b"key-1": b"11" * 20}
+    assert len(read_all(other.log)) < 12
+    assert not any("offline" in line for line in broker.said)
+
+
+@pytest.mark.parametrize("flushes", range(6))
+def test_retention_during_a_compaction_wins(broker: Broker, flushes: int) -> None:
+    hosted = broker.create("t", cleanup_policy="compact,delete", internal_segment_bytes="250")
+    fill(broker, hosted)
+    broker.pass_time(FIRST_CHECK_MS, works=False)
+    if flushes:
+        broker.worker.run_one()
+    for _ in range(flushes - 1):
+        broker.flusher.run_one()
+    broker.node.move_log_start(hosted, 3)
+    broker.settle()
+    assert hosted.log.start_offset == 3
+    records = read_all(hosted.log)
+    assert latest(records) == {b"key-0": b"10" * 20, b"key-1": b"11" * 20}
+    broker.pass_time(60_000)
+    assert len(read_all(hosted.log)) < 9
+    assert broker.files(hosted, ".swap") == broker.files(hosted, ".cleaned") == []
+    assert not any("offline" in line for line in broker.said)
+
+
+def test_damage_is_reported_and_the_log_left_alone_for_a_while(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    segment = hosted.log.segments[0]
+    segment.file.pwritev([b"?"], segment.size - 2)
+    broker.pass_time(FIRST_CHECK_MS + 60_000)
+    reports = [line for line in broker.said if "not compacted" in line]
+    assert len(reports) == 1
+    assert "checksum" in reports[0]
+    assert len(read_all_offsets(hosted)) == 12
+
+
+def read_all_offsets(hosted: HostedPartition) -> list[int]:
+    return [found.header.base_offset for found in hosted.log.batches_from(0)]
+
+
+def test_a_disk_too_full_for_the_result_puts_compaction_off(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    broker.disk.capacity_bytes = broker.disk.used_bytes + 1_000_000
+    broker.pass_time(FIRST_CHECK_MS)
+    assert any("not compacted" in line for line in broker.said)
+    broker.disk.capacity_bytes = None
+    broker.pass_time(600_000 + 30_000)
+    assert len(read_all(hosted.log)) < 12
+
+
+def test_a_failed_flush_during_a_swap_takes_the_directory_offline(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, hosted)
+    broker.pass_time(FIRST_CHECK_MS, works=False)
+    broker.worker.run_one()
+    broker.disk.plan(Fault("flush directory", path_contains="t-0"))
+    broker.settle()
+    assert hosted.offline
+
+
+def test_idle_records_are_compacted_after_the_longest_lag(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact", max_compaction_lag_ms="60000")
+    for number in range(5):
+        broker.append(hosted, b"k", b"%d" % number)
+    broker.pass_time(30_000)
+    assert len(read_all(hosted.log)) == 5
+    broker.pass_time(90_000)
+    assert [record.offset for record in read_all(hosted.log)] == [4]
+
+
+# ---- the scrub
+
+
+def test_rot_below_the_recovery_point_is_found_and_named(broker: Broker) -> None:
+    hosted = broker.create("t", internal_segment_bytes="250")
+    fill(broker, hosted)
+    segment = hosted.log.segments[1]
+    broker.disk.flip_bit(segment.path(), segment.size - 4)
+    broker.pass_time(900_000)
+    (found,) = [line for line in broker.said if "scrub" in line]
+    assert segment.path() in found
+    assert "checksum" in found
+    assert not hosted.offline
+    broker.pass_time(DAY_MS - 1_200_000)
+    assert len([line for line in broker.said if "scrub" in line]) == 1
+    broker.pass_time(1_200_000)
+    assert len([line for line in broker.said if "scrub" in line]) == 2
+
+
+def test_a_sound_log_is_scrubbed_in_silence_while_it_is_compacted_and_cut(broker: Broker) -> None:
+    hosted = broker.create("t", cleanup_policy="compact,delete", internal_segment_bytes="250")
+    broker.pass_time(590_000)
+    for number in range(40):
+        fill(broker, hosted)
+        if number % 10 == 9:
+            broker.node.move_log_start(hosted, hosted.log.segments[-2].base_offset)
+        broker.pass_time(11_000)
+    assert not any("scrub" in line for line in broker.said)
