@@ -81,6 +81,8 @@ def write_report(results: Results, output: Path) -> None:
 
 def _output(options: argparse.Namespace, work_dir: Path) -> Path:
     """Only full-sized runs of both brokers may touch the committed report."""
+    if options.output is not None:
+        return Path(options.output)
     if options.stand_in:
         return work_dir / "stand-in"
     return work_dir / "quick" if options.quick else HERE
@@ -101,6 +103,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--stand-in", action="store_true", help="Apache Kafka on both sides: how far from 1 does noise go"
     )
     parser.add_argument("--work-dir", type=Path, default=HERE / ".work", help="where brokers keep their data")
+    parser.add_argument("--output", type=Path, help="where RESULTS.md, its plot and results/ go (bench/)")
     return parser.parse_args(arguments)
 
 

@@ -19,7 +19,8 @@ def draw(lines: Sequence[Line], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "holdfast"
     from matplotlib import pyplot
 
-    drawn = [line for line in lines if line.ratio is not None]
+    # A logarithmic axis has no place for zero, nor for less.
+    drawn = [line for line in lines if line.ratio is not None and line.ratio.low_quartile > 0]
     canvas, axes = pyplot.subplots(figsize=(10, 1.2 + 0.26 * max(len(drawn), 1)))
     for place, line in enumerate(drawn):
         ratio, row = line.ratio, line.row
@@ -31,15 +32,14 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         if target is not None:
             axes.plot([target], [place], "|", color="black", ms=11, mew=1.5)
             # The wanted side of the target.
-            axes.annotate(
-                "‹" if row.at_most is not None else "›", (target, place), ha="center", va="center", fontsize=9
-            )
+            axes.plot([target], [place], "<" if row.at_most is not None else ">", color="black", ms=4)
     axes.axvline(1.0, color="#c8ccd2", lw=1, zorder=0)
     axes.set_xscale("log")
-    axes.set_yticks(range(len(drawn)), [line.row.title for line in drawn], fontsize=7)
+    axes.set_yticks(range(len(drawn)), [line.row.title.replace("**", "") for line in drawn], fontsize=7)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel(
-        "ours by theirs, median and quartiles of the rounds; | is the target, ‹ › its wanted side"
+        "ours by theirs, median and quartiles of the rounds; | is the target, < > its wanted side"
     )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -46,7 +46,7 @@ class Recovery(Measure):
             "kafka.recovery_s",
             at_most=1.0,
         ),
-        Row("of which beyond a clean start", "s", "ours.beyond_start_s", "kafka.beyond_start_s"),
+        Row("recovery of the same beyond a clean start", "s", "ours.beyond_start_s", "kafka.beyond_start_s"),
     )
 
     def run(self, bench: Bench) -> MeasureResult:
