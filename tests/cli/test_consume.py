@@ -6,6 +6,9 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Producer
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -169,3 +172,48 @@ def test_messages_that_arrive_later_are_printed(run: Run, start: Start, topic: s
     fill(run, topic, b"second\n")
     assert process.stdout.readline() == b"second\n"
     assert process.wait(timeout=30) == 0
+
+
+def test_partitions_added_meanwhile_are_read_from_their_beginning(
+    run: Run, start: Start, topic: str, bootstrap_servers: str
+) -> None:
+    # HF304: nobody begins at the end of a partition that has just appeared.
+    fill(run, topic, b"old\n")
+    refresh = ("--consumer-property", "metadata.max.age.ms=200")
+    process = start("consume", "--topic", topic, "--max-messages", "2", "--from-beginning", *refresh)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"old\n"
+    assert run("topics", "alter", "--topic", topic, "--partitions", "2").returncode == 0
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    producer.produce(topic, b"new", partition=1)
+    assert producer.flush(30) == 0
+    assert process.stdout.readline() == b"new\n"
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_broker_that_comes_back_is_read_on(run: Run, start: Start, holdfast_broker: Any) -> None:
+    there = ("--bootstrap-server", holdfast_broker.bootstrap_servers)
+    assert run("topics", "create", "--topic", "t", *there).returncode == 0
+    fill(run, "t", b"before\n", *there)
+    refresh = ("--consumer-property", "metadata.max.age.ms=200", "--connect-timeout-ms", "300")
+    process = start("consume", "--topic", "t", "--from-beginning", "--max-messages", "2", *refresh, *there)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"before\n"
+    holdfast_broker.crash()
+    holdfast_broker.restart()
+    fill(run, "t", b"after\n", *there)
+    assert process.stdout.readline() == b"after\n"
+    assert process.wait(timeout=30) == 0
+
+
+def test_silence_of_a_dead_broker_is_exit_code_3(run: Run, start: Start, holdfast_broker: Any) -> None:
+    there = ("--bootstrap-server", holdfast_broker.bootstrap_servers, "--connect-timeout-ms", "300")
+    assert run("topics", "create", "--topic", "t", *there).returncode == 0
+    fill(run, "t", b"before\n", *there)
+    process = start("consume", "--topic", "t", "--from-beginning", "--timeout-ms", "2000", *there)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"before\n"
+    holdfast_broker.crash()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert b"cannot connect" in errors

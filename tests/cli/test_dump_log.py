@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,3 +98,26 @@ def test_wrong_arguments_are_exit_code_2(run_anywhere: Run, arguments: tuple[str
     result = run_anywhere("dump-log", *arguments)
     assert result.returncode == 2
     assert len(result.stderr.decode().splitlines()) == 1
+
+
+def test_what_a_broker_leaves_behind_when_it_is_killed_is_whole(
+    run_anywhere: Run, holdfast_broker: Any
+) -> None:
+    there = ("--bootstrap-server", holdfast_broker.bootstrap_servers)
+    assert run_anywhere("topics", "create", "--topic", "t", *there).returncode == 0
+    lines = b"".join(b"line %d\n" % number for number in range(20_000))
+    assert run_anywhere("produce", "--topic", "t", *there, stdin=lines).returncode == 0
+    holdfast_broker.crash()
+    directory = f"{holdfast_broker.data_dir}/t-0"
+    result = run_anywhere("dump-log", "--files", directory, "--verify")
+    assert result.returncode == 0, result.stdout
+    assert b"20000 records" in result.stdout
+    metadata = f"{holdfast_broker.data_dir}/__cluster_metadata-0"
+    decoded = run_anywhere("dump-log", "--files", metadata, "--cluster-metadata-decoder", "--output", "json")
+    assert decoded.returncode == 0, decoded.stdout
+    topics = [
+        event["value"]["data"]["name"]
+        for event in map(json.loads, decoded.stdout.splitlines())
+        if event["type"] == "record" and (event.get("value") or {}).get("type") == "TOPIC_RECORD"
+    ]
+    assert topics == ["t"]

@@ -165,3 +165,24 @@ def test_an_interrupt_delivers_what_was_read_and_exits_130(
     assert process.returncode == 130
     assert f"2 delivered to '{topic}'" in errors.decode()
     assert [message["value"] for message in stored(run, topic, 2)] == ["one", "two"]
+
+
+def test_lines_a_dead_broker_never_confirmed_are_reported(
+    run: Run, start: Start, holdfast_broker: Any
+) -> None:
+    there = ("--bootstrap-server", holdfast_broker.bootstrap_servers)
+    assert run("topics", "create", "--topic", "t", *there).returncode == 0
+    bounded = ("--command-property", "delivery.timeout.ms=2000", "--sync", "--output", "json", *there)
+    process = start("produce", "--topic", "t", "--reader-property", "parse.key=true", *bounded)
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(b"k\tconfirmed\nno key\n")
+    process.stdin.flush()
+    assert b"line 2" in process.stderr.readline()
+    holdfast_broker.crash()
+    output, errors = process.communicate(b"k\tunconfirmed\nk\tneither\n", timeout=60)
+    assert process.returncode == 1
+    assert b"_MSG_TIMED_OUT" in errors
+    events = [json.loads(line) for line in output.splitlines()]
+    assert [event["line"] for event in events if event["type"] == "failure"] == [2, 3, 4]
+    assert events[-1]["delivered"] == 1

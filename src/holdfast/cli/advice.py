@@ -23,6 +23,7 @@ ADVICE: Mapping[int, str] = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user may not do that to '{name}'; see --command-config",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user may not do that; see --command-config",
     KafkaError.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of '{name}' and max.request.size of the producer",
+    KafkaError._MSG_TIMED_OUT: "no broker confirmed it within delivery.timeout.ms; it may be stored all the same",
     KafkaError.NOT_ENOUGH_REPLICAS: "too few replicas are in sync; 'holdfast topics describe --topic {name}'",
 }
 

@@ -78,6 +78,11 @@ def translate(settings: Mapping[str, str]) -> dict[str, str]:
     return translated
 
 
+def whole_number(settings: Mapping[str, str], name: str, default: int) -> int:
+    """A setting that we need to know ourselves."""
+    return _integer(name, settings[name]) if name in settings else default
+
+
 def _integer(name: str, value: str) -> int:
     try:
         return int(value)

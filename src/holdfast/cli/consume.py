@@ -11,8 +11,8 @@ from confluent_kafka import Consumer
 from typer.exceptions import Exit
 
 from holdfast.cli.client import Connection
-from holdfast.cli.client_settings import parse_assignments, read_properties
-from holdfast.cli.consuming import MessageReader, Selection, parse_start
+from holdfast.cli.client_settings import parse_assignments, read_properties, whole_number
+from holdfast.cli.consuming import REFRESH_MS, MessageReader, Selection, parse_start
 from holdfast.cli.exits import ExitCode, complain
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.message_format import MessageFormat, as_json_line
@@ -151,6 +151,7 @@ def consume(
             max_messages=max_messages,
             timeout_ms=timeout_ms,
             skip_message_on_error=skip_message_on_error,
+            refresh_ms=whole_number(connection.settings, "metadata.max.age.ms", REFRESH_MS),
         )
         try:
             reader.run()

@@ -37,8 +37,8 @@ from holdfast.cli.interrupts import Interrupts
 POLL_S = 0.1
 BATCH_MESSAGES = 1000
 """Messages taken from the client at once: enough to make the loop cheap, few enough to print soon."""
-REFRESH_S = 10.0
-"""How often the cluster is asked for partitions that were added."""
+REFRESH_MS = 10_000
+"""How often the cluster is asked for partitions that were added, unless metadata.max.age.ms says otherwise."""
 PASSING = frozenset(
     {
         *UNREACHABLE,
@@ -81,6 +81,7 @@ class MessageReader:
     max_messages: int | None = None
     timeout_ms: int | None = None
     skip_message_on_error: bool = False
+    refresh_ms: int = REFRESH_MS
     printed: int = 0
     _assigned: set[tuple[str, int]] = field(default_factory=set)
 
@@ -89,7 +90,7 @@ class MessageReader:
         if self.group:
             self._subscribe()
         else:
-            self._assign_new(self.selection.start, first=True)
+            self._assign(self._wanted_partitions(), self.selection.start)
         last_message_s = last_refresh_s = time.monotonic()
         while not self.interrupts.count and not self._finished():
             messages = self.consumer.consume(self._wanted(), POLL_S)
@@ -100,9 +101,9 @@ class MessageReader:
             elif self.timeout_ms is not None and (now_s - last_message_s) * 1000 >= self.timeout_ms:
                 self._check_reachable()
                 return
-            if not self.group and now_s - last_refresh_s >= REFRESH_S:
-                last_refresh_s = now_s
-                self._assign_new(OFFSET_BEGINNING, first=False)
+            if not self.group and (now_s - last_refresh_s) * 1000 >= self.refresh_ms:
+                self._assign_added()
+                last_refresh_s = time.monotonic()
 
     def _finished(self) -> bool:
         return self.max_messages is not None and self.printed >= self.max_messages
@@ -134,7 +135,7 @@ class MessageReader:
             if self.selection.matches(name)
         }
 
-    def _assign_new(self, start: int, *, first: bool) -> None:
+    def _wanted_partitions(self) -> set[tuple[str, int]]:
         found = self._partitions()
         topic, partition = self.selection.topic, self.selection.partition
         if topic is not None and topic not in found:
@@ -143,19 +144,27 @@ class MessageReader:
             raise CommandFailed(
                 f"topic '{topic}' has no partition {partition}; it has 0 to {len(found[topic]) - 1}"
             )
-        wanted = {
+        return {
             (name, number)
             for name, numbers in found.items()
             for number in numbers
             if partition is None or number == partition
         }
-        new = sorted(wanted - self._assigned)
-        if not new:
-            return
-        if not first:
-            complain("reading new partitions " + ", ".join(f"{name}-{number}" for name, number in new))
+
+    def _assign(self, partitions: Iterable[tuple[str, int]], start: int) -> None:
+        new = sorted(partitions)
         self.consumer.incremental_assign([self._position(name, number, start) for name, number in new])
         self._assigned.update(new)
+
+    def _assign_added(self) -> None:
+        try:
+            added = self._wanted_partitions() - self._assigned
+        except CannotConnect:
+            return  # the client is reconnecting by itself; the next refresh will tell
+        if added:
+            names = ", ".join(f"{name}-{number}" for name, number in sorted(added))
+            complain(f"reading new partitions {names}")
+            self._assign(added, OFFSET_BEGINNING)
 
     def _position(self, topic: str, partition: int, start: int) -> TopicPartition:
         if start >= 0:

@@ -16,7 +16,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.advice import no_such_topic
 from holdfast.cli.client import Connection
-from holdfast.cli.client_settings import parse_assignments, read_properties
+from holdfast.cli.client_settings import parse_assignments, read_properties, whole_number
 from holdfast.cli.exits import ExitCode, complain
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.line_format import LineFormat
@@ -30,7 +30,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import Output, json_line
 from holdfast.cli.producing import Deliveries, LineProducer
-from holdfast.errors import ConfigError, UsageError
+from holdfast.errors import UsageError
 
 app = typer.Typer(add_completion=False)
 
@@ -196,13 +196,11 @@ def _run(
             failure = {"type": "failure", "line": line_number, "error": name, "message": message}
             sys.stdout.write(json_line(failure))
 
-    bound = str(connection.settings.get("message.max.bytes", defaults["message.max.bytes"]))
-    if not bound.isdecimal():
-        raise ConfigError(f"max.request.size={bound!r} is not a number of bytes")
+    bound = whole_number(connection.settings, "message.max.bytes", MAX_REQUEST_BYTES)
     deliveries = Deliveries(topic, report)
     with Interrupts() as interrupts:
         LineProducer(
-            producer, connection, line_format, deliveries, interrupts, sync=sync, line_bytes_max=int(bound)
+            producer, connection, line_format, deliveries, interrupts, sync=sync, line_bytes_max=bound
         ).run(STANDARD_INPUT, prompt=os.isatty(STANDARD_INPUT))
     if connection.fatal_error is not None:
         complain(f"the producer cannot go on: {connection.fatal_error.str()}")
