@@ -29,7 +29,7 @@ from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.log import Log
 from holdfast.log.producer_snapshot import decode_snapshot, encode_snapshot
 from holdfast.log.producer_state import ProducerStateMap
-from holdfast.log.scan import Damage, VerifiedScan, find_later_batch, header_at, scan_headers
+from holdfast.log.scan import ANYWHERE, Damage, Found, VerifiedScan, find_later_batch, header_at, scan_headers
 from holdfast.log.segment import (
     CLEANED_SUFFIX,
     DELETED_SUFFIX,
@@ -58,6 +58,13 @@ class Trust(NamedTuple):
     recovery_point: int
     start_offset: int
     torn_tail_expected: bool
+    recovery_point_known: bool = True
+    """Whether the file of recovery points was there to be read. Without it compaction may have been anywhere."""
+
+    @property
+    def gaps_below(self) -> int:
+        """Compaction keeps below the recovery point, so offsets are missing only there."""
+        return self.recovery_point if self.recovery_point_known else ANYWHERE
 
 
 def create_log(fs: FileSystem, directory: str, config: TopicConfig, topic_id: bytes, now: Now) -> Log:
@@ -207,10 +214,21 @@ class _Opening:
         self.say = say
         self.end_offset = segments[0].base_offset
         self.producers = ProducerStateMap(directory)
-        self.epochs = LeaderEpochs.read(fs, f"{directory}/{LEADER_EPOCH_FILE}")
+        self.epochs = self._read_epochs()
+        self.epochs_lost = not self.epochs.entries
         self.aborted = TransactionIndex()
 
+    def _read_epochs(self) -> LeaderEpochs:
+        try:
+            return LeaderEpochs.read(self.fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
+        except CorruptLog as error:
+            self.say(f"{error}; leader epochs are rebuilt from the log")
+            return LeaderEpochs()
+
     def finish(self) -> Log:
+        self._check_nothing_is_missing()
+        if self.epochs_lost:
+            self._rebuild_epochs()
         start_offset = max(self.trust.start_offset, self.segments[0].base_offset)
         self.epochs.truncate_from_end(self.end_offset)
         self.epochs.truncate_from_start(start_offset)
@@ -226,6 +244,22 @@ class _Opening:
             aborted=self.aborted,
             is_changed=not self.trust.clean and any(segment.size for segment in self.segments),
         )
+
+    def _check_nothing_is_missing(self) -> None:
+        if self.end_offset < self.trust.recovery_point:
+            raise CorruptLog(
+                f"{self.segments[-1].path()}: ends at offset {self.end_offset}, and everything below "
+                f"{self.trust.recovery_point} had been flushed. Restore the file, or move the partition's "
+                "directory away to give its messages up."
+            )
+
+    def _rebuild_epochs(self) -> None:
+        """Without the file, every batch tells which epoch wrote it."""
+        self.epochs = LeaderEpochs()
+        for segment in self.segments:
+            for found in scan_headers(segment.file, 0, segment.size):
+                if found.header.leader_epoch > self.epochs.latest_epoch:
+                    self.epochs.assign(found.header.leader_epoch, found.header.base_offset)
 
     # A clean stop
 
@@ -297,7 +331,7 @@ class _Opening:
 
     def _is_behind_lost_tail(self, segment: Segment) -> bool:
         """Whether offsets are missing in front of a segment; below the recovery point compaction took them."""
-        return segment.base_offset > self.end_offset >= self.trust.recovery_point
+        return segment.base_offset > self.end_offset >= self.trust.gaps_below
 
     def _write_snapshot(self, segment: Segment) -> None:
         """Producer state as of the segment's beginning: the batches it came from may be deleted one day."""
@@ -309,9 +343,11 @@ class _Opening:
         file.close()
 
     def _first_to_verify(self) -> int:
+        """The segment with the last offset below the recovery point: a flush may have ended there before the roll
+        that wrote its indexes, so those may be lost."""
         first = 0
         for index, segment in enumerate(self.segments):
-            if segment.base_offset <= self.trust.recovery_point:
+            if segment.base_offset < self.trust.recovery_point:
                 first = index
         return first
 
@@ -323,7 +359,7 @@ class _Opening:
             )
         segment.start_indexes()
         interval = self.config.index_interval_bytes
-        scan = VerifiedScan(segment.file, 0, segment.base_offset)
+        scan = VerifiedScan(segment.file, 0, segment.base_offset, gaps_below=self.trust.gaps_below)
         replay = self._replay
         for position, header in scan:
             segment.note_batch(header, position, interval)
@@ -350,16 +386,20 @@ class _Opening:
         segment = self.segments[index]
         later_segments = self.segments[index + 1 :]
         end = segment.file.size()
-        later = find_later_batch(segment.file, damage.position, self.end_offset, end)
+        later = self._misplaced_batch(segment, damage, end)
+        if later is None:
+            later = find_later_batch(segment.file, damage.position, self.end_offset, end)
         if later is None:
             for following in later_segments:
                 for found in VerifiedScan(following.file, 0, following.base_offset):
                     later = found
                     break
         below_recovery_point = self.end_offset < self.trust.recovery_point
-        if below_recovery_point or (later is not None and not self.trust.torn_tail_expected):
+        # A whole batch of an offset that was passed already: an offset in front of it is wrong, not this end.
+        steps_back = later is not None and later.header.base_offset < self.end_offset
+        if below_recovery_point or steps_back or (later is not None and not self.trust.torn_tail_expected):
             behind = (
-                f"a valid batch of offset {later.header.base_offset} follows at {later.position}"
+                f"a valid batch of offset {later.header.base_offset} is at {later.position}"
                 if later is not None
                 else f"everything below offset {self.trust.recovery_point} had been flushed"
             )
@@ -385,6 +425,13 @@ class _Opening:
             f"{self.end_offset}: {damage.reason}; they were never acknowledged and are kept in "
             f"{offset_name(segment.base_offset)}{CUT_SUFFIX}"
         )
+
+    @staticmethod
+    def _misplaced_batch(segment: Segment, damage: Damage, end: int) -> Found | None:
+        """The batch at the damaged place itself, if it is whole and only its offset does not fit."""
+        for found in VerifiedScan(segment.file, damage.position, 0, end):
+            return found
+        return None
 
     def _keep_cut_bytes(self, segment: Segment, damage: Damage, end: int) -> None:
         length = min(end - damage.position, CUT_BYTES_MAX)
