@@ -77,6 +77,11 @@ class SimulatedFlusher(ManualFlusher):
     def is_idle(self) -> bool:
         return not self.jobs and not self.carried_out and self._slow is None
 
+    @property
+    def has_unreported_failure(self) -> bool:
+        """A flush failed, and the broker has not been told: the page cache lies, and no file says so."""
+        return any(error is not None for _, error in self.carried_out)
+
     def slow_down(self, steps: int) -> bool:
         """Hold back the oldest flush for some steps while others go on; false when none is under way."""
         if self._slow is not None or not self.jobs:

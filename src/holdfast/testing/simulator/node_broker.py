@@ -15,11 +15,12 @@ from holdfast.node.node import Node, NodeSeams
 from holdfast.seams import Now
 from holdfast.testing.simulator.broker import BrokerConnection, Seams
 
-DATA_DIRECTORY = "/data"
+DATA_DIRECTORIES = ("/data", "/more")
+"""Two disks in one: each directory fails by itself."""
 _LISTENER = "PLAINTEXT"
 _SETTINGS = {
     "node.id": "1",
-    "log.dirs": DATA_DIRECTORY,
+    "log.dirs": ",".join(DATA_DIRECTORIES),
     "listeners": "PLAINTEXT://127.0.0.1:9092",
     "log.segment.delete.delay.ms": "500",
     "log.retention.check.interval.ms": "1000",

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from holdfast.errors import HoldfastError
 from holdfast.testing import history
 from holdfast.testing.checkers import Checkers, Violation
 from holdfast.testing.clock import ManualClock
@@ -28,7 +27,7 @@ from holdfast.testing.simulator.consumers import EARLIEST, BatchReader, Consumer
 from holdfast.testing.simulator.faults import Faults
 from holdfast.testing.simulator.link import Link
 from holdfast.testing.simulator.mutants import HEALTHY, Mutant
-from holdfast.testing.simulator.node_broker import DATA_DIRECTORY, start_node
+from holdfast.testing.simulator.node_broker import DATA_DIRECTORIES, start_node
 from holdfast.testing.simulator.producers import IdempotentProducer, PlainProducer
 from holdfast.testing.simulator.report import Report, SeedFailed
 from holdfast.testing.simulator.session_consumer import SessionConsumer
@@ -66,7 +65,8 @@ class World:
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.disk = SimulatedDisk(random.Random(seed + 1), self.clock)
-        self.disk.prepare(DATA_DIRECTORY)
+        for directory in DATA_DIRECTORIES:
+            self.disk.prepare(directory)
         self.checkers = Checkers()
         self.report = Report()
         self.report.seeds = 1
@@ -83,6 +83,7 @@ class World:
         """The power loss that is planned takes the process only."""
         self.storage_trouble = False
         """The disk was made to fail in this life of the broker."""
+        self._defect: str | None = None
         self._randomness = SeededRandomness(random.Random(seed + 2))
         self._boot = 1
         self._steps = 0
@@ -184,8 +185,13 @@ class World:
             flusher=flusher,
             worker=worker,
             boot_id=f"boot-{self._boot}",
-            say=lambda line: self.say(f"broker: {line}"),
+            say=self._broker_says,
         )
+
+    def _broker_says(self, line: str) -> None:
+        self.say(f"broker: {line}")
+        if line.startswith("defect"):
+            self._defect = line
 
     def start_broker(self) -> None:
         self.disk.clear_faults()
@@ -213,6 +219,10 @@ class World:
         self._after_death()
 
     def kill(self) -> None:
+        """The process dies; unless nobody could tell any more that a flush has failed, then the machine does."""
+        if self.flusher.has_unreported_failure:
+            self.lose_power()
+            return
         self.say("*** process killed")
         self.disk.kill()
         self.disk.clear_faults()
@@ -270,6 +280,8 @@ class World:
                 self._step(act)
         except PowerLost:
             self._died()
+        if self._defect is not None:
+            raise Violation("defect", self._defect.strip().splitlines()[-1])
 
     def _step(self, act: Callable[[], None]) -> None:
         broker, rng = self.broker, self.rng
@@ -295,9 +307,11 @@ class World:
         if rng.random() < 0.8:
             broker.end_turn()
         self.pump()
-        for due, action in [entry for entry in self._later if entry[0] <= self._steps]:
-            self._later.remove((due, action))
-            action()
+        due = [action for step, action in self._later if step <= self._steps]
+        self._later = [entry for entry in self._later if entry[0] > self._steps]
+        for action in due:
+            if self.broker is broker:
+                action()
         if broker.is_failed and self.broker is broker:
             self._watch_failed()
 
@@ -436,15 +450,7 @@ def run_seed(seed: int, mutant: Mutant = HEALTHY) -> Report:
             world.run()
     except Violation as violation:
         raise SeedFailed(seed, name, violation.rule, str(violation), world.trace) from violation
-    except (
-        HoldfastError,
-        OSError,
-        ArithmeticError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ) as error:
+    except Exception as error:
         where = "".join(traceback.format_exception(error)).splitlines()
         world.trace += where
         raise SeedFailed(seed, name, "broke-down", f"{type(error).__name__}: {error}", world.trace) from error

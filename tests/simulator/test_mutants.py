@@ -1,0 +1,55 @@
+"""Every planted bug is caught within 200 seeds, by a rule that says what was lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.testing.simulator import SeedFailed, run_seed
+from holdfast.testing.simulator.__main__ import run
+from holdfast.testing.simulator.mutants import MUTANTS
+
+SEEDS_MAX = 200
+LOSS = {"acknowledged-lost", "watermark-moved-back", "offset-reused", "stored-twice", "sequence-lost", "gap"}
+METADATA_LOSS = {"topic-lost", "partitions-lost", "config-lost", "leader-epoch", "producer-id-reused"}
+RULES = {
+    "no-flush": LOSS | METADATA_LOSS,
+    "ack-before-flush": LOSS | METADATA_LOSS,
+    "duplicate-answered-early": LOSS,
+    "directory-not-flushed": LOSS | METADATA_LOSS,
+    "producer-id-reused": {"producer-id-reused"},
+    "recovery-without-flush": LOSS,
+}
+
+
+def first_failure(name: str) -> SeedFailed | None:
+    for seed in range(SEEDS_MAX):
+        try:
+            run_seed(seed, MUTANTS[name])
+        except SeedFailed as failure:
+            return failure
+    return None
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_mutant_is_caught(name: str) -> None:
+    failure = first_failure(name)
+    assert failure is not None, f"{name} went unnoticed for {SEEDS_MAX} seeds"
+    assert failure.rule in RULES[name], failure.explain()
+
+
+@pytest.mark.sim
+def test_a_failing_seed_is_printed_with_the_way_to_run_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(first=0, seeds=SEEDS_MAX, mutant_name="no-flush") == 1
+    output = capsys.readouterr().out
+    assert "--mutant no-flush" in output
+    assert "power loss" in output
+
+
+@pytest.mark.sim
+def test_a_good_run_prints_how_often_each_fault_hit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(first=0, seeds=2) == 0
+    output = capsys.readouterr().out
+    assert "2 seeds" in output
+    assert "power loss" in output
+    assert "produce idempotent" in output

@@ -1,0 +1,59 @@
+"""1,000 seeds of the whole broker under faults, and the properties that make a seed worth running."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.testing.simulator import Report, SeedFailed, run_seed
+from holdfast.testing.simulator.report import EFFECTS
+from holdfast.testing.simulator.world import OPERATIONS_MIN, World
+
+SEEDS = 1000
+CHUNKS = 8
+PER_CHUNK = SEEDS // CHUNKS
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_seed_breaks_a_rule(chunk: int) -> None:
+    total = Report()
+    for seed in range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK):
+        try:
+            report = run_seed(seed)
+        except SeedFailed as failure:
+            pytest.fail(failure.explain())
+        assert report.operations_sent >= OPERATIONS_MIN
+        assert report.faults_struck >= 3
+        total.add(report)
+    print(total.table())
+    for fault in EVERY_FAULT:
+        assert total.faults[fault], f"{fault} never hit in {PER_CHUNK} seeds"
+
+
+EVERY_FAULT = (
+    "power loss",
+    "process kill",
+    "clean restart",
+    "flush failed",
+    "flush directory failed",
+    "write failed",
+    "write cut short",
+    "disk full",
+    "read-only",
+    "connection cut",
+    "slow flush",
+    "disk stalled",
+    "clock stepped back",
+    "second start",
+    *EFFECTS,
+)
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    def trace(seed: int) -> list[str]:
+        world = World(seed)
+        world.run()
+        return world.trace
+
+    assert trace(11) == trace(11)
+    assert trace(11) != trace(12)
