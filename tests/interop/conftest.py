@@ -1,0 +1,50 @@
+"""One broker of ours for all interop tests; clients and Kafka's tools are other people's."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.kafka_fixtures import XDIST_GROUP
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+            item.add_marker(pytest.mark.xdist_group(XDIST_GROUP))
+
+
+@pytest.fixture(scope="session")
+def interop_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(str(tmp_path_factory.mktemp("interop") / "holdfast")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def bootstrap(interop_broker: BrokerProcess) -> str:
+    return interop_broker.bootstrap_servers
+
+
+MakeTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def make_topic(bootstrap: str) -> MakeTopic:
+    """Creates a topic of its own name and returns it."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def make(prefix: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        name = f"{prefix}-{uuid.uuid4().hex[:8]}"
+        created = admin.create_topics([NewTopic(name, partitions, 1, config=dict(config or {}))])
+        created[name].result(30)
+        return name
+
+    return make
