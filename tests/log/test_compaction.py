@@ -395,7 +395,7 @@ def test_the_last_batch_of_a_live_producer_stays_emptied() -> None:
     for name in subject.disk.list(DIRECTORY):
         if name.endswith(".snapshot"):
             subject.disk.remove(f"{DIRECTORY}/{name}")
-    log = subject.open(clean=False)
+    log = subject.open(clean=False, recovery_point=subject.log.active.base_offset)
     (producer,) = log.producers.describe()
     assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (9, 3, 2)
 

@@ -37,6 +37,7 @@ def append(log: Log, timestamp: int) -> None:
     batch = build_batch([Record(0, 0, None, b"12")], base_timestamp=timestamp)
     assert len(batch) == RECORD_BYTES
     log.append(check_whole(batch), batch, 0, Now(START_MS, 0))
+    log.flushed(log.end_position)
 
 
 def due(log: Log, now_ms: int, high_watermark: LogPosition | None = None) -> Expired | None:
@@ -119,6 +120,15 @@ def test_a_segment_goes_only_after_the_flush_that_sealed_it() -> None:
     found = due(log, START_MS)
     assert found is not None
     assert found.start_offset == 2
+
+
+def test_a_segment_that_was_never_flushed_stays() -> None:
+    """With `holdfast.flush=os` the high watermark does not wait for flushes."""
+    log = log_of([0, 0, 0], retention_ms="1")
+    log.recovery_point = 1
+    found = due(log, START_MS)
+    assert found is not None
+    assert found.start_offset == 1
 
 
 def test_an_empty_active_segment_is_not_rolled() -> None:

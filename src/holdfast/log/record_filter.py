@@ -7,6 +7,8 @@ stays. Only when a batch gets its delete horizon does the base of its times chan
 A key is known by itself when it is shorter than a digest, by its digest otherwise, so that what is remembered
 of a key is bounded and no two keys are ever taken for one another within 2^-120.
 
+The loops are long because calls cost: varints of one or two bytes, nearly all there are, are read in place.
+
 The bytes come from batches whose checksum holds and that were checked when they were produced. A walk that
 does not end exactly at their end is damage all the same and says so.
 """
@@ -39,7 +41,12 @@ def note_keys(data: bytes, base_offset: int, first_offset: int, offsets: dict[by
             length = data[position]
             position += 1
             if length > 0x7F:
-                length, position = _rest(data, length, position)
+                second = data[position]
+                if second < 0x80:
+                    length = length & 0x7F | second << 7
+                    position += 1
+                else:
+                    length, position = _rest(data, length, position)
             following = position + (length >> 1)
             position += 1  # attributes
             while data[position] > 0x7F:  # the timestamp
@@ -47,7 +54,12 @@ def note_keys(data: bytes, base_offset: int, first_offset: int, offsets: dict[by
             delta = data[position + 1]
             position += 2
             if delta > 0x7F:
-                delta, position = _rest(data, delta, position)
+                second = data[position]
+                if second < 0x80:
+                    delta = delta & 0x7F | second << 7
+                    position += 1
+                else:
+                    delta, position = _rest(data, delta, position)
             size = data[position]
             position += 1
             if size > 0x7F:
@@ -93,7 +105,12 @@ def keep_latest(data: bytes, base_offset: int, offsets: dict[bytes, int], drops_
             length = data[position]
             position += 1
             if length > 0x7F:
-                length, position = _rest(data, length, position)
+                second = data[position]
+                if second < 0x80:
+                    length = length & 0x7F | second << 7
+                    position += 1
+                else:
+                    length, position = _rest(data, length, position)
             following = position + (length >> 1)
             position += 1  # attributes
             while data[position] > 0x7F:  # the timestamp
@@ -101,7 +118,12 @@ def keep_latest(data: bytes, base_offset: int, offsets: dict[bytes, int], drops_
             delta = data[position + 1]
             position += 2
             if delta > 0x7F:
-                delta, position = _rest(data, delta, position)
+                second = data[position]
+                if second < 0x80:
+                    delta = delta & 0x7F | second << 7
+                    position += 1
+                else:
+                    delta, position = _rest(data, delta, position)
             size = data[position]
             position += 1
             if size > 0x7F:
@@ -138,12 +160,21 @@ def largest_timestamp_delta(data: bytes) -> int:
     position = 0
     end = len(data)
     largest: int | None = None
-    while position < end:
-        length, position = decode_varlong(data, position)
-        delta, _ = decode_varlong(data, position + 1)
-        if largest is None or delta > largest:
-            largest = delta
-        position += length
+    try:
+        while position < end:
+            length = data[position]
+            position += 1
+            if length > 0x7F:
+                length, position = _rest(data, length, position)
+            delta = data[position + 1]
+            if delta > 0x7F:
+                delta, _ = _rest(data, delta, position + 2)
+            delta = (delta >> 1) ^ -(delta & 1)
+            if largest is None or delta > largest:
+                largest = delta
+            position += length >> 1
+    except IndexError:
+        raise _cut_off() from None
     assert largest is not None
     return largest
 

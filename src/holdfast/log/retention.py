@@ -95,8 +95,11 @@ def _below(log: Log, high_watermark: LogPosition) -> int:
 
 
 def _flushed(log: Log, high_watermark: LogPosition) -> int:
-    """How many segments the high watermark has left behind: their sealing is durable."""
-    return sum(segment.base_offset < high_watermark.segment_base for segment in log.segments)
+    """How many segments are on disk, sealed: the high watermark has left them, and a flush has reached their end."""
+    return sum(
+        segment.base_offset < high_watermark.segment_base and following.base_offset <= log.recovery_point
+        for segment, following in zip(log.segments, log.segments[1:], strict=False)
+    )
 
 
 def roll_due(log: Log, now: Now) -> bool:
