@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from holdfast.testing.simulator import SeedFailed, run_seed
@@ -21,21 +23,19 @@ RULES = {
 }
 
 
-def first_failure(name: str) -> SeedFailed | None:
+def rules_broken(name: str) -> Iterator[str]:
     for seed in range(SEEDS_MAX):
         try:
             run_seed(seed, MUTANTS[name])
         except SeedFailed as failure:
-            return failure
-    return None
+            yield failure.rule
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_mutant_is_caught(name: str) -> None:
-    failure = first_failure(name)
-    assert failure is not None, f"{name} went unnoticed for {SEEDS_MAX} seeds"
-    assert failure.rule in RULES[name], failure.explain()
+    """Some seeds only show that a start found less than it knew of, and refused; one must show the loss itself."""
+    assert any(rule in RULES[name] for rule in rules_broken(name)), f"unnoticed for {SEEDS_MAX} seeds"
 
 
 @pytest.mark.sim
