@@ -362,7 +362,7 @@ class _Opening:
         scan = VerifiedScan(segment.file, 0, segment.base_offset, gaps_below=self.trust.gaps_below)
         replay = self._replay
         for position, header in scan:
-            segment.note_batch(header, position, interval)
+            segment.note_read_batch(header, position, interval)
             replay(header)
         segment.size = scan.position
         self.end_offset = max(self.end_offset, scan.next_offset)
@@ -395,8 +395,8 @@ class _Opening:
                     later = found
                     break
         below_recovery_point = self.end_offset < self.trust.recovery_point
-        # A whole batch of an offset that was passed already: an offset in front of it is wrong, not this end.
-        steps_back = later is not None and later.header.base_offset < self.end_offset
+        # A gap, and behind it a whole batch of an offset inside: it was no gap but a wrong offset, not a torn tail.
+        steps_back = damage.after_gap and later is not None and later.header.base_offset < self.end_offset
         if below_recovery_point or steps_back or (later is not None and not self.trust.torn_tail_expected):
             behind = (
                 f"a valid batch of offset {later.header.base_offset} is at {later.position}"

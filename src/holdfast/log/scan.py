@@ -21,6 +21,10 @@ CHUNK_BYTES: Final = 1024 * 1024
 """Read-ahead of a verifying scan: large enough that a system call per chunk costs nothing."""
 
 
+ANYWHERE: Final = 2**63
+"""Above every offset."""
+
+
 class Found(NamedTuple):
     position: int
     header: BatchHeader
@@ -31,6 +35,8 @@ class Damage(NamedTuple):
 
     position: int
     reason: str
+    after_gap: bool = False
+    """Whether offsets were missing in front of it: a gap, or a wrong offset that looks like one."""
 
 
 def header_at(file: File, position: int) -> BatchHeader:
@@ -54,15 +60,25 @@ def scan_headers(file: File, position: int, end: int) -> Iterator[Found]:
 class VerifiedScan:
     """Iterates over whole valid batches from `position`; afterwards `damage` tells whether all was read.
 
-    Offsets must grow and start at `next_offset` or later (compaction leaves gaps, never steps back).
+    Offsets must grow from `next_offset` on. Compaction leaves gaps, and only below `gaps_below`.
     """
 
-    def __init__(self, file: File, position: int, next_offset: int, end: int | None = None) -> None:
+    def __init__(
+        self,
+        file: File,
+        position: int,
+        next_offset: int,
+        end: int | None = None,
+        *,
+        gaps_below: int = ANYWHERE,
+    ) -> None:
         self._file = file
         self.position = position
         self.next_offset = next_offset
         self.end = file.size() if end is None else end
         self.damage: Damage | None = None
+        self._gaps_below = gaps_below
+        self._saw_gap = False
 
     def __iter__(self) -> Iterator[Found]:
         data = b""
@@ -93,6 +109,8 @@ class VerifiedScan:
             if crc32c(memoryview(data)[relative + CRC_START : relative + size]) != header.crc:
                 self._stop(f"the checksum of the batch at offset {header.base_offset} does not hold")
                 return
+            if header.base_offset != self.next_offset:
+                self._saw_gap = True
             yield Found(self.position, header)
             self.position += size
             self.next_offset = header.last_offset + 1
@@ -108,12 +126,14 @@ class VerifiedScan:
             return f"batch length {header.batch_length} is less than a header"
         if header.base_offset < self.next_offset:
             return f"offset {header.base_offset} where {self.next_offset} or more is expected"
+        if header.base_offset > self.next_offset >= self._gaps_below:
+            return f"offset {header.base_offset} where {self.next_offset} is expected"
         if header.last_offset_delta < 0 or header.records_count < 0:
             return f"last offset delta {header.last_offset_delta} of {header.records_count} records"
         return None
 
     def _stop(self, reason: str) -> None:
-        self.damage = Damage(self.position, reason)
+        self.damage = Damage(self.position, reason, self._saw_gap)
 
 
 def find_later_batch(file: File, position: int, next_offset: int, end: int) -> Found | None:

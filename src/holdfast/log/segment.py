@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from holdfast.errors import CorruptLog
+from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.atomic import read_whole
-from holdfast.log.index import OffsetIndex, TimeIndex
+from holdfast.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from holdfast.log.scan import header_at, scan_headers
 from holdfast.seams import Buffer, File, FileSystem
 from holdfast.wire.batch import HEADER_SIZE, LOG_OVERHEAD, NO_TIMESTAMP, BatchHeader, read_header
@@ -125,17 +125,41 @@ class Segment:
         try:
             index = OffsetIndex.from_bytes(read_whole(self._fs, self.path(INDEX_SUFFIX)), self.base_offset)
             times = TimeIndex.from_bytes(read_whole(self._fs, self.path(TIME_INDEX_SUFFIX)), self.base_offset)
-            if len(index) and index.last_entry[1] >= self.size:
-                raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: points past the end of the segment")
+            self._check_indexes(index, times)
         except (FileNotFoundError, CorruptLog):
             self.rebuild_indexes(INDEX_INTERVAL_BYTES)
             return
         self._index, self._time_index = index, times
 
+    def _check_indexes(self, index: OffsetIndex, times: TimeIndex) -> None:
+        """Raise `CorruptLog` unless the last entries are true and nothing behind them is younger.
+
+        Index files have no checksum. Entries in the middle prove themselves where they lead (`find`); the last ones
+        also tell where the log ends and how old the segment is, so they are proved here.
+        """
+        last_offset, position = index.last_entry
+        youngest = NO_TIMESTAMP
+        for found in scan_headers(self.file, position, self.size):
+            if found.position == position and len(index) and found.header.last_offset != last_offset:
+                raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: offset {last_offset} is not at {position}")
+            if found.header.records_count:
+                youngest = max(youngest, found.header.max_timestamp)
+        timestamp, offset = times.last_entry
+        if youngest > timestamp:
+            raise CorruptLog(f"{self.path(TIME_INDEX_SUFFIX)}: does not know of timestamp {youngest}")
+        if not len(times):
+            return
+        for found in scan_headers(self.file, index.lookup(offset)[1], self.size):
+            if found.header.last_offset >= offset:
+                if found.header.max_timestamp == timestamp:
+                    return
+                break
+        raise CorruptLog(f"{self.path(TIME_INDEX_SUFFIX)}: offset {offset} is not of {timestamp}")
+
     def rebuild_indexes(self, interval_bytes: int) -> None:
         self.start_indexes()
         for position, header in scan_headers(self.file, 0, self.size):
-            self.note_batch(header, position, interval_bytes)
+            self.note_read_batch(header, position, interval_bytes)
         self.finish_time_index()
 
     def start_indexes(self) -> None:
@@ -145,6 +169,17 @@ class Segment:
         self.offset_of_max_timestamp = self.base_offset
         self.first_timestamp = None
         self.bytes_since_index_entry = 0
+
+    def note_read_batch(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
+        """Index a batch found in the file; `CorruptLog` when its offset cannot be of this segment."""
+        if not 0 <= header.base_offset - self.base_offset <= RELATIVE_OFFSET_MAX - header.last_offset_delta:
+            raise CorruptLog(
+                f"{self.path()}: offset {header.base_offset} at {position} is not of this segment"
+            )
+        try:
+            self.note_batch(header, position, interval_bytes)
+        except UsageError as error:
+            raise CorruptLog(f"{self.path()}: at {position}: {error}") from error
 
     def note_batch(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """Index a batch that stands at `position`: an entry at most every `interval_bytes`."""
@@ -207,7 +242,7 @@ class Segment:
         entry, position = self.index.lookup(offset)
         end = self.size
         file = self.file
-        if position and header_at(file, position).last_offset != entry:
+        if position and not _batch_ends_at(file, position, entry):
             # Index files have no checksum: an entry that points elsewhere is noticed here, or never.
             self.rebuild_indexes(INDEX_INTERVAL_BYTES)
             position = self.index.lookup(offset)[1]
@@ -220,6 +255,8 @@ class Segment:
                 data = file.pread(min(8192, end - position), position)
                 start = position
                 relative = 0
+                if len(data) < HEADER_SIZE:
+                    raise CorruptLog(f"{file.path}: ends at {position + len(data)}, before its {end} bytes")
             header = read_header(data, relative)
             size = LOG_OVERHEAD + header.batch_length
             if size < HEADER_SIZE:
@@ -233,3 +270,11 @@ class Segment:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _batch_ends_at(file: File, position: int, last_offset: int) -> bool:
+    """Whether a batch stands at `position` that ends at `last_offset`."""
+    try:
+        return header_at(file, position).last_offset == last_offset
+    except CorruptLog:
+        return False
