@@ -21,6 +21,7 @@ MODULES: Final = {
     1: "k01_fetch",
     2: "k02_list_offsets",
     3: "k03_metadata",
+    10: "k10_find_coordinator",
     18: "k18_api_versions",
     19: "k19_create_topics",
     20: "k20_delete_topics",
