@@ -18,6 +18,7 @@ built while some change is not durable waits behind `metadata_barrier`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from traceback import format_exception
@@ -113,7 +114,7 @@ class Node:
         self.unserved_topics: set[tuple[str, str]] = set()
         self._checkpoint_due = True
         self._topic_configs: dict[str, TopicConfig] = {}
-        self._productions: dict[Production, int] = {}
+        self._productions: deque[tuple[Production, int]] = deque()
         self._connections = 0
         self._now = Now(0, 0)
 
@@ -136,7 +137,10 @@ class Node:
                 try:
                     self._close_logs(directory)
                     directory.close_cleanly(
-                        self._recovery_points(directory), self._log_starts(directory), self.broker_epoch
+                        self._recovery_points(directory),
+                        self._log_starts(directory),
+                        # A partition found damaged must be found damaged again, not taken for cleanly closed.
+                        self.broker_epoch if self.partitions.all_online else None,
                     )
                 except OSError as error:
                     self.directory_failed(directory, error)
@@ -333,14 +337,15 @@ class Node:
     # Time-outs of parked produces
 
     def watch_production(self, production: Production, deadline_ms: int) -> None:
-        """Answer a parked produce when its time-out passes; swept, since nearly all end long before."""
-        self._productions[production] = deadline_ms
+        """Answer a parked produce when its time-out passes. Those that ended are let go of as others come."""
+        productions = self._productions
+        while productions and not productions[0][0].waiting:
+            productions.popleft()
+        productions.append((production, deadline_ms))
 
-    def _sweep_productions(self, now_ms: int) -> None:
-        ended = [p for p, deadline in self._productions.items() if not p.waiting or deadline <= now_ms]
-        for production in ended:
-            del self._productions[production]
-            if production.waiting:
+    def _time_out_productions(self, now_ms: int) -> None:
+        for production, deadline_ms in list(self._productions):
+            if production.waiting and deadline_ms <= now_ms:
                 production.time_out()
 
     # Shortening
@@ -398,7 +403,7 @@ class Node:
         def run() -> None:
             if self.is_stopping:
                 return
-            self._sweep_productions(due_ms)
+            self._time_out_productions(due_ms)
             if self._checkpoint_due:
                 self._checkpoint_due = False
                 self.write_recovery_points()
