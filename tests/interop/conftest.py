@@ -39,7 +39,7 @@ MakeTopic = Callable[..., str]
 @pytest.fixture(scope="session")
 def make_topic(bootstrap: str) -> MakeTopic:
     """Creates a topic of its own name and returns it."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
     def make(prefix: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
