@@ -171,33 +171,48 @@ class ClientProtocol(asyncio.BufferedProtocol):
             outgoing.clear()
             return
         while outgoing and self._writable and not self._reads_file:
-            part = outgoing.popleft()
-            if not isinstance(part, Slice):
-                transport.write(part)
-                continue
-            wanted = min(part.length, SLICE_BYTES)
-            file = cast(RealFile, part.file)
-            try:
-                data = file.pread_cached(wanted, part.position)
-            except OSError as error:
-                self._close(f"reading {file.path} failed: {error}")
+            # A response is a few pieces around file slices: they leave in one system call.
+            pieces: list[Buffer] = []
+            gathered = 0
+            while outgoing and gathered < SLICE_BYTES:
+                part = outgoing.popleft()
+                if isinstance(part, Slice):
+                    data = self._cached(part)
+                    if data is None:
+                        break
+                else:
+                    data = part
+                pieces.append(data)
+                gathered += len(data)
+            if len(pieces) == 1:
+                transport.write(pieces[0])
+            elif pieces:
+                transport.writelines(pieces)
+            if transport.is_closing():
                 return
-            if data is None:
-                outgoing.appendleft(part)
-                self._reads_file = True
-                self._server.read_in_thread(file, wanted, part.position, self._file_read)
-                return
-            self._write_slice(part, data)
         if not self._reading:
             self.resume()
 
-    def _write_slice(self, part: Slice, data: Buffer) -> None:
-        """Send what was read of a slice and put the rest back in front."""
-        if len(data) < part.length:
-            rest = Slice(part.file, part.position + len(data), part.length - len(data))
-            self._outgoing.appendleft(rest)
-        assert self._transport is not None
-        self._transport.write(data)
+    def _cached(self, part: Slice) -> Buffer | None:
+        """The beginning of a slice, whose rest is put back in front; None when a thread has to read it first."""
+        wanted = min(part.length, SLICE_BYTES)
+        file = cast(RealFile, part.file)
+        try:
+            data = file.pread_cached(wanted, part.position)
+        except OSError as error:
+            self._close(f"reading {file.path} failed: {error}")
+            return None
+        if data is None:
+            self._outgoing.appendleft(part)
+            self._reads_file = True
+            self._server.read_in_thread(file, wanted, part.position, self._file_read)
+        else:
+            self._put_back(part, len(data))
+        return data
+
+    def _put_back(self, part: Slice, sent: int) -> None:
+        if sent < part.length:
+            self._outgoing.appendleft(Slice(part.file, part.position + sent, part.length - sent))
 
     def _file_read(self, data: bytes, error: OSError | None) -> None:
         """A read that needed the disk has returned."""
@@ -211,7 +226,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
             what = error or f"it ends before the {part.position + part.length} bytes promised"
             self._close(f"reading {part.file.path} failed: {what}")
             return
-        self._write_slice(part, data)
+        self._put_back(part, len(data))
+        self._transport.write(data)
         self._send()
 
     # Reading, or not
