@@ -151,6 +151,32 @@ def test_a_full_map_ends_the_round_and_the_next_goes_on() -> None:
     assert [record.offset for record in subject.records()] == [4, 5, 6, 7]
 
 
+def test_a_round_in_parts_ends_as_one_in_a_single_part() -> None:
+    def dirty() -> CompactedLog:
+        subject = CompactedLog(compacted(internal_segment_bytes="300"))
+        for number in range(30):
+            subject.append([(b"key-%d" % (number % 7), b"%d" % number * 20)])
+        subject.roll()
+        return subject
+
+    whole, parts = dirty(), dirty()
+    whole.compact()
+    first_base: int | None = 0
+    count = 0
+    while first_base is not None:
+        cleaned = parts.clean(first_base=first_base, part_bytes=200)
+        clean_to = parts.clean_to
+        parts.swap_in(cleaned)
+        first_base = cleaned.resume_base
+        if first_base is not None:
+            parts.clean_to = clean_to
+        count += 1
+        assert latest(parts.records()) == latest(whole.records())
+    assert count > 2
+    assert parts.records() == whole.records()
+    assert parts.clean_to == whole.clean_to
+
+
 def test_a_round_stops_at_the_last_stable_offset() -> None:
     subject = CompactedLog()
     for _ in range(3):

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from holdfast.config.broker import BrokerConfig
+from holdfast.log import compaction
 from holdfast.log.checkpoints import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
 from holdfast.metadata import changes
 from holdfast.metadata.image import EndPoint, ResourceType
+from holdfast.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_offset
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.housekeeping import FIRST_CHECK_MS
 from holdfast.node.node import Node, NodeSeams
@@ -294,6 +296,36 @@ def test_reading_goes_on_between_the_steps_of_a_swap(broker: Broker) -> None:
     assert steps >= 3
     assert latest(read_all(hosted.log)) == expected
     assert broker.files(hosted, ".swap") == broker.files(hosted, ".cleaned") == []
+
+
+def test_a_large_round_is_done_in_parts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "PART_BYTES_MIN", 100)
+    hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+    for number in range(40):
+        broker.append(hosted, b"once-%d" % number, b"1" * 40)
+        broker.append(hosted, b"again", b"1" * 40)
+    broker.pass_time(FIRST_CHECK_MS, works=False)
+    jobs = 0
+    while broker.worker.run_one():
+        jobs += 1
+        broker.settle(works=False)
+    assert jobs > 3
+    assert len(read_all(hosted.log)) < 45
+    written = OffsetCheckpoint(broker.disk, f"/data/{CLEANER_FILE}").read()
+    assert written == {("t", 0): hosted.log.active.base_offset}
+
+
+def test_a_lookup_by_time_finds_a_record_that_compaction_left(broker: Broker) -> None:
+    hosted = broker.create(
+        "t", cleanup_policy="compact", internal_segment_bytes="250", message_timestamp_type="LogAppendTime"
+    )
+    fill(broker, hosted)
+    start_ms = broker.clock.now().wall_ms
+    broker.pass_time(FIRST_CHECK_MS)
+    offsets = [record.offset for record in read_all(hosted.log)]
+    assert offsets[0] > 0
+    assert find_offset(hosted, start_ms, False) == (start_ms, offsets[0])
+    assert find_offset(hosted, MAX_TIMESTAMP, False)[1] in offsets
 
 
 @pytest.mark.parametrize("flushes", range(6))

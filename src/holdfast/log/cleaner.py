@@ -8,6 +8,9 @@ A round has a *dirty* part, from where the last round ended up to a bound the br
    map has no later offset for its key. What lies behind the mapped part is copied as it is.
 3. Neighbours that fit together become one segment.
 
+A round over a large log is done in parts, each of which builds the map again, so that the log need not be on disk
+twice. The map of a later part knows at least as much: what the earlier ones removed was not the latest of its key.
+
 What else the rules say, all of them Kafka's:
 
 - Offsets never change. A batch keeps its base offset and its last offset delta whatever it loses.
@@ -100,6 +103,10 @@ class Round:
     index_interval_bytes: int
     map_bytes: int
     producers: Mapping[int, LastRecord]
+    first_base: int
+    """The base of the first segment this part of the round writes anew; those before it have been."""
+    part_bytes: int
+    """After writing about this much the part ends, so that what it replaces can be deleted before the next."""
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__slots__}
@@ -136,6 +143,8 @@ class Cleaned(NamedTuple):
     """In order; segments in which nothing changed are not among them."""
     end_offset: int
     """Everything below is clean: the next round's dirty part begins here."""
+    resume_base: int | None
+    """Where the next part of the round goes on; None when this was the last one."""
     bytes_read: int
     bytes_written: int
 
@@ -187,14 +196,20 @@ class _Cleaner:
         )
         end_offset = self._build_map()
         segments = []
-        cleanable = [source for source in asked.sources if source.base_offset < end_offset]
+        cleanable = [
+            source for source in asked.sources if asked.first_base <= source.base_offset < end_offset
+        ]
+        resume_base: int | None = None
         for group in self._groups(cleanable):
+            if self._bytes_written >= asked.part_bytes:
+                resume_base = group[0].base_offset
+                break
             cleaned = self._clean_group(group, end_offset)
             if cleaned is not None:
                 segments.append(cleaned)
         if segments:
             self._fs.flush_directory(asked.directory)
-        return Cleaned(segments, end_offset, self._bytes_read, self._bytes_written)
+        return Cleaned(segments, end_offset, resume_base, self._bytes_read, self._bytes_written)
 
     # The map
 

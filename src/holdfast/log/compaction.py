@@ -30,7 +30,7 @@ cannot come back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast.log.cleaner import CleanedSegment, LastRecord, Round, Source
 from holdfast.log.log import Log
@@ -46,7 +46,10 @@ from holdfast.log.segment import (
 from holdfast.seams import FileSystem, Now
 from holdfast.wire.positions import LogPosition
 
-INDEX_SUFFIXES = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
+PART_BYTES_MIN: Final = 1024 * 1024 * 1024
+PARTS_MAX: Final = 8
+"""Each part reads the dirty part again, and the log needs an eighth more room for a while."""
 
 
 class Dirt(NamedTuple):
@@ -103,8 +106,24 @@ def is_due(log: Log, dirt: Dirt) -> bool:
     return dirt.is_overdue or dirt.ratio > log.config.min_cleanable_dirty_ratio
 
 
-def plan_round(log: Log, dirt: Dirt, high_watermark: LogPosition, now: Now, map_bytes: int) -> Round:
-    """What the cleaner needs to know. Segments behind the bound, up to the high watermark, are for reading."""
+def part_bytes(dirt: Dirt) -> int:
+    """How much one part of a round writes: most rounds have one part, and none more than about eight."""
+    return max(PART_BYTES_MIN, (dirt.clean_bytes + dirt.dirty_bytes) // PARTS_MAX)
+
+
+def room_needed(log: Log, dirt: Dirt) -> int:
+    """Bytes that a part of a round may need on disk beside the log."""
+    largest = max(segment.size for segment in log.segments)
+    return min(dirt.clean_bytes + dirt.dirty_bytes, part_bytes(dirt) + largest)
+
+
+def plan_round(
+    log: Log, dirt: Dirt, high_watermark: LogPosition, now: Now, map_bytes: int, first_base: int = 0
+) -> Round:
+    """What the cleaner needs to know for the part of a round that begins at `first_base`.
+
+    Segments behind the bound, up to the high watermark, are for reading.
+    """
     sources = []
     for segment in log.segments:
         if segment.base_offset > high_watermark.segment_base:
@@ -124,6 +143,8 @@ def plan_round(log: Log, dirt: Dirt, high_watermark: LogPosition, now: Now, map_
         index_interval_bytes=config.index_interval_bytes,
         map_bytes=map_bytes,
         producers=last_records(log, dirt.bound),
+        first_base=first_base,
+        part_bytes=part_bytes(dirt),
     )
 
 

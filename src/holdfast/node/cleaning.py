@@ -16,7 +16,8 @@ from uuid import UUID
 from holdfast.errors import CorruptLog
 from holdfast.log.checkpoints import CLEANER_FILE, OffsetCheckpoint
 from holdfast.log.cleaner import Cleaned
-from holdfast.log.compaction import Dirt, Swap, examine, is_due, plan_round
+from holdfast.log.compaction import Dirt, Swap, examine, is_due, plan_round, room_needed
+from holdfast.log.segment import Segment
 from holdfast.node.directories import LogDirectory
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_later
@@ -92,17 +93,14 @@ class Cleaning:
 
     def _begin(self, hosted: HostedPartition, dirt: Dirt, now: Now) -> None:
         node = self._node
-        needed = dirt.clean_bytes + dirt.dirty_bytes + FREE_BYTES_MIN
+        needed = room_needed(hosted.log, dirt) + FREE_BYTES_MIN
         if node.fs.free_bytes(hosted.directory.path) < needed:
             self._put_off(
                 hosted, f"cleaning may need {needed} bytes, and {hosted.directory.path} has less", now
             )
             return
-        asked = plan_round(
-            hosted.log, dirt, hosted.offsets.high_watermark, now, node.config.log_cleaner_dedupe_buffer_size
-        )
         self._background.is_busy = True
-        _Round(self, node, hosted).begin(asked.to_json())
+        _Round(self, node, hosted, dirt).begin(now)
 
     def _put_off(self, hosted: HostedPartition, reason: str, now: Now) -> None:
         self._not_before_ms = {
@@ -153,18 +151,26 @@ class Cleaning:
 
 
 class _Round:
-    """One round under way, from the worker's answer to the last rename."""
+    """One round under way, from the plan to the last rename."""
 
-    def __init__(self, cleaning: Cleaning, node: Node, hosted: HostedPartition) -> None:
+    def __init__(self, cleaning: Cleaning, node: Node, hosted: HostedPartition, dirt: Dirt) -> None:
         self._cleaning = cleaning
         self._node = node
         self._hosted = hosted
-        self._seen = {segment.base_offset: segment for segment in hosted.log.segments}
+        self._dirt = dirt
+        self._seen: dict[int, Segment] = {}
         self._swaps: deque[Swap] = deque()
-        self._end_offset = -1
+        self._end_offset = dirt.bound
+        self._resume_base: int | None = None
 
-    def begin(self, arguments: Mapping[str, Any]) -> None:
-        self._node.seams.worker.submit("compact", arguments, self._cleaned)
+    def begin(self, now: Now, first_base: int = 0) -> None:
+        """Send the worker the part of the round that begins at `first_base`."""
+        log, node = self._hosted.log, self._node
+        self._seen = {segment.base_offset: segment for segment in log.segments}
+        high_watermark = self._hosted.offsets.high_watermark
+        map_bytes = node.config.log_cleaner_dedupe_buffer_size
+        asked = plan_round(log, self._dirt, high_watermark, now, map_bytes, first_base)
+        node.seams.worker.submit("compact", asked.to_json(), self._cleaned)
 
     def _cleaned(self, result: Mapping[str, Any] | None, error: str | None) -> None:
         if result is None:
@@ -173,9 +179,14 @@ class _Round:
             return
         log = self._hosted.log
         cleaned = Cleaned.from_json(result)
-        self._end_offset = cleaned.end_offset
+        self._end_offset = min(self._end_offset, cleaned.end_offset)
+        self._resume_base = cleaned.resume_base
         self._swaps.extend(Swap(self._node.fs, log, segment, self._seen) for segment in cleaned.segments)
         self._next()
+
+    @property
+    def _is_pointless(self) -> bool:
+        return self._node.is_stopping or self._hosted.is_deleted or self._hosted.offline
 
     def _has_lost_segments(self) -> bool:
         present = {id(segment) for segment in self._hosted.log.segments}
@@ -183,7 +194,10 @@ class _Round:
 
     def _next(self) -> None:
         if not self._swaps:
-            self._cleaning.ended(self._hosted, clean_to=self._end_offset)
+            if self._resume_base is None or self._is_pointless:
+                self._cleaning.ended(self._hosted, clean_to=None if self._is_pointless else self._end_offset)
+            else:
+                self.begin(self._node.now(), self._resume_base)
             return
         swap = self._swaps.popleft()
         self._step(swap, swap.commit, lambda: self._exchange(swap))
@@ -201,7 +215,7 @@ class _Round:
     def _step(self, revocable: Swap | None, action: Callable[[], None], then: Callable[[], None]) -> None:
         """Rename, have the directory flushed, and go on, unless there is nothing to go on for."""
         node, hosted = self._node, self._hosted
-        if node.is_stopping or hosted.is_deleted or hosted.offline:
+        if self._is_pointless:
             self._cleaning.ended(hosted)
             return
 

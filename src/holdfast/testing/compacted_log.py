@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from holdfast.config.broker import BrokerConfig
@@ -109,12 +110,12 @@ class CompactedLog:
             else:
                 target.flush()
 
-    def clean(self, map_bytes: int = MAP_BYTES) -> Cleaned:
+    def clean(self, map_bytes: int = MAP_BYTES, first_base: int = 0, part_bytes: int = 1 << 40) -> Cleaned:
         """Clean up to the active segment, through JSON as the real worker does, without swapping in."""
         log = self.log
         end = log.end_position
         dirt = examine(log, self.clean_to, log.end_offset, end, self.now)
-        asked = plan_round(log, dirt, end, self.now, map_bytes)
+        asked = replace(plan_round(log, dirt, end, self.now, map_bytes, first_base), part_bytes=part_bytes)
         return Cleaned.from_json(
             json.loads(json.dumps(run(self.disk, "compact", json.loads(json.dumps(asked.to_json())))))
         )

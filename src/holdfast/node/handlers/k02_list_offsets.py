@@ -121,8 +121,23 @@ def find_offset(hosted: HostedPartition, timestamp: int, read_committed: bool) -
         return _max_timestamp(hosted, bound)
     if timestamp < 0:
         return NOTHING
+    return _first_at_or_after(hosted, timestamp, bound)
+
+
+def _first_at_or_after(hosted: HostedPartition, timestamp: int, bound: LogPosition) -> tuple[int, int]:
+    log = hosted.log
     found = log.batch_at_or_after_time(timestamp, bound)
-    return NOTHING if found is None else _first_record(*found, at_least=timestamp, start=log.start_offset)
+    if found is None:
+        return NOTHING
+    answer = _first_record(*found, at_least=timestamp, start=log.start_offset)
+    if answer != NOTHING:
+        return answer
+    # The records that made the batch look right lie below the log start: the next such batch has the answer.
+    for candidate in log.batches_from(found[1].header.next_offset, bound):
+        if candidate.header.max_timestamp >= timestamp and candidate.header.records_count:
+            segment = log.segments[log.segment_for(candidate.header.base_offset)]
+            return _first_record(segment, candidate, at_least=timestamp, start=log.start_offset)
+    return NOTHING
 
 
 def _max_timestamp(hosted: HostedPartition, bound: LogPosition) -> tuple[int, int]:
@@ -135,6 +150,8 @@ def _max_timestamp(hosted: HostedPartition, bound: LogPosition) -> tuple[int, in
     # The largest timestamp is not committed yet: the largest below the bound has to be searched for.
     best: tuple[Segment, Found] | None = None
     for candidate in hosted.log.batches_from(hosted.log.start_offset, bound):
+        if not candidate.header.records_count:
+            continue  # emptied by compaction
         if best is None or candidate.header.max_timestamp > best[1].header.max_timestamp:
             best = (hosted.log.segments[hosted.log.segment_for(candidate.header.base_offset)], candidate)
     if best is None:
@@ -145,11 +162,11 @@ def _max_timestamp(hosted: HostedPartition, bound: LogPosition) -> tuple[int, in
 def _first_record(segment: Segment, found: Found, *, at_least: int, start: int) -> tuple[int, int]:
     """The first record of a batch whose timestamp is `at_least`."""
     header = found.header
-    if header.is_log_append_time:
-        return header.max_timestamp, max(header.base_offset, start)
     batch = segment.file.pread(header.size, found.position)
     for record in iterate_records(batch):
         timestamp = header.base_timestamp + record.timestamp_delta
+        if header.is_log_append_time:
+            timestamp = header.max_timestamp
         offset = header.base_offset + record.offset_delta
         if timestamp >= at_least and offset >= start:
             return timestamp, offset
