@@ -18,7 +18,7 @@ from holdfast.node.housekeeping import FIRST_CHECK_MS
 from holdfast.node.node import Node, NodeSeams
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.compacted_log import latest, read_all
-from holdfast.testing.disk import Fault, SimulatedDisk
+from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.metadata_records import Config
@@ -30,7 +30,12 @@ SETTINGS = {"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://127.0
 class Broker:
     """One node whose flushes and background work happen when told."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, disk: SimulatedDisk | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        disk: SimulatedDisk | None = None,
+        boot_id: str = "boot",
+    ) -> None:
         self.clock = ManualClock()
         self.disk = disk or SimulatedDisk(clock=self.clock)
         self.disk.prepare("/data")
@@ -47,7 +52,7 @@ class Broker:
                 flusher=self.flusher,
                 worker=self.worker,
                 call_soon=self.turn.append,
-                boot_id="boot",
+                boot_id=boot_id,
                 say=self.said.append,
             ),
         )
@@ -402,6 +407,32 @@ def test_a_failed_flush_during_a_swap_takes_the_directory_offline(broker: Broker
     broker.disk.plan(Fault("flush directory", path_contains="t-0"))
     broker.settle()
     assert hosted.offline
+
+
+def test_power_loss_during_a_compaction_loses_no_latest_value() -> None:
+    operations = 0
+    is_over = False
+    while not is_over:
+        broker = Broker()
+        hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
+        fill(broker, hosted)
+        broker.pass_time(14_000)
+        broker.disk.lose_power_after(operations)
+        try:
+            broker.pass_time(10_000)
+            is_over = True
+        except PowerLost:
+            operations += 3
+        broker.disk.crash()
+        again = Broker(disk=broker.disk, boot_id="next boot")
+        found = again.node.partitions.get("t", 0)
+        assert found is not None, again.said
+        assert latest(read_all(found.log)) == {b"key-0": b"10" * 20, b"key-1": b"11" * 20}
+        assert found.log.end_offset == 12
+        again.pass_time(FIRST_CHECK_MS * 2)
+        assert latest(read_all(found.log)) == {b"key-0": b"10" * 20, b"key-1": b"11" * 20}
+        assert len(read_all(found.log)) < 12
+    assert operations > 40
 
 
 def test_idle_records_are_compacted_after_the_longest_lag(broker: Broker) -> None:
