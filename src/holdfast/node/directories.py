@@ -8,7 +8,7 @@ last used under, so that the next start can tell a killed process from a power f
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 from uuid import UUID
 
@@ -24,6 +24,7 @@ from holdfast.log.checkpoints import (
     write_clean_shutdown,
     write_meta_properties,
 )
+from holdfast.log.recovery import Trust
 from holdfast.seams import FileSystem, Lock
 
 REFUSED_ERRNOS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -46,7 +47,10 @@ class LogDirectory:
         self.torn_tail_expected = False
         self.recovery_points: Partitions = {}
         """As the file on disk has them, for certain: what compaction may rely on."""
+        self.recovery_points_known = True
+        """Whether that file was there and whole, or the directory is new. If not, compaction may have been anywhere."""
         self.log_starts: Partitions = {}
+        self.log_starts_known = True
         self._lock: Lock | None = None
         self.is_closed = False
 
@@ -71,8 +75,12 @@ class LogDirectory:
                 "stop that one first or choose another data directory"
             ) from None
         self.meta = read_meta_properties(fs, self.path)
-        self.recovery_points = self._read(RECOVERY_POINT_FILE, say)
-        self.log_starts = self._read(LOG_START_FILE, say)
+        recovery_points = self._read(RECOVERY_POINT_FILE, say)
+        self.recovery_points_known = recovery_points is not None or self.meta is None
+        self.recovery_points = recovery_points or {}
+        log_starts = self._read(LOG_START_FILE, say)
+        self.log_starts = log_starts or {}
+        self.log_starts_known = log_starts is not None or self._is_missing(LOG_START_FILE)
         session = f"{self.path}/{SESSION_FILE}"
         last_boot = read_whole(fs, session).decode("utf-8", "replace").strip() if fs.exists(session) else ""
         self.torn_tail_expected = last_boot != boot_id
@@ -82,16 +90,43 @@ class LogDirectory:
         """Every log here is recovered: from now on this boot's page cache holds what is written."""
         write_atomically(self._fs, f"{self.path}/{SESSION_FILE}", boot_id.encode() + b"\n")
 
-    def _read(self, name: str, say: Callable[[str], None]) -> Partitions:
+    def keep_only(self, partitions: Container[tuple[str, int]]) -> None:
+        """Forget, durably, what the checkpoints say of other partitions: new ones may have their names."""
+        points = {key: offset for key, offset in self.recovery_points.items() if key in partitions}
+        # An unknown file stays unknown until every log is open and it can be written anew.
+        if self.recovery_points_known and (
+            points != self.recovery_points or self._is_missing(RECOVERY_POINT_FILE)
+        ):
+            self.write_checkpoint(RECOVERY_POINT_FILE, points)
+        starts = {key: offset for key, offset in self.log_starts.items() if key in partitions}
+        if starts != self.log_starts:
+            self.write_checkpoint(LOG_START_FILE, starts)
+        self.recovery_points, self.log_starts = points, starts
+
+    def _is_missing(self, name: str) -> bool:
+        return not self._fs.exists(f"{self.path}/{name}")
+
+    def trust(self, topic: str, index: int) -> Trust:
+        """What the last run left to say about a partition."""
+        key = (topic, index)
+        return Trust(
+            clean=self.was_clean,
+            recovery_point=self.recovery_points.get(key, 0),
+            start_offset=self.log_starts.get(key, 0),
+            torn_tail_expected=self.torn_tail_expected,
+            recovery_point_known=self.recovery_points_known,
+        )
+
+    def _read(self, name: str, say: Callable[[str], None]) -> Partitions | None:
         path = f"{self.path}/{name}"
         if not self._fs.exists(path):
-            return {}
+            return None
         try:
             return OffsetCheckpoint(self._fs, path).read()
         except CorruptLog as error:
             # Without a recovery point everything is verified; without a log start, the first segment is it.
             say(f"{error}; it is rebuilt")
-            return {}
+            return None
 
     def write_meta(self, meta: MetaProperties) -> None:
         write_meta_properties(self._fs, self.path, meta)
@@ -110,11 +145,15 @@ class LogDirectory:
         except OSError as also:
             self.failure = f"{error} (and {also})"
 
-    def close_cleanly(self, recovery_points: Partitions, log_starts: Partitions, broker_epoch: int) -> None:
+    def close_cleanly(
+        self, recovery_points: Partitions, log_starts: Partitions, broker_epoch: int | None
+    ) -> None:
+        """Without an epoch no marker is left, and the next start believes nothing above the recovery points."""
         self.is_closed = True
         self.write_checkpoint(RECOVERY_POINT_FILE, recovery_points)
         self.write_checkpoint(LOG_START_FILE, log_starts)
-        write_clean_shutdown(self._fs, self.path, broker_epoch)
+        if broker_epoch is not None:
+            write_clean_shutdown(self._fs, self.path, broker_epoch)
         self.release()
 
     def release(self) -> None:

@@ -80,11 +80,21 @@ class HostedPartition:
 class OfflinePartition:
     """A partition whose log could not be opened: damaged beyond its tail. It answers storage errors only."""
 
-    __slots__ = ("index", "leader_epoch", "reason", "topic", "topic_id")
+    __slots__ = ("directory", "index", "leader_epoch", "reason", "topic", "topic_id")
 
-    def __init__(self, topic: str, topic_id: UUID, index: int, leader_epoch: int, reason: str) -> None:
+    def __init__(
+        self,
+        topic: str,
+        topic_id: UUID,
+        index: int,
+        leader_epoch: int,
+        reason: str,
+        directory: LogDirectory | None,
+    ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.leader_epoch = leader_epoch
         self.reason = reason
+        self.directory = directory
+        """Where its files are, if it has any."""

@@ -16,7 +16,7 @@ from uuid import UUID
 from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.log.atomic import read_whole, write_atomically
 from holdfast.log.log import Log
-from holdfast.log.recovery import Trust, open_log
+from holdfast.log.recovery import open_log
 from holdfast.log.segment import offset_name
 from holdfast.metadata import snapshot
 from holdfast.metadata.image import ClusterImage
@@ -43,14 +43,8 @@ RECORDS_PER_BATCH: Final = 1_000
 def open_metadata(node: Node, now: Now) -> HostedPartition:
     """Rebuild the image. Damage here leaves no cluster to serve, so it ends the start."""
     directory = node.directories[0]
-    key = (METADATA_TOPIC, 0)
     path = f"{directory.path}/{METADATA_TOPIC}-0"
-    trust = Trust(
-        clean=directory.was_clean,
-        recovery_point=directory.recovery_points.get(key, 0),
-        start_offset=directory.log_starts.get(key, 0),
-        torn_tail_expected=directory.torn_tail_expected,
-    )
+    trust = directory.trust(METADATA_TOPIC, 0)
     log = open_log(node.fs, path, node.topic_config(METADATA_TOPIC), trust, now, node.say)
     _load_snapshot(node, log)
     if node.image.last_offset + 1 < log.start_offset:

@@ -101,10 +101,14 @@ class Node:
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, seams.randomness
         )
-        self.partitions = Partitions(seams.fs, config.node_id, self.directories, self.topic_config, seams.say)
+        self.partitions = Partitions(
+            seams.fs, config.node_id, self.directories, self.topic_config, seams.say, self.directory_failed
+        )
         self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
         self.producer_ids = ProducerIdSource(self)
         self.metadata: HostedPartition | None = None
+        self._doomed: list[HostedPartition] = []
+        """Deleted, but not durably yet: a crash may bring them back, so the checkpoints go on naming them."""
         self.metadata_barrier: Callable[[CommitWaiter], None] | None = None
         """None while the image is durable; otherwise holds a response back until it is."""
         self.is_stopping = False
@@ -125,7 +129,12 @@ class Node:
         from holdfast.node import startup
 
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
-        startup.start(self, now)
+        try:
+            startup.start(self, now)
+        except BaseException:
+            for directory in self.directories:
+                directory.release()
+            raise
         self._every_second(now.monotonic_ms + CHECKPOINT_INTERVAL_MS)
         housekeeping.schedule(self, now)
 
@@ -309,9 +318,12 @@ class Node:
         for hosted in gone:
             hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
 
+        self._doomed += gone
+
         def delete(error: Exception | None) -> None:
             if error is not None:
                 return
+            self._doomed = [hosted for hosted in self._doomed if hosted not in gone]
             for directory in dict.fromkeys(hosted.directory for hosted in gone):
                 self.forget_deleted(directory)
             for hosted in gone:
@@ -432,8 +444,12 @@ class Node:
         """Of what is hosted; a partition that could not be opened keeps what the last run knew of it."""
         return self._kept(directory.recovery_points) | {
             (hosted.topic, hosted.index): hosted.log.recovery_point
-            for hosted in self._in_directory(directory)
+            for hosted in self._checkpointed(directory)
         }
+
+    def _checkpointed(self, directory: LogDirectory) -> list[HostedPartition]:
+        doomed = [partition for partition in self._doomed if partition.directory is directory]
+        return [*self._in_directory(directory), *doomed]
 
     def _kept(self, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         return {
@@ -443,6 +459,6 @@ class Node:
     def _log_starts(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
         return self._kept(directory.log_starts) | {
             (hosted.topic, hosted.index): hosted.log.start_offset
-            for hosted in self._in_directory(directory)
+            for hosted in self._checkpointed(directory)
             if hosted.log.start_offset
         }

@@ -18,7 +18,7 @@ from uuid import UUID
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
 from holdfast.log.checkpoints import read_partition_metadata
-from holdfast.log.recovery import Trust, create_log, open_log
+from holdfast.log.recovery import create_log, open_log
 from holdfast.metadata.image import ClusterImage, PartitionImage, TopicImage
 from holdfast.node.directories import LogDirectory
 from holdfast.node.hosted import HostedPartition, OfflinePartition
@@ -37,15 +37,19 @@ class Partitions:
         directories: list[LogDirectory],
         topic_config: Callable[[str], TopicConfig],
         say: Callable[[str], None],
+        failed: Callable[[LogDirectory, OSError], None],
     ) -> None:
         self._fs = fs
         self._node_id = node_id
         self.directories = directories
         self._topic_config = topic_config
         self._say = say
+        self._failed = failed
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._offline: dict[tuple[str, int], OfflinePartition] = {}
         self.names_by_id: dict[UUID, str] = {}
+        self._leftovers: list[tuple[LogDirectory, str, str]] = []
+        """Deleted partitions the start has found: where, under which name, and the path now."""
 
     def __iter__(self) -> Iterator[HostedPartition]:
         return iter(self._hosted.values())
@@ -61,17 +65,21 @@ class Partitions:
         offline = self._offline.get((topic, index))
         return offline.reason if offline is not None else None
 
+    @property
+    def all_online(self) -> bool:
+        return not self._offline
+
     # Opening
 
     def open_existing(self, image: ClusterImage, now: Now) -> None:
         """At start: open every partition of the image where its directory is, or make it anew."""
         found = self._find_directories(image)
         self._set_aside_strays(found, image)
+        self._forget_the_deleted(found)
         for topic in image.topics.values():
             for partition in topic.partitions:
-                places = found.get((topic.name, partition.index), [])
-                mine = [place for place in places if self._is_of(place, topic, partition)]
-                self.open(topic, partition, mine[0] if mine else None, now, fresh=not mine)
+                place = next(iter(found.get((topic.name, partition.index), ())), None)
+                self.open(topic, partition, place, now, fresh=place is None)
 
     def _find_directories(self, image: ClusterImage) -> dict[tuple[str, int], list[LogDirectory]]:
         found: dict[tuple[str, int], list[LogDirectory]] = {}
@@ -85,7 +93,9 @@ class Partitions:
                     path = f"{directory.path}/{name}"
                 topic, _, index = name.rpartition("-")
                 if topic and index.isdigit() and topic != METADATA_TOPIC and self._fs.is_directory(path):
-                    found.setdefault((topic, int(index)), []).append(directory)
+                    places = found.setdefault((topic, int(index)), [])
+                    if directory not in places:
+                        places.append(directory)
         return found
 
     def _undo_deletion(self, directory: LogDirectory, name: str, image: ClusterImage) -> str:
@@ -94,11 +104,35 @@ class Partitions:
         original, _, topic_id = name.removesuffix(DELETE_MARK).rpartition(".")
         topic = image.topics_by_id.get(UUID(hex=topic_id)) if len(topic_id) == 32 else None
         if topic is None:
-            self._fs.remove_tree(doomed)
+            self._leftovers.append((directory, original, doomed))
             return ""
-        self._fs.rename(doomed, f"{directory.path}/{original}")
+        path = f"{directory.path}/{original}"
+        if self._fs.exists(path):
+            # A topic of the same name was made meanwhile, and the record of that did not survive either.
+            self._set_aside(path)
+        self._fs.rename(doomed, path)
         self._say(f"{doomed}: its topic was not deleted after all; renamed back")
         return original
+
+    def _forget_the_deleted(self, found: dict[tuple[str, int], list[LogDirectory]]) -> None:
+        """Take out of the checkpoints what is gone, before a new partition of its name is made or opened.
+
+        Where a deletion was interrupted, what they say is about the deleted one. Its directory goes only when they
+        are durable without it, so that the next start, should this one not get that far, knows as well.
+        """
+        for directory in self.directories:
+            if directory.offline:
+                continue
+            keep = {key for key, places in found.items() if directory in places}
+            keep.add((METADATA_TOPIC, 0))
+            for place, name, _ in self._leftovers:
+                topic, _, index = name.rpartition("-")
+                if place is directory and index.isdigit():
+                    keep.discard((topic, int(index)))
+            directory.keep_only(keep)
+        leftovers, self._leftovers = self._leftovers, []
+        for _, _, path in leftovers:
+            self._fs.remove_tree(path)
 
     def _is_of(self, directory: LogDirectory, topic: TopicImage, partition: PartitionImage) -> bool:
         """Whether the directory is this topic's, not that of a deleted one of the same name."""
@@ -116,19 +150,20 @@ class Partitions:
         for (name, index), places in found.items():
             topic = image.topic(name)
             partition = image.partition(name, index)
-            for place in places:
-                if topic is not None and partition is not None and self._is_of(place, topic, partition):
-                    continue
-                path = f"{place.path}/{name}-{index}"
-                if not any(
-                    entry.endswith(".log") and self._fs.size(f"{path}/{entry}")
-                    for entry in self._fs.list(path)
-                ):
-                    self._fs.remove_tree(path)
-                    continue
-                aside = self._free_name(f"{path}{STRAY_MARK}")
-                self._fs.rename(path, aside)
-                self._say(f"{path} belongs to no topic of this cluster; moved to {aside}")
+            for place in list(places):
+                if topic is None or partition is None or not self._is_of(place, topic, partition):
+                    self._set_aside(f"{place.path}/{name}-{index}")
+                    places.remove(place)
+
+    def _set_aside(self, path: str) -> None:
+        if not any(
+            entry.endswith(".log") and self._fs.size(f"{path}/{entry}") for entry in self._fs.list(path)
+        ):
+            self._fs.remove_tree(path)
+            return
+        aside = self._free_name(f"{path}{STRAY_MARK}")
+        self._fs.rename(path, aside)
+        self._say(f"{path} belongs to no topic of this cluster; moved to {aside}")
 
     def _free_name(self, path: str) -> str:
         candidate, count = path, 1
@@ -167,24 +202,20 @@ class Partitions:
         """Open or create one partition; one that cannot be opened answers storage errors until restart."""
         key = (topic.name, partition.index)
         self.names_by_id[topic.topic_id] = topic.name
+        place = directory
         try:
-            place = directory or self._chosen(partition)
+            place = place or self._chosen(partition)
             path = f"{place.path}/{topic.name}-{partition.index}"
-            trust = Trust(
-                clean=place.was_clean and not fresh,
-                recovery_point=0 if fresh else place.recovery_points.get(key, 0),
-                start_offset=0 if fresh else place.log_starts.get(key, 0),
-                torn_tail_expected=place.torn_tail_expected,
-            )
             config = self._topic_config(topic.name)
             if fresh:
                 log = create_log(self._fs, path, config, topic.topic_id.bytes, now)
             else:
+                trust = place.trust(*key)
                 log = open_log(self._fs, path, config, trust, now, self._say)
         except (CorruptLog, OSError) as error:
             self._say(f"partition {topic.name}-{partition.index} is offline: {error}")
             self._offline[key] = OfflinePartition(
-                topic.name, topic.topic_id, partition.index, partition.leader_epoch, str(error)
+                topic.name, topic.topic_id, partition.index, partition.leader_epoch, str(error), place
             )
             return
         self._hosted[key] = HostedPartition(
@@ -198,14 +229,25 @@ class Partitions:
         self.names_by_id.pop(topic.topic_id, None)
         gone = []
         for partition in topic.partitions:
-            self._offline.pop((topic.name, partition.index), None)
+            offline = self._offline.pop((topic.name, partition.index), None)
+            if offline is not None and offline.directory is not None:
+                self._doom(offline.directory, topic, partition.index)
             hosted = self._hosted.pop((topic.name, partition.index), None)
             if hosted is not None:
                 hosted.is_deleted = True
                 gone.append(hosted)
-                if not hosted.offline:
-                    self._fs.rename(hosted.log.directory, self._doomed(hosted))
+                self._doom(hosted.directory, topic, partition.index)
         return gone
+
+    def _doom(self, directory: LogDirectory, topic: TopicImage, index: int) -> None:
+        """Give the name back. What `delete_files` does not remove, the next start does."""
+        path = f"{directory.path}/{topic.name}-{index}"
+        if directory.offline or not self._fs.exists(path):
+            return
+        try:
+            self._fs.rename(path, f"{path}.{topic.topic_id.hex}{DELETE_MARK}")
+        except OSError as error:
+            self._failed(directory, error)
 
     @staticmethod
     def _doomed(hosted: HostedPartition) -> str:

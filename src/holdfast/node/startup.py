@@ -14,9 +14,7 @@ from holdfast.errors import DataDirectoryError
 from holdfast.log.checkpoints import MetaProperties
 from holdfast.metadata import changes
 from holdfast.metadata.image import BrokerImage, SupportedFeature
-from holdfast.node.directories import LogDirectory
 from holdfast.node.metadata_log import open_metadata
-from holdfast.node.partitions import METADATA_TOPIC
 from holdfast.seams import Now
 from holdfast.wire.apis import FEATURES
 from holdfast.wire.metadata_records import MetadataRecord
@@ -34,23 +32,9 @@ def start(node: Node, now: Now) -> None:
     node.partitions.open_existing(node.image, now)
     for directory in node.directories:
         if not directory.offline:
-            if _names_the_deleted(node, directory):
+            if not (directory.recovery_points_known and directory.log_starts_known):
                 node.forget_deleted(directory)
             directory.begin_session(node.seams.boot_id)
-
-
-def _names_the_deleted(node: Node, directory: LogDirectory) -> bool:
-    """Whether a checkpoint speaks of a partition that is gone, or of an earlier one of the same name."""
-    for topic, index in directory.recovery_points.keys() | directory.log_starts.keys():
-        hosted = node.metadata if topic == METADATA_TOPIC else node.partitions.get(topic, index)
-        if hosted is None:
-            if node.partitions.offline_reason(topic, index) is None:
-                return True
-        elif hosted.log.end_offset < max(
-            directory.recovery_points.get((topic, index), 0), directory.log_starts.get((topic, index), 0)
-        ):
-            return True
-    return False
 
 
 def _open_directories(node: Node) -> None:

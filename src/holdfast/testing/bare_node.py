@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.config.broker import BrokerConfig
 from holdfast.log.segment import Slice
@@ -33,6 +33,8 @@ from holdfast.wire.messages import decode_response, encode_request, response_hea
 
 SETTINGS = {"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://127.0.0.1:9092"}
 LENGTH_BYTES = 4
+Meanwhile: TypeAlias = Callable[[SimulatedDisk], None]
+"""What somebody does to the disk while no node runs on it."""
 
 
 class BareClient:
@@ -205,20 +207,22 @@ class BareNode:
 
     # Ending, and beginning again on what is left
 
-    def stop(self) -> BareNode:
+    def stop(self, meanwhile: Meanwhile | None = None) -> BareNode:
         """Stop cleanly and start anew."""
         self.node.stop(self.clock.now())
-        return self._again(self.boot_id)
+        return self._again(self.boot_id, meanwhile)
 
-    def kill(self) -> BareNode:
+    def kill(self, meanwhile: Meanwhile | None = None) -> BareNode:
         """The process dies; the page cache does not. Start anew."""
         self.disk.kill()
-        return self._again(self.boot_id)
+        return self._again(self.boot_id, meanwhile)
 
-    def lose_power(self) -> BareNode:
+    def lose_power(self, meanwhile: Meanwhile | None = None) -> BareNode:
         """What was not flushed may be gone. Start anew, after another boot."""
         self.disk.crash()
-        return self._again(f"boot {self.disk.generation}")
+        return self._again(f"boot {self.disk.generation}", meanwhile)
 
-    def _again(self, boot_id: str) -> BareNode:
+    def _again(self, boot_id: str, meanwhile: Meanwhile | None) -> BareNode:
+        if meanwhile is not None:
+            meanwhile(self.disk)
         return BareNode(self.settings, disk=self.disk, clock=self.clock, boot_id=boot_id)
