@@ -1,0 +1,37 @@
+"""Options of the test suite as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.testing.kafka_fixtures import XDIST_GROUP
+
+BESIDE_APACHE_KAFKA = ("tests/differential/", "tests/interop/")
+"""These share one JVM and what it takes seconds to prepare, so one worker runs them all."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("holdfast")
+    group.addoption(
+        "--crash-rounds", type=int, default=20, help="how often the crash tests kill the broker (default: 20)"
+    )
+    group.addoption("--crash-seed", type=int, default=None, help="repeat the choices of a crash test's seed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Group by directory: the marks of `xdist_group` get lost between xdist 3.8 and pytest 9.2."""
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    scheduler = LoadGroupScheduling(config, log)
+    own_group = scheduler._split_scope
+
+    def group(nodeid: str) -> Any:
+        return XDIST_GROUP if nodeid.startswith(BESIDE_APACHE_KAFKA) else own_group(nodeid)
+
+    scheduler._split_scope = group
+    return scheduler
