@@ -36,9 +36,10 @@ from holdfast.log.segment import (
 )
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.seams import Buffer, File, FileSystem, FlushTarget, Now
-from holdfast.wire.batch import NO_TIMESTAMP, OFFSET_AND_EPOCH, BatchHeader
+from holdfast.wire.batch import LOG_OVERHEAD, NO_TIMESTAMP, OFFSET_AND_EPOCH, BatchHeader
 from holdfast.wire.positions import LogPosition
 
+OFFSET_ENTRY_BYTES: Final = 8
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
 LOADED_INDEXES_MAX: Final = 8
 """Sealed segments of one log whose indexes stay in memory: readers cluster at a few places."""
@@ -111,37 +112,40 @@ class Log:
         The batch was checked before; `header` is its own. Raises `OSError` when the disk refuses, with
         the log unchanged.
         """
-        stored = header._replace(base_offset=self.end_offset, leader_epoch=leader_epoch)
-        if self._must_roll(stored, now):
-            self.roll(now)
+        base_offset = self.end_offset
+        last_offset = base_offset + header.last_offset_delta
+        # Built at once: `_replace` would cost as much as the rest of this function.
+        stored = BatchHeader._make((base_offset, header[1], leader_epoch, *header[3:]))
+        active = self.segments[-1]
+        if self._must_roll(active, stored, last_offset, now):
+            active = self.roll(now)
         if leader_epoch > self.epochs.latest_epoch:
             self._begin_epoch(leader_epoch)
-        active = self.segments[-1]
-        head = OFFSET_AND_EPOCH.pack(stored.base_offset, header.batch_length, leader_epoch)
+        head = OFFSET_AND_EPOCH.pack(base_offset, header[1], leader_epoch)
         try:
             active.append(stored, head, memoryview(batch)[16:], self.config.index_interval_bytes)
         except OSError:
             active.file.truncate(active.size)
             raise
         self._appended_since_flush = self._is_changed = True
-        self.unflushed_messages += stored.records_count
-        self.end_offset = stored.base_offset + stored.last_offset_delta + 1
+        self.unflushed_messages += header.records_count
+        self.end_offset = last_offset + 1
         if header.producer_id >= 0:
-            self.producers.update(stored, stored.base_offset, now.wall_ms)
+            self.producers.update(stored, base_offset, now.wall_ms)
         return stored
 
-    def _must_roll(self, header: BatchHeader, now: Now) -> bool:
-        active = self.segments[-1]
-        if not active.size:
-            return header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
+    def _must_roll(self, active: Segment, header: BatchHeader, last_offset: int, now: Now) -> bool:
+        size = active.size
+        if last_offset - active.base_offset > RELATIVE_OFFSET_MAX:
+            return True
+        if not size:
+            return False
         config = self.config
-        if active.size + header.size > config.segment_bytes:
-            return True
-        if header.last_offset - active.base_offset > RELATIVE_OFFSET_MAX:
-            return True
-        if len(active.index) * 8 >= config.segment_index_bytes:
-            return True
-        return self._age_ms(active, header.max_timestamp, now) > config.segment_ms - self.roll_jitter_ms
+        return (
+            size + LOG_OVERHEAD + header.batch_length > config.segment_bytes
+            or len(active.index) * OFFSET_ENTRY_BYTES >= config.segment_index_bytes
+            or self._age_ms(active, header.max_timestamp, now) > config.segment_ms - self.roll_jitter_ms
+        )
 
     @staticmethod
     def _age_ms(segment: Segment, timestamp: int, now: Now) -> int:
