@@ -122,6 +122,15 @@ def test_an_incremental_fetch_adds_and_forgets_partitions(sessions: Sessions) ->
     assert keys(sessions.plan(session_id, 2, forgotten=(T0, ("unknown", 3)))) == [T1]
 
 
+def test_a_session_that_forgets_its_last_partition_ends(sessions: Sessions) -> None:
+    session = sessions.begin(T0).session
+    assert session is not None
+    plan = sessions.plan(session.id, 1, forgotten=(T0,))
+    assert plan.session is None
+    assert plan.is_full
+    refused(ErrorCode.fetch_session_id_not_found, sessions, session.id, 2)
+
+
 @pytest.mark.parametrize("epoch", [2, 5, 2**31 - 1])
 def test_an_epoch_that_is_not_the_next_is_refused_and_changes_nothing(sessions: Sessions, epoch: int) -> None:
     session_id = sessions.begin(T0).session_id

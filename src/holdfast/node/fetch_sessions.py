@@ -7,7 +7,8 @@
     (id, -1)                      full fetch, and the session is closed
     (id, n)                       incremental: partitions named are added or changed, forgotten ones removed
 
-An epoch that is not the next one is refused; the client then begins anew. Sessions are bounded; when all
+An epoch that is not the next one is refused; the client then begins anew. A session that has forgotten its last
+partition ends. Sessions are bounded; when all
 slots are taken, the one idle longest gives way if it has been idle for two minutes.
 """
 
@@ -50,7 +51,8 @@ class Session:
         self.epoch = 1
         self.last_used_ms = now_ms
         self.partitions: OrderedDict[PartitionKey, Wanted] = OrderedDict()
-        """In the order they are served; one that returned data moves to the end, so none starves."""
+        """In the order they are served; one that returned data moves to the end, so none starves. The full
+        response that begins the session leaves the client's order as it is."""
         self._sent: dict[PartitionKey, tuple[int, int, int]] = {}
 
     def update(self, wanted: dict[PartitionKey, Wanted], forgotten: list[PartitionKey]) -> None:
@@ -70,13 +72,13 @@ class Session:
             or self._sent.get(key) != seen
         )
 
-    def sent(self, key: PartitionKey, fetched: Fetched) -> None:
+    def sent(self, key: PartitionKey, fetched: Fetched, *, is_full: bool = False) -> None:
         if fetched.error_code:
             # Repeated until it is gone, so it is not remembered as known to the client.
             self._sent.pop(key, None)
         else:
             self._sent[key] = (0, fetched.high_watermark, fetched.log_start_offset)
-        if fetched.records_length and key in self.partitions:
+        if fetched.records_length and not is_full and key in self.partitions:
             self.partitions.move_to_end(key)
 
 
@@ -132,6 +134,10 @@ class FetchSessions:
         session.last_used_ms = now.monotonic_ms
         self._sessions.move_to_end(session_id)
         session.update(wanted, forgotten)
+        if not session.partitions:
+            # Nothing is left to remember: what was asked is answered in full, and the slot is free.
+            del self._sessions[session_id]
+            return FetchPlan(list(wanted.items()), None, True)
         return FetchPlan(list(session.partitions.items()), session, False)
 
     def _create(self, now: Now) -> Session | None:

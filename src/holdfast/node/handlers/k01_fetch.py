@@ -169,7 +169,7 @@ class Reading:
             if session is not None:
                 if not self.plan.is_full and not session.is_news(key, fetched):
                     continue
-                session.sent(key, fetched)
+                session.sent(key, fetched, is_full=self.plan.is_full)
             topics.setdefault(key[0], []).append(fetched)
         return Packed(pack_fetch_response(self.version, 0, self.plan.session_id, list(topics.items())))
 
