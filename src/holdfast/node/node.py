@@ -314,10 +314,10 @@ class Node:
 
     def _withdraw(self, topic: TopicImage) -> None:
         gone = self.partitions.withdraw(topic)
+        self._topic_configs.pop(topic.name, None)
         assert self.metadata is not None
         for hosted in gone:
             hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
-
         self._doomed += gone
 
         def delete(error: Exception | None) -> None:

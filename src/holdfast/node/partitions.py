@@ -50,6 +50,8 @@ class Partitions:
         self.names_by_id: dict[UUID, str] = {}
         self._leftovers: list[tuple[LogDirectory, str, str]] = []
         """Deleted partitions the start has found: where, under which name, and the path now."""
+        self._taken_back: set[str] = set()
+        """Paths whose deletion did not survive: a stop that was clean did not flush what it had let go of."""
 
     def __iter__(self) -> Iterator[HostedPartition]:
         return iter(self._hosted.values())
@@ -111,6 +113,7 @@ class Partitions:
             # A topic of the same name was made meanwhile, and the record of that did not survive either.
             self._set_aside(path)
         self._fs.rename(doomed, path)
+        self._taken_back.add(path)
         self._say(f"{doomed}: its topic was not deleted after all; renamed back")
         return original
 
@@ -211,6 +214,8 @@ class Partitions:
                 log = create_log(self._fs, path, config, topic.topic_id.bytes, now)
             else:
                 trust = place.trust(*key)
+                if path in self._taken_back:
+                    trust = trust._replace(clean=False)
                 log = open_log(self._fs, path, config, trust, now, self._say)
         except (CorruptLog, OSError) as error:
             self._say(f"partition {topic.name}-{partition.index} is offline: {error}")
