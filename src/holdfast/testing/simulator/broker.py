@@ -113,5 +113,10 @@ class SimulatedFlusher(ManualFlusher):
             del self.jobs[index]
             self.carried_out.append((job, self.carry_out(job)))
 
+    def report_all(self) -> None:
+        """What was carried out is reported before a clean stop; what was not, never will be."""
+        while self.carried_out:
+            self.report(*self.carried_out.pop(0))
+
     def report(self, job: FlushJob, error: OSError | None) -> None:
         job.done(error)

@@ -233,6 +233,7 @@ class World:
             return
         self.say("*** clean stop")
         self.broker.end_turn()
+        self.flusher.report_all()
         self.broker.stop_cleanly(self.clock.now())
         self.pump()
         self.report.faults["clean restart"] += 1
