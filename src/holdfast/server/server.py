@@ -17,7 +17,7 @@ from holdfast.errors import UsageError
 from holdfast.metadata.image import EndPoint
 from holdfast.node.node import Node, NodeSeams
 from holdfast.seams import Now
-from holdfast.server.flusher import ThreadFlusher
+from holdfast.server.flusher import AdaptiveFlusher
 from holdfast.server.preload import preload_first, preload_when_idle
 from holdfast.server.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
 from holdfast.server.transport import RECEIVE_BYTES, ClientProtocol
@@ -44,7 +44,7 @@ class Server:
         self._waiting_for_memory: deque[ClientProtocol] = deque()
         self._clock = RealClock()
         self.now: Callable[[], Now] = self._clock.now
-        self.flusher = ThreadFlusher(config.holdfast_flush_threads, self._wake)
+        self.flusher = AdaptiveFlusher(config.holdfast_flush_threads, self._call_soon, self._wake)
         self.worker = ProcessWorker(self.loop)
         self.node = Node(
             config,

@@ -1,0 +1,96 @@
+"""The flusher: quick disks are flushed on the loop, slow ones in threads, and every job is reported once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.seams import FlushJob, FlushTarget
+from holdfast.server import flusher as module
+from holdfast.server.flusher import AdaptiveFlusher
+
+
+class Target:
+    """A file whose flush records the thread it ran on, and fails when told."""
+
+    path = "/nowhere"
+
+    def __init__(self, failure: OSError | None = None) -> None:
+        self.threads: list[int] = []
+        self.failure = failure
+
+    def flush(self) -> None:
+        self.threads.append(threading.get_ident())
+        if self.failure is not None:
+            raise self.failure
+
+
+async def flush(flusher: AdaptiveFlusher, *targets: Target) -> list[OSError | None]:
+    loop = asyncio.get_running_loop()
+    outcomes: list[asyncio.Future[OSError | None]] = [loop.create_future() for _ in targets]
+    inside = True
+
+    def reporter(outcome: asyncio.Future[OSError | None]) -> Callable[[OSError | None], None]:
+        def done(error: OSError | None) -> None:
+            assert not inside, "reported from inside submit"
+            assert not outcome.done(), "reported twice"
+            outcome.set_result(error)
+
+        return done
+
+    for target, outcome in zip(targets, outcomes, strict=True):
+        files: tuple[FlushTarget, ...] = (target,)  # type: ignore[assignment]
+        flusher.submit(FlushJob(files, reporter(outcome)))
+    inside = False
+    return await asyncio.wait_for(asyncio.gather(*outcomes), 30)
+
+
+@pytest.fixture
+async def flusher() -> AdaptiveFlusher:
+    loop = asyncio.get_running_loop()
+    return AdaptiveFlusher(4, loop.call_soon, loop.call_soon_threadsafe)
+
+
+async def test_a_single_quick_flush_happens_on_the_loop(flusher: AdaptiveFlusher) -> None:
+    target = Target()
+    assert await flush(flusher, target) == [None]
+    assert target.threads == [threading.get_ident()]
+
+
+async def test_several_flushes_of_a_turn_happen_side_by_side(flusher: AdaptiveFlusher) -> None:
+    targets = [Target() for _ in range(6)]
+    assert await flush(flusher, *targets) == [None] * 6
+    assert all(target.threads != [threading.get_ident()] for target in targets)
+    flusher.close()
+
+
+async def test_after_a_slow_flush_the_loop_waits_for_no_disk(
+    flusher: AdaptiveFlusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "INLINE_SECONDS_MAX", -1.0)  # whatever it takes is too long
+    monkeypatch.setattr(module, "THREADS_SECONDS", 3600.0)
+    await flush(flusher, Target())
+    later = Target()
+    assert await flush(flusher, later) == [None]
+    assert later.threads != [threading.get_ident()]
+    flusher.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_failure_is_reported_with_its_error(flusher: AdaptiveFlusher, count: int) -> None:
+    failure = OSError(5, "no")
+    assert await flush(flusher, *[Target(failure) for _ in range(count)]) == [failure] * count
+    flusher.close()
+
+
+async def test_closing_finishes_what_was_submitted(flusher: AdaptiveFlusher) -> None:
+    reported: list[OSError | None] = []
+    target = Target()
+    files: tuple[FlushTarget, ...] = (target,)  # type: ignore[assignment]
+    flusher.submit(FlushJob(files, reported.append))
+    flusher.close()
+    assert reported == [None]
+    assert target.threads
