@@ -194,6 +194,18 @@ def damaged_compression(side: Side) -> None:
     side.end_offset("at last", "squeezed")
 
 
+def unreadable_records(side: Side) -> None:
+    """Records of the right number and lengths whose fields make no sense."""
+    header = read_header(batch(b"value"))
+    too_long = bytes.fromhex("14 00 08 00 01 01 02 02 68 06 78")  # a header's value runs over the record's end
+    side.create_topic("unreadable")
+    side.produce("plain", "unreadable", seal(header, too_long))
+    side.create_topic("unreadable-keys", 1, {"cleanup.policy": "compact"})
+    side.produce("where keys are looked at", "unreadable-keys", seal(header, too_long))
+    side.create_topic("unreadable-times", 1, {"message.timestamp.before.max.ms": "600000"})
+    side.produce("where times are looked at", "unreadable-times", seal(header, too_long))
+
+
 def attributes_clients_may_not_set(side: Side) -> None:
     side.create_topic("attributes")
     whole = batch(b"value")
@@ -377,6 +389,7 @@ SCRIPTS = (
     bytes_after_the_batch,
     null_records,
     damaged_compression,
+    unreadable_records,
     attributes_clients_may_not_set,
     too_large,
     keys_on_compacted_topics,

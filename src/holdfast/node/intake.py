@@ -6,6 +6,8 @@ as, unless the topic asks for the broker's time or for another compression.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import InvalidRecords
@@ -16,10 +18,10 @@ from holdfast.wire.batch import (
     CODEC_MASK,
     NO_TIMESTAMP,
     BatchHeader,
+    Record,
     check_batch,
     parse_records,
     read_header,
-    records_without_key,
     seal,
     with_log_append_time,
 )
@@ -50,7 +52,7 @@ def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader,
         )
     header, records = check_batch(batch)
     if "compact" in config.cleanup_policy:
-        missing = records_without_key(records)
+        missing = [index for index, record in enumerate(_parsed(records)) if record.key is None]
         if missing:
             raise InvalidRecords(
                 ErrorCode.invalid_record,
@@ -71,6 +73,14 @@ def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader,
     return header, stored
 
 
+def _parsed(records: Buffer) -> Iterator[Record]:
+    """Every record, where a topic's rules need a look inside. One that makes no sense is the client's own."""
+    try:
+        yield from parse_records(records)
+    except InvalidRecords as error:
+        raise InvalidRecords(ErrorCode.invalid_record, error.message) from None
+
+
 def _check_timestamps(hosted: HostedPartition, header: BatchHeader, records: Buffer, now: Now) -> None:
     """Times too far from the broker's clock break retention by time, so a topic may bound them."""
     if header.is_log_append_time:
@@ -88,7 +98,7 @@ def _check_timestamps(hosted: HostedPartition, header: BatchHeader, records: Buf
         return
     outside = [
         index
-        for index, record in enumerate(parse_records(records))
+        for index, record in enumerate(_parsed(records))
         if not earliest <= (timestamp := header.base_timestamp + record.timestamp_delta) <= latest
         and timestamp != NO_TIMESTAMP
     ]

@@ -377,11 +377,6 @@ def parse_records(data: Buffer) -> Iterator[Record]:
         yield record
 
 
-def records_without_key(data: Buffer) -> list[int]:
-    """The indexes of the records that have no key."""
-    return [index for index, record in enumerate(parse_records(data)) if record.key is None]
-
-
 def _signed(value: int) -> bytes:
     encoded = (value << 1) ^ (value >> 63)
     if encoded < 0x80:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import ApiError, CorruptLog
+from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.log.scan import Found
 from holdfast.log.segment import Segment
 from holdfast.node.context import Fields, RequestContext
@@ -132,11 +132,14 @@ def _first_at_or_after(hosted: HostedPartition, timestamp: int, bound: LogPositi
     answer = _first_record(*found, at_least=timestamp, start=log.start_offset)
     if answer != NOTHING:
         return answer
-    # The records that made the batch look right lie below the log start: the next such batch has the answer.
+    # The records that made the batch look right lie below the log start, or its producer told a maximum that none
+    # of them has: a later batch has the answer.
     for candidate in log.batches_from(found[1].header.next_offset, bound):
         if candidate.header.max_timestamp >= timestamp and candidate.header.records_count:
             segment = log.segments[log.segment_for(candidate.header.base_offset)]
-            return _first_record(segment, candidate, at_least=timestamp, start=log.start_offset)
+            answer = _first_record(segment, candidate, at_least=timestamp, start=log.start_offset)
+            if answer != NOTHING:
+                return answer
     return NOTHING
 
 
@@ -163,11 +166,15 @@ def _first_record(segment: Segment, found: Found, *, at_least: int, start: int) 
     """The first record of a batch whose timestamp is `at_least`."""
     header = found.header
     batch = segment.file.pread(header.size, found.position)
-    for record in iterate_records(batch):
-        timestamp = header.base_timestamp + record.timestamp_delta
-        if header.is_log_append_time:
-            timestamp = header.max_timestamp
-        offset = header.base_offset + record.offset_delta
-        if timestamp >= at_least and offset >= start:
-            return timestamp, offset
+    try:
+        for record in iterate_records(batch):
+            timestamp = header.base_timestamp + record.timestamp_delta
+            if header.is_log_append_time:
+                timestamp = header.max_timestamp
+            offset = header.base_offset + record.offset_delta
+            if timestamp >= at_least and offset >= start:
+                return timestamp, offset
+    except InvalidRecords:
+        # Its producer wrote records that nobody can read. The batch's start passes over nothing.
+        return header.max_timestamp, max(header.base_offset, start)
     return NOTHING
