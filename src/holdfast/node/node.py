@@ -19,9 +19,10 @@ built while some change is not durable waits behind `metadata_barrier`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from traceback import format_exception
+from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -367,14 +368,17 @@ class Node:
         self.move_log_starts([(hosted, offset)])
 
     def move_log_starts(self, moves: Sequence[tuple[HostedPartition, int]]) -> None:
-        """The same for many partitions, with one write of the checkpoint for each directory."""
-        moves = [(hosted, offset) for hosted, offset in moves if offset > hosted.log.start_offset]
-        for hosted, offset in moves:
-            hosted.log.advance_start(offset)
-        for directory in {hosted.directory: None for hosted, _ in moves}:
-            self.write_log_starts(directory)
-        for hosted, _ in moves:
-            remove_below_start(self, hosted)
+        """The same for many partitions, with one write of the checkpoint for each directory.
+
+        No client is shown a start that is not durable, so the logs learn of theirs last.
+        """
+        moved = {hosted: offset for hosted, offset in moves if offset > hosted.log.start_offset}
+        for directory in dict.fromkeys(hosted.directory for hosted in moved):
+            self.write_log_starts(directory, moved)
+        for hosted, offset in moved.items():
+            if not hosted.offline:
+                hosted.log.advance_start(offset)
+                remove_below_start(self, hosted)
 
     # Failures
 
@@ -433,10 +437,16 @@ class Node:
         persisted = hosted.directory.recovery_points.get((hosted.topic, hosted.index), 0)
         return min(persisted, hosted.log.recovery_point)
 
-    def write_log_starts(self, directory: LogDirectory) -> None:
-        """Durable when it returns, or the directory is offline."""
+    def write_log_starts(
+        self, directory: LogDirectory, moved: Mapping[HostedPartition, int] = MappingProxyType({})
+    ) -> None:
+        """Durable when it returns, or the directory is offline; `moved` are starts that shall be from now on."""
+        starts = self._log_starts(directory)
+        for hosted, offset in moved.items():
+            if hosted.directory is directory:
+                starts[hosted.topic, hosted.index] = offset
         try:
-            directory.write_checkpoint(LOG_START_FILE, self._log_starts(directory))
+            directory.write_checkpoint(LOG_START_FILE, starts)
         except OSError as error:
             self.directory_failed(directory, error)
 
