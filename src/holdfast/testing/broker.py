@@ -60,6 +60,12 @@ class BrokerProcess:
         return self._process.pid
 
     def start(self) -> Self:
+        """Start and wait until it takes connections."""
+        self._wait_until_ready(self.begin_start())
+        return self
+
+    def begin_start(self) -> subprocess.Popen[bytes]:
+        """Start and do not wait: for tests that kill it before it is ready."""
         os.makedirs(os.path.dirname(self.log_path) or ".", exist_ok=True)
         command = [*self._prefix, sys.executable, "-m", "holdfast.cli", "serve"]
         command += ["--data-dir", self.data_dir, "--listen", self._listen]
@@ -70,8 +76,7 @@ class BrokerProcess:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=_die_with_parent
             )
-        self._wait_until_ready(self._process)
-        return self
+        return self._process
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_SECONDS_MAX

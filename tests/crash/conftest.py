@@ -1,0 +1,22 @@
+"""Crash tests: how often the broker is killed, and the seed of when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+
+@pytest.fixture
+def crash_rounds(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--crash-rounds"))
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    """What decides when the broker dies. The seed is printed with a failure."""
+    seed = request.config.getoption("--crash-seed")
+    if seed is None:
+        seed = random.SystemRandom().randrange(1 << 32)
+    print(f"repeat with --crash-seed={seed}")
+    return random.Random(seed)
