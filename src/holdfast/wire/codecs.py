@@ -69,6 +69,8 @@ _BUFFER_GROWTH: Final = 4
 """Repeating the work at each growth costs a third more in all; a smaller factor repeats more often."""
 _RATIO_GUESS: Final = 4
 """First buffer in multiples of the compressed size, where the data does not say: typical of JSON and text."""
+_RATIO_BELIEVED: Final = 1024
+"""How much a declared size may exceed the compressed one and still be taken at its word: gzip cannot do better."""
 _OUTPUT_FULL: Final = "failed to write whole buffer"
 """What cramjam's decoders report when the output does not fit the buffer they were given."""
 
@@ -182,10 +184,12 @@ def _into_growing_buffer(
 ) -> Buffer:
     """Decode into buffers of growing size, up to the limit.
 
-    A declared size is a hint: too small, and the buffer grows; beyond the limit, and the limit is tried, so
-    that a header that lies does not decide what the error is called.
+    A declared size is a hint: too small, and the buffer grows; beyond what the data could plausibly unpack to, and
+    the buffer grows up to there, so that a header that lies decides neither the error's name nor what it costs.
     """
-    size = declared_bytes or max(len(data) * _RATIO_GUESS, _BUFFER_BYTES_MIN)
+    size = min(declared_bytes, len(data) * _RATIO_BELIEVED) or max(
+        len(data) * _RATIO_GUESS, _BUFFER_BYTES_MIN
+    )
     while True:
         size = max(1, min(size, limit_bytes))
         output = _fitted(codec, decompress_into, data, size)
