@@ -31,7 +31,6 @@ REFUSED_ERRNOS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 """A write refused for want of room: nothing was promised, and the directory stays in service."""
 LOCK_FILE: Final = ".lock"
 SESSION_FILE: Final = "holdfast.session"
-FLUSH_FAILED: Final = "flush-failed"
 
 Partitions = dict[tuple[str, int], int]
 
@@ -137,11 +136,17 @@ class LogDirectory:
         OffsetCheckpoint(self._fs, f"{self.path}/{name}").write(offsets)
 
     def fail(self, error: Exception) -> None:
-        """Take the directory out of service; the session file remembers that the cache cannot be trusted."""
+        """Take the directory out of service. Without its session file the next start does not trust the cache.
+
+        Removing a file works where writing one does not: the disk may be full as well.
+        """
         self.offline = True
         self.failure = str(error)
+        session = f"{self.path}/{SESSION_FILE}"
         try:
-            write_atomically(self._fs, f"{self.path}/{SESSION_FILE}", FLUSH_FAILED.encode() + b"\n")
+            if self._fs.exists(session):
+                self._fs.remove(session)
+                self._fs.flush_directory(self.path)
         except OSError as also:
             self.failure = f"{error} (and {also})"
 
