@@ -186,7 +186,10 @@ class Consumer:
             self.world.unexpected(f"{self.name}: fetch of {known} was answered {error.name}")
 
     def list_offsets(self, chosen: list[KnownPartition], timestamp: int) -> None:
-        """Ask for the first offset or the end, and go there."""
+        """Ask for the first offset or the end, and go there; by name, so only of topics that still are."""
+        chosen = [known for known in chosen if self.world.is_live(known.partition)]
+        if not chosen:
+            return
         by_topic: dict[str, dict[str, Any]] = {}
         for known in chosen:
             topic = by_topic.setdefault(known.topic.name, {"name": known.topic.name, "partitions": []})
@@ -210,6 +213,8 @@ class Consumer:
             for answer in topic.partitions:
                 known = known_by[topic.name, answer.partition_index]
                 self.world.count(kind, answer.error_code.name)
+                if not self.world.is_live(known.partition):
+                    continue
                 if answer.error_code == ErrorCode.none:
                     self._go_to(known, timestamp, answer.offset)
                 elif answer.error_code in _UNKNOWN_TOPIC:
