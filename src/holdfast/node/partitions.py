@@ -17,7 +17,7 @@ from uuid import UUID
 
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
-from holdfast.log.checkpoints import read_partition_metadata
+from holdfast.log.checkpoints import read_partition_metadata, write_partition_metadata
 from holdfast.log.recovery import create_log, open_log
 from holdfast.metadata.image import ClusterImage, PartitionImage, TopicImage
 from holdfast.node.directories import LogDirectory
@@ -144,8 +144,12 @@ class Partitions:
             topic_id = read_partition_metadata(self._fs, path)
         except CorruptLog as error:
             self._say(f"{error}; taken as topic {topic.name!r} of id {topic.topic_id}")
+            topic_id = None
+        if topic_id is None:
+            # Lost with the power before its first flush, or never written by whoever made the directory.
+            write_partition_metadata(self._fs, path, topic.topic_id.bytes)
             return True
-        return topic_id is None or UUID(bytes=topic_id) == topic.topic_id
+        return UUID(bytes=topic_id) == topic.topic_id
 
     def _set_aside_strays(
         self, found: dict[tuple[str, int], list[LogDirectory]], image: ClusterImage
