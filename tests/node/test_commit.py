@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.disk import Fault
+from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.wire.batch import make_batch
 
 
@@ -248,3 +248,52 @@ def test_flushes_that_return_after_the_stop_change_nothing(node: BareNode, clien
     assert again.hosted("t").log.end_offset == 2
     assert not again.node.directories[0].torn_tail_expected
     assert again.node.directories[0].was_clean
+
+
+def test_a_directory_that_turns_read_only_is_offline_and_the_other_serves() -> None:
+    disk = SimulatedDisk()
+    node = BareNode({"log.dirs": "/data,/second"}, disk=disk)
+    client = node.connect()
+    client.create_topic("t", partitions=4, internal_segment_bytes="300")
+    second = [h.index for h in node.node.partitions if h.directory.path == "/second"]
+    first = [h.index for h in node.node.partitions if h.directory.path == "/data"]
+    assert first
+    assert second
+    for index in (*first, *second):
+        assert client.produce("t", batch(), index).base_offset == 0
+    for operation in ("write", "create", "truncate", "rename", "remove"):
+        disk.plan(Fault(operation, error=errno.EROFS, path_contains="/second", times=1 << 30))
+    codes = {index: client.produce("t", batch(), index).error_code for index in (*first, *second)}
+    assert codes == dict.fromkeys(first, ErrorCode.none) | dict.fromkeys(
+        second, ErrorCode.kafka_storage_error
+    )
+    assert any("/second is offline" in line and "Read-only" in line for line in node.said)
+    disk.clear_faults()
+    node = node.stop()
+    assert all(node.hosted("t", index).log.end_offset == 1 for index in second)
+    assert all(node.hosted("t", index).log.end_offset == 2 for index in first)
+
+
+def test_a_full_disk_at_any_moment_costs_no_acknowledged_message_and_no_restart() -> None:
+    """Room runs out after any number of bytes, rolls and checkpoints included, and comes back."""
+    for room in range(0, 4000, 97):
+        node = BareNode()
+        client = node.connect()
+        client.create_topic("t", internal_segment_bytes="500")
+        acknowledged = [client.produce("t", batch(b"before")).base_offset]
+        node.disk.capacity_bytes = node.disk.used_bytes + room
+        for number in range(25):
+            done = client.produce("t", batch(b"%d" % number * 20))
+            if done.error_code is ErrorCode.none:
+                acknowledged.append(done.base_offset)
+            else:
+                assert done.error_code is ErrorCode.kafka_storage_error
+            node.advance(300)
+            node.settle()
+        node.disk.capacity_bytes = None
+        done = client.produce("t", batch(b"after"))
+        assert done.error_code is ErrorCode.none, (room, node.said)
+        acknowledged.append(done.base_offset)
+        assert acknowledged == list(range(len(acknowledged)))
+        node = node.lose_power()
+        assert node.hosted("t").log.end_offset == len(acknowledged)

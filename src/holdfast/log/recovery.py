@@ -281,8 +281,20 @@ class _Opening:
         segment.max_timestamp, segment.offset_of_max_timestamp = segment.time_index.last_entry
         segment.first_timestamp = header_at(segment.file, 0).max_timestamp
         if segment is not self.segments[-1]:
+            if segment.indexes_rebuilt:
+                self._write_indexes(segment)
             segment.forget_indexes()
             segment.close()
+
+    def _write_indexes(self, segment: Segment) -> None:
+        """Replace lost index files. Without room for them the next lookup rebuilds them in memory once more."""
+        try:
+            for file in segment.write_indexes():
+                file.close()
+        except OSError as error:
+            self.say(f"{segment.path()}: its indexes could not be written: {error}")
+        else:
+            segment.indexes_rebuilt = False
 
     def _end_of(self, segment: Segment) -> int:
         position = segment.index.last_entry[1]

@@ -58,6 +58,7 @@ class Segment:
         "created_ms",
         "directory",
         "first_timestamp",
+        "indexes_rebuilt",
         "max_timestamp",
         "offset_of_max_timestamp",
         "size",
@@ -75,6 +76,8 @@ class Segment:
         self.max_timestamp = NO_TIMESTAMP
         self.offset_of_max_timestamp = base_offset
         self.bytes_since_index_entry = 0
+        self.indexes_rebuilt = False
+        """Whether the index files are missing or damaged, so that they should be written anew."""
         self._file: File | None = None
         self._index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
@@ -128,6 +131,7 @@ class Segment:
             self._check_indexes(index, times)
         except (FileNotFoundError, CorruptLog):
             self.rebuild_indexes(INDEX_INTERVAL_BYTES)
+            self.indexes_rebuilt = True
             return
         self._index, self._time_index = index, times
 
@@ -160,7 +164,10 @@ class Segment:
         self.start_indexes()
         for position, header in scan_headers(self.file, 0, self.size):
             self.note_read_batch(header, position, interval_bytes)
-        self.finish_time_index()
+        try:
+            self.finish_time_index()
+        except UsageError as error:
+            raise CorruptLog(f"{self.path()}: {error}") from error
 
     def start_indexes(self) -> None:
         self._index = OffsetIndex(self.base_offset)
@@ -172,7 +179,11 @@ class Segment:
 
     def note_read_batch(self, header: BatchHeader, position: int, interval_bytes: int) -> None:
         """Index a batch found in the file; `CorruptLog` when its offset cannot be of this segment."""
-        if not 0 <= header.base_offset - self.base_offset <= RELATIVE_OFFSET_MAX - header.last_offset_delta:
+        relative = header.base_offset - self.base_offset
+        if (
+            header.last_offset_delta < 0
+            or not 0 <= relative <= RELATIVE_OFFSET_MAX - header.last_offset_delta
+        ):
             raise CorruptLog(
                 f"{self.path()}: offset {header.base_offset} at {position} is not of this segment"
             )

@@ -92,7 +92,7 @@ class Housekeeping:
                     node.timers.at(now.monotonic_ms + RECHECK_MS, lambda: self._recheck_retention())
             elif roll_due(hosted.log, now):
                 roll(node, hosted, now)
-        node.move_log_starts(moves)
+        node.move_log_starts(moves, even_if_full=True)
         for reason in reasons:
             node.say(reason)
 

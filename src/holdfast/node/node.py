@@ -95,7 +95,7 @@ class Node:
         """Advertised address by listener name: Metadata answers with that of the listener asked."""
         self.directories = [LogDirectory(seams.fs, path) for path in config.log_dirs]
         self._checkpoint_writers = {
-            directory: CheckpointWriter(seams.fs, seams.flusher, directory, self.directory_failed)
+            directory: CheckpointWriter(seams.fs, seams.flusher, directory, self._checkpoint_failed)
             for directory in self.directories
         }
         self.timers = Timers()
@@ -118,6 +118,8 @@ class Node:
         self.on_fatal: Callable[[], None] = lambda: None
         self.unserved_topics: set[tuple[str, str]] = set()
         self._checkpoint_due = True
+        self._log_starts_due: set[LogDirectory] = set()
+        """Where a full disk refused the checkpoint of log starts."""
         self._topic_configs: dict[str, TopicConfig] = {}
         self._productions: deque[tuple[Production, int]] = deque()
         self._connections = 0
@@ -367,16 +369,19 @@ class Node:
         """Delete records below `offset`: the new start is durable before any file goes."""
         self.move_log_starts([(hosted, offset)])
 
-    def move_log_starts(self, moves: Sequence[tuple[HostedPartition, int]]) -> None:
+    def move_log_starts(
+        self, moves: Sequence[tuple[HostedPartition, int]], *, even_if_full: bool = False
+    ) -> None:
         """The same for many partitions, with one write of the checkpoint for each directory.
 
-        No client is shown a start that is not durable, so the logs learn of theirs last.
+        No client is shown a start that is not durable, so the logs learn of theirs last. Where a full disk refuses
+        the checkpoint nothing moves, unless it must `even_if_full`: what expires is what makes room again.
         """
         moved = {hosted: offset for hosted, offset in moves if offset > hosted.log.start_offset}
-        for directory in dict.fromkeys(hosted.directory for hosted in moved):
-            self.write_log_starts(directory, moved)
+        directories = dict.fromkeys(hosted.directory for hosted in moved)
+        durable = {directory for directory in directories if self.write_log_starts(directory, moved)}
         for hosted, offset in moved.items():
-            if not hosted.offline:
+            if not hosted.offline and (even_if_full or hosted.directory in durable):
                 hosted.log.advance_start(offset)
                 remove_below_start(self, hosted)
 
@@ -423,6 +428,8 @@ class Node:
             if self._checkpoint_due:
                 self._checkpoint_due = False
                 self.write_recovery_points()
+            for directory in [due for due in self._log_starts_due if not due.offline]:
+                self.write_log_starts(directory)
             self._every_second(due_ms + CHECKPOINT_INTERVAL_MS)
 
         self.timers.at(due_ms, run)
@@ -439,8 +446,11 @@ class Node:
 
     def write_log_starts(
         self, directory: LogDirectory, moved: Mapping[HostedPartition, int] = MappingProxyType({})
-    ) -> None:
-        """Durable when it returns, or the directory is offline; `moved` are starts that shall be from now on."""
+    ) -> bool:
+        """Whether the starts are durable now; if not, the directory is offline or full.
+
+        `moved` are starts that shall be from now on.
+        """
         starts = self._log_starts(directory)
         for hosted, offset in moved.items():
             if hosted.directory is directory:
@@ -448,6 +458,17 @@ class Node:
         try:
             directory.write_checkpoint(LOG_START_FILE, starts)
         except OSError as error:
+            self._checkpoint_failed(directory, error)
+            self._log_starts_due.add(directory)
+            return False
+        self._log_starts_due.discard(directory)
+        return True
+
+    def _checkpoint_failed(self, directory: LogDirectory, error: OSError) -> None:
+        """A full disk leaves the old checkpoint standing, which is still true; it is tried again."""
+        if error.errno in REFUSED_ERRNOS:
+            self._checkpoint_due = True
+        else:
             self.directory_failed(directory, error)
 
     def _recovery_points(self, directory: LogDirectory) -> dict[tuple[str, int], int]:

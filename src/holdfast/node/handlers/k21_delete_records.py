@@ -49,6 +49,8 @@ def _one(node: Node, topic: str, wanted: Any, now: Now) -> Fields:
             )
         node.move_log_start(hosted, offset)
         hosted.require_online()
+        if hosted.log.start_offset < offset:
+            raise ApiError(ErrorCode.kafka_storage_error, f"{hosted.directory.path} is full")
     except LogDirectoryOffline:
         return {"partition_index": index, "low_watermark": -1, "error_code": ErrorCode.kafka_storage_error}
     except ApiError as error:
