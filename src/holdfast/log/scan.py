@@ -44,7 +44,12 @@ def header_at(file: File, position: int) -> BatchHeader:
     if len(data) < HEADER_SIZE:
         raise CorruptLog(f"{file.path}: no batch header at {position}, the file ends after {len(data)} bytes")
     header = BatchHeader._make(HEADER.unpack(data))
-    if header.magic != MAGIC or header.batch_length < HEADER_SIZE - LOG_OVERHEAD:
+    if (
+        header.magic != MAGIC
+        or header.batch_length < HEADER_SIZE - LOG_OVERHEAD
+        or header.base_offset < 0
+        or header.last_offset_delta < 0
+    ):
         raise CorruptLog(f"{file.path}: no batch header at {position}")
     return header
 
