@@ -271,6 +271,7 @@ class _Opening:
         if last.size:
             self._load_sealed(last)
             self.end_offset = self._end_of(last)
+            last.bytes_since_index_entry = last.size - last.index.last_entry[1]
         self._rebuild_producers(self.end_offset)
 
     def _load_sealed(self, segment: Segment) -> None:
