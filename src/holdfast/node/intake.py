@@ -40,16 +40,7 @@ def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader,
     """The batch as it will be stored, or the earlier batch it repeats; raises what Kafka would answer."""
     log = hosted.log
     config = log.config
-    if len(batch) > config.max_message_bytes:
-        raise InvalidRecords(
-            ErrorCode.message_too_large,
-            f"a batch of {len(batch)} bytes exceeds max.message.bytes={config.max_message_bytes} of {hosted.topic}",
-        )
-    if len(batch) > config.segment_bytes:
-        raise InvalidRecords(
-            ErrorCode.record_list_too_large,
-            f"a batch of {len(batch)} bytes exceeds segment.bytes={config.segment_bytes} of {hosted.topic}",
-        )
+    _check_size(hosted, len(batch))
     header, records = check_batch(batch)
     if "compact" in config.cleanup_policy:
         missing = [index for index, record in enumerate(_parsed(records)) if record.key is None]
@@ -67,10 +58,26 @@ def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader,
     stored: Buffer = batch
     if config.compression_type != "producer":
         header, stored = _recompress(hosted, header, stored, records)
+        _check_size(hosted, len(stored))
     if config.message_timestamp_type == "LogAppendTime":
         stored = with_log_append_time(header, stored, now.wall_ms)
         header = read_header(stored)
     return header, stored
+
+
+def _check_size(hosted: HostedPartition, size: int) -> None:
+    """As it came, and again when the topic's compression has made it larger."""
+    config = hosted.log.config
+    if size > config.max_message_bytes:
+        raise InvalidRecords(
+            ErrorCode.message_too_large,
+            f"a batch of {size} bytes exceeds max.message.bytes={config.max_message_bytes} of {hosted.topic}",
+        )
+    if size > config.segment_bytes:
+        raise InvalidRecords(
+            ErrorCode.record_list_too_large,
+            f"a batch of {size} bytes exceeds segment.bytes={config.segment_bytes} of {hosted.topic}",
+        )
 
 
 def _parsed(records: Buffer) -> Iterator[Record]:
