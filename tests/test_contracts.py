@@ -1,0 +1,69 @@
+"""The layers of docs/ARCHITECTURE.md hold, and a violation planted in a copy of the package is found."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package and its contracts."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path / "src" / "holdfast"
+
+
+def check(directory: Path) -> subprocess.CompletedProcess[str]:
+    """What `make contracts` does, on the package in `directory`."""
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache", "--config", "pyproject.toml"]
+    environment = {**os.environ, "PYTHONPATH": str(directory / "src"), "COLUMNS": "200"}
+    return subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_the_contracts_hold() -> None:
+    checked = check(ROOT)
+    assert checked.returncode == 0, checked.stdout
+    assert "0 broken" in checked.stdout
+
+
+def test_an_untouched_copy_holds_as_well(package: Path) -> None:
+    checked = check(package.parent.parent)
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("wire/varint.py", "import holdfast.log.atomic", "Imports point downwards"),
+        ("log/atomic.py", "from holdfast.node.timers import Timers", "Imports point downwards"),
+        ("log/atomic.py", "import holdfast.partition.offsets", "Imports point downwards"),
+        ("node/timers.py", "import holdfast.server.real", "Imports point downwards"),
+        ("server/real.py", "import holdfast.testing.clock", "Imports point downwards"),
+        ("testing/clock.py", "import holdfast.cli.output", "Imports point downwards"),
+        ("config/values.py", "import holdfast.wire.varint", "Imports point downwards"),
+        ("seams.py", "import holdfast.config.values", "Imports point downwards"),
+        ("wire/codecs.py", "import holdfast.server.real", "What must run on Apache Kafka"),
+        ("log/atomic.py", "import os", "Pure packages"),
+        ("node/timers.py", "import time", "Pure packages"),
+        ("node/timers.py", "from asyncio import sleep", "Pure packages"),
+        ("metadata/names.py", "import random", "Pure packages"),
+        ("partition/offsets.py", "import threading", "Pure packages"),
+    ],
+)
+def test_a_planted_violation_is_found(package: Path, module: str, line: str, contract: str) -> None:
+    path = package / module
+    path.write_text(f"{path.read_text(encoding='utf-8')}\n\n{line}\n", encoding="utf-8")
+    checked = check(package.parent.parent)
+    assert checked.returncode != 0
+    broken = [text for text in checked.stdout.splitlines() if text.endswith("BROKEN")]
+    assert any(text.startswith(contract) for text in broken), checked.stdout

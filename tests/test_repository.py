@@ -1,0 +1,185 @@
+"""Habits of the repository that a machine can keep: nothing unfinished, nothing too long, maps that are true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "holdfast"
+MODULE_LINES_MAX = 600
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cfg", ".yml", ".yaml", ".svg", ".json", ".sh", ""}
+NOT_OURS = {
+    ".git",
+    ".venv",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".hypothesis",
+    ".import_linter_cache",
+    "__pycache__",
+    ".work",
+}
+UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK|NotImpl" r"ementedError)\b")
+REGISTRIES = re.compile(
+    r"py"
+    r"pi\.org|python"
+    r"hosted|repo1\.ma"
+    r"ven|maven\.apa"
+    r"che|proxy\.go"
+    r"lang|registry\.np"
+    r"mjs|crates\.i"
+    r"o\b",
+    re.IGNORECASE,
+)
+
+
+def files() -> Iterator[Path]:
+    """Every text file that belongs to the repository."""
+    pending = [ROOT]
+    while pending:
+        for path in sorted(pending.pop().iterdir()):
+            if path.name in NOT_OURS or path.name.endswith(".egg-info"):
+                continue
+            if path.is_dir():
+                pending.append(path)
+            elif path.suffix in TEXT_SUFFIXES:
+                yield path
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def found(pattern: re.Pattern[str], paths: Iterator[Path] | list[Path]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_nothing_is_left_unfinished() -> None:
+    ours = [path for path in files() if path != Path(__file__).resolve()]
+    assert len(ours) > 200
+    assert found(UNFINISHED, ours) == []
+
+
+def test_no_module_is_too_long_to_hold_one_idea() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in modules()
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MODULE_LINES_MAX
+    }
+    assert long == {}
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in modules()
+        if path.read_text(encoding="utf-8").strip()
+        and not path.read_text(encoding="utf-8").lstrip().startswith('"""')
+    ]
+    assert silent == []
+
+
+def test_no_registry_stands_in_any_file() -> None:
+    assert found(REGISTRIES, files()) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+def test_requirements_are_pinned_with_hashes_and_name_no_index(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for line in text.splitlines():
+        assert not re.match(
+            r"\s*(-i|-f|--index-url|--extra-index-url|--find-links|--trusted-host)\b", line
+        ), line
+        assert "://" not in line, line
+        if line and not line[0].isspace() and not line.startswith("#"):
+            assert re.match(r"^[a-zA-Z0-9._-]+(\[[a-z,]+\])?==\S+", line), line
+    requirements = re.split(r"\n(?=[a-zA-Z0-9])", text)[1:]
+    assert requirements
+    assert all("--hash=sha256:" in requirement for requirement in requirements)
+
+
+# docs/ARCHITECTURE.md
+
+
+def map_patterns() -> list[str]:
+    """The files named in the map, relative to the package; a name without a directory shares its row's first one."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = text.partition("## A map of files")[2].partition("\n## ")[0]
+    patterns: list[str] = []
+    for row in section.splitlines():
+        if not row.startswith("| `"):
+            continue
+        names = re.findall(r"`([^`]+)`", row.split("|")[1])
+        directory = names[0].rstrip("/").rpartition("/")[0]
+        patterns += [name if "/" in name or not directory else f"{directory}/{name}" for name in names]
+    return [pattern.replace("kNN", "k[0-9][0-9]") for pattern in patterns]
+
+
+def matches(pattern: str, path: str) -> bool:
+    return path.startswith(pattern) if pattern.endswith("/") else fnmatch(path, pattern)
+
+
+def test_every_file_of_the_map_exists() -> None:
+    paths = [str(path.relative_to(PACKAGE)) for path in modules()]
+    patterns = map_patterns()
+    assert len(patterns) > 30
+    assert [pattern for pattern in patterns if not any(matches(pattern, path) for path in paths)] == []
+
+
+def test_every_module_is_on_the_map() -> None:
+    patterns = map_patterns()
+    missing = [
+        path
+        for path in (str(module.relative_to(PACKAGE)) for module in modules())
+        if not path.endswith("__init__.py") and not any(matches(pattern, path) for pattern in patterns)
+    ]
+    assert missing == []
+
+
+# The documents
+
+
+def documents() -> list[Path]:
+    return sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        place = (path.parent / name).resolve() if name else path
+        assert place.exists(), f"{path.name} links to {target}"
+        if anchor and place.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", place.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, f"{path.name} links to {target}"
+
+
+def slug(heading: str) -> str:
+    """The anchor a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_decisions_are_numbered_and_tell_context_choice_and_consequences() -> None:
+    decisions = sorted((ROOT / "docs" / "adr").iterdir())
+    assert decisions
+    for number, path in enumerate(decisions, start=1):
+        assert re.fullmatch(rf"{number:04d}-[a-z0-9]+(-[a-z0-9]+)*\.md", path.name), path.name
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith(f"# {number}. "), path.name
+        parts = ["**Context.**", "**Choice.**", "**Consequences.**"]
+        places = [text.find(part) for part in parts]
+        assert -1 not in places, path.name
+        assert places == sorted(places), path.name
+        assert len(text.splitlines()) < 60, f"{path.name} is longer than a page"
