@@ -166,6 +166,12 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in {slug(heading) for heading in headings}, f"{path.name} links to {target}"
 
 
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_tests_that_documents_name_exist(path: Path) -> None:
+    for name in re.findall(r"`(tests/[^`\s]*)`", path.read_text(encoding="utf-8")):
+        assert list(ROOT.glob(name.partition("::")[0].rstrip("/"))), f"{path.name} names {name}"
+
+
 def slug(heading: str) -> str:
     """The anchor a heading gets."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.node import dispatch
-from holdfast.node.handlers import k18_api_versions
+from holdfast.node.handlers import k00_produce, k18_api_versions
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault
 from holdfast.wire.batch import make_batch
@@ -139,6 +139,28 @@ def test_a_defect_in_a_handler_closes_one_connection_and_is_told(
     assert any("defect" in line for line in node.said)
     monkeypatch.undo()
     assert node.connect().ask(18, 0).error_code == ErrorCode.none
+
+
+def test_a_defect_in_one_answer_costs_no_other_that_waits_for_the_same_flush(
+    node: BareNode, client: BareClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [node.connect() for _ in range(3)]
+    real = k00_produce.Production.response
+    broken: list[object] = []
+
+    def response(self: k00_produce.Production) -> object:
+        if not broken:
+            broken.append(self)
+            return {"responses": [{"name": object()}]}
+        return real(self)
+
+    monkeypatch.setattr(k00_produce.Production, "response", response)
+    for asking in (client, *others):
+        asking.begin_produce("t", BATCH)
+    node.settle()
+    assert client.closed
+    assert [len(other.frames) for other in others] == [1, 1, 1]
+    assert others[0].produce("t", BATCH).base_offset == 4
 
 
 # The barrier: nothing leaves that was built on a change of metadata which is not durable

@@ -84,13 +84,14 @@ class GroupCommit:
             self._on_failure(partition, error)
             return
         partition.log.flushed(end)
-        partition.offsets.flushed(end)
-        self._on_flushed(partition)
         if partition.wants_flush:
             self._dirty[partition] = None
             if not self._scheduled:
                 self._scheduled = True
                 self._call_soon(self._begin)
+        self._on_flushed(partition)
+        # Last: whatever becomes of those who are told now, the next flush is on its way.
+        partition.offsets.flushed(end)
 
 
 def _is_gone(partition: HostedPartition) -> bool:

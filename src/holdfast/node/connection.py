@@ -54,6 +54,14 @@ class Exchange:
             self.connection.close(f"the metadata log failed: {error}")
 
     def _finish(self, response: Fields | Packed) -> None:
+        try:
+            self.parts = self._encode(response)
+        except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
+            self.connection.give_up(self.api_key, self.version, error)
+        else:
+            self.connection.flush_answered()
+
+    def _encode(self, response: Fields | Packed) -> list[Part]:
         if isinstance(response, Packed):
             body = response.parts
         else:
@@ -65,11 +73,9 @@ class Exchange:
         head = length.to_bytes(4, "big") + head
         first = body[0]
         if isinstance(first, Slice):
-            self.parts = [head, *body]
-        else:
-            body[0] = head + first
-            self.parts = body
-        self.connection.flush_answered()
+            return [head, *body]
+        body[0] = head + first
+        return body
 
     def drop(self) -> None:
         self.is_dropped = True
@@ -119,8 +125,7 @@ class Connection:
             self.close(str(error))
             return
         except Exception as error:  # noqa: BLE001 - one request's defect must not take the broker down
-            self.node.report_defect(context, error)
-            self.close(f"API {header.api_key} version {header.version} failed: {error!r}")
+            self.give_up(header.api_key, header.version, error)
             return
         if isinstance(answer, Later):
             answer.then(exchange.deliver)
@@ -140,6 +145,11 @@ class Connection:
             out += under_way.popleft().parts or ()
         if out and not self.is_closed:
             self._transmit(out)
+
+    def give_up(self, api_key: int, version: int, error: Exception) -> None:
+        """A request ran into a defect of ours: it is told with its place, and only this connection ends."""
+        self.node.report_defect(api_key, version, error)
+        self.close(f"API {api_key} version {version} failed: {error!r}")
 
     def close(self, reason: str) -> None:
         if not self.is_closed:

@@ -404,10 +404,10 @@ class Node:
             self.say(f"{self.fatal}; this broker cannot go on and must be restarted")
             self.on_fatal()
 
-    def report_defect(self, context: RequestContext, error: Exception) -> None:
+    def report_defect(self, api_key: int, version: int, error: Exception) -> None:
         """A handler raised what it should not have: say it with its place, so that it can be mended."""
         trace = "".join(format_exception(error))
-        self.say(f"defect in API {context.api_key} version {context.version}: {trace}")
+        self.say(f"defect in API {api_key} version {version}: {trace}")
 
     def _in_directory(self, directory: LogDirectory) -> list[HostedPartition]:
         hosted = [partition for partition in self.partitions if partition.directory is directory]
