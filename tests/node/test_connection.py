@@ -110,6 +110,25 @@ def test_a_client_that_left_is_not_answered(node: BareNode, client: BareClient) 
     assert client.connection.requests_under_way == 0
 
 
+@pytest.mark.parametrize("end", ["lost", "closed"])
+def test_a_parked_fetch_waits_no_longer_than_its_client(node: BareNode, client: BareClient, end: str) -> None:
+    """However long it said it would wait: otherwise clients that come and go would fill the memory."""
+    waiters = node.hosted("t").offsets.fetch_waiters
+    asking = [node.connect() for _ in range(3)]
+    for one in asking:
+        one.begin_fetch("t", 0, max_wait_ms=2**31 - 1)
+    assert len(waiters) == 3
+    for one in asking[:2]:
+        if end == "lost":
+            one.connection.lost()
+        else:
+            one.send(b"nonsense")
+    assert len(waiters) == 1
+    client.produce("t", BATCH)
+    assert [len(one.frames) for one in asking] == [0, 0, 1]
+    assert not waiters
+
+
 def test_an_unknown_version_of_api_versions_is_answered_in_version_0(node: BareNode) -> None:
     client = node.connect()
     client.send(struct.pack(">hhih", 18, 99, 5, -1) + b"\0")

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    __slots__ = ("api_key", "connection", "correlation_id", "is_dropped", "parts", "version")
+    __slots__ = ("api_key", "connection", "correlation_id", "is_dropped", "later", "parts", "version")
 
     def __init__(self, connection: Connection, api_key: int, version: int, correlation_id: int) -> None:
         self.connection = connection
         self.api_key = api_key
         self.version = version
         self.correlation_id = correlation_id
+        self.later: Later | None = None
         self.parts: list[Part] | None = None
         self.is_dropped = False
         """The request gets no response; it only keeps its place in the order."""
@@ -128,6 +129,7 @@ class Connection:
             self.give_up(header.api_key, header.version, error)
             return
         if isinstance(answer, Later):
+            exchange.later = answer
             answer.then(exchange.deliver)
         elif isinstance(answer, NoResponse):
             exchange.drop()
@@ -153,11 +155,13 @@ class Connection:
 
     def close(self, reason: str) -> None:
         if not self.is_closed:
-            self.is_closed = True
-            self._under_way.clear()
+            self.lost()
             self._close(reason)
 
     def lost(self) -> None:
         """The other side went away: whatever is under way has nobody to answer to."""
         self.is_closed = True
-        self._under_way.clear()
+        under_way, self._under_way = self._under_way, deque()
+        for exchange in under_way:
+            if exchange.later is not None:
+                exchange.later.abandon()

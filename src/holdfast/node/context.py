@@ -39,12 +39,14 @@ class Packed(NamedTuple):
 
 
 class Later:
-    """A response that is not due yet: `resolve` is called once, when it is."""
+    """A response that is not due yet: `resolve` is called once, when it is, or `abandon` when nobody wants it."""
 
-    __slots__ = ("_deliver", "_response", "is_resolved")
+    __slots__ = ("_deliver", "_response", "is_resolved", "when_abandoned")
 
-    def __init__(self) -> None:
+    def __init__(self, when_abandoned: Callable[[], None] | None = None) -> None:
         self.is_resolved = False
+        self.when_abandoned = when_abandoned
+        """Lets go of what waits only for this response."""
         self._response: Fields | Packed | None = None
         self._deliver: Callable[[Fields | Packed], None] | None = None
 
@@ -56,6 +58,14 @@ class Later:
             self._deliver(response)
         else:
             self._response = response
+
+    def abandon(self) -> None:
+        """The client has gone: there is no sense in waiting on."""
+        if not self.is_resolved:
+            self.is_resolved = True
+            self._deliver = None
+            if self.when_abandoned is not None:
+                self.when_abandoned()
 
     def then(self, deliver: Callable[[Fields | Packed], None]) -> None:
         if self.is_resolved:

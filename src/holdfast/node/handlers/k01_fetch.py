@@ -142,7 +142,7 @@ class Reading:
     # Parking
 
     def park(self, deadline_ms: int) -> Later:
-        later = self.later = Later()
+        later = self.later = Later(self._leave)
         for hosted in self.hosted:
             hosted.offsets.fetch_waiters[self] = None
         self.timer = self._node.timers.at(deadline_ms, self._answer)
@@ -152,11 +152,15 @@ class Reading:
         if self.read():
             self._answer(read=False)
 
-    def _answer(self, read: bool = True) -> None:
+    def _leave(self) -> None:
+        """Wait no longer, for time or for data."""
         if self.timer is not None:
             self.timer.cancel()
         for hosted in self.hosted:
             hosted.offsets.fetch_waiters.pop(self, None)
+
+    def _answer(self, read: bool = True) -> None:
+        self._leave()
         if read:
             self.read()
         if self.later is not None:
