@@ -1,12 +1,19 @@
-"""Options of the test suite as a whole."""
+"""Options and settings of the test suite as a whole."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from holdfast.testing.kafka_fixtures import XDIST_GROUP
+
+# A shared machine is slow at times; a property does not fail for that.
+settings.register_profile(
+    "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("holdfast")
 
 BESIDE_APACHE_KAFKA = ("tests/differential/", "tests/interop/")
 """These share one JVM and what it takes seconds to prepare, so one worker runs them all."""
