@@ -136,6 +136,8 @@ class FlushJob(NamedTuple):
 
     targets: tuple[FlushTarget, ...]
     done: Callable[[OSError | None], None]
+    is_background: bool = False
+    """Nobody's answer waits for it: it must not hold up flushes that somebody waits for."""
 
 
 class Flusher(Protocol):

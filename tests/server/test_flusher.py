@@ -67,15 +67,27 @@ async def test_several_flushes_of_a_turn_happen_side_by_side(flusher: AdaptiveFl
     flusher.close()
 
 
-async def test_after_a_slow_flush_the_loop_waits_for_no_disk(
+async def test_while_flushes_are_slow_the_loop_waits_for_no_disk(
     flusher: AdaptiveFlusher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "INLINE_SECONDS_MAX", -1.0)  # whatever it takes is too long
-    monkeypatch.setattr(module, "THREADS_SECONDS", 3600.0)
-    await flush(flusher, Target())
-    later = Target()
-    assert await flush(flusher, later) == [None]
-    assert later.threads != [threading.get_ident()]
+    slow = Target()
+    assert await flush(flusher, slow) == [None]
+    assert slow.threads != [threading.get_ident()]
+    monkeypatch.setattr(module, "INLINE_SECONDS_MAX", 3600.0)
+    quick = Target()
+    assert await flush(flusher, quick) == [None]
+    assert quick.threads == [threading.get_ident()]
+    flusher.close()
+
+
+async def test_a_background_flush_never_holds_up_the_loop(flusher: AdaptiveFlusher) -> None:
+    target = Target()
+    reported = asyncio.get_running_loop().create_future()
+    files: tuple[FlushTarget, ...] = (target,)  # type: ignore[assignment]
+    flusher.submit(FlushJob(files, reported.set_result, is_background=True))
+    assert await asyncio.wait_for(reported, 30) is None
+    assert target.threads != [threading.get_ident()]
     flusher.close()
 
 

@@ -61,6 +61,7 @@ class BrokerConfig:
     default_replication_factor: int
     delete_topic_enable: bool
     fetch_max_bytes: int
+    holdfast_busy_poll_us: int
     holdfast_flush: Literal["group", "os"]
     holdfast_flush_threads: int
     holdfast_requests_in_flight_max: int

@@ -52,7 +52,7 @@ class CheckpointWriter:
             self._end(error)
             return
         self._written = data
-        self._flusher.submit(FlushJob((file,), self._flushed))
+        self._flusher.submit(FlushJob((file,), self._flushed, is_background=True))
 
     def write_now(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Durable when it returns, or the directory is offline; a round under way is given up. Blocks."""
@@ -76,7 +76,7 @@ class CheckpointWriter:
             except OSError as failure:
                 self._end(failure)
                 return
-            self._flusher.submit(FlushJob((self._directory.path,), self._end))
+            self._flusher.submit(FlushJob((self._directory.path,), self._end, is_background=True))
         else:
             self._end(error)
 

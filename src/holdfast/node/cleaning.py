@@ -235,7 +235,7 @@ class _Round:
         except OSError as error:
             self._failed(error)
             return
-        node.seams.flusher.submit(FlushJob((hosted.log.directory,), flushed))
+        node.seams.flusher.submit(FlushJob((hosted.log.directory,), flushed, is_background=True))
 
     def _failed(self, error: OSError) -> None:
         if not self._hosted.is_deleted:

@@ -1,10 +1,10 @@
 """Flushing: on the loop itself while the disk answers at once, in a pool of threads otherwise.
 
-Handing a flush to a thread and back costs two wake-ups and a fight for the interpreter lock: 30 µs of latency and a
-third of the processor time of a small request. A disk with a write cache that survives power loss, or a good SSD,
-flushes in less than a tenth of a millisecond, so while flushes are that quick a turn's only flush is done right
-away. As soon as one takes longer than `INLINE_SECONDS_MAX`, flushes go to threads for a while, where nobody but those
-who wait for them notices; so do the flushes of a turn that has several, because they then share the journal's commits.
+Handing a flush to a thread and back costs two wake-ups and a fight for the interpreter lock. A good disk flushes in a
+tenth of a millisecond, so as long as flushes have been that quick a turn's only flush is done right away. When they
+take longer on average than `INLINE_SECONDS_MAX` they go to threads, where nobody but those who wait for them notices,
+until they are quick again. So do background flushes, and the flushes of a turn that has several: side by side they
+share the journal's commits.
 
 Either way nothing is reported from inside `submit`, and a finished job is reported once, on the loop's thread.
 """
@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import monotonic
 from typing import Final
 
 from holdfast.seams import FlushJob
 
-INLINE_SECONDS_MAX: Final = 0.001
-"""A flush longer than this must not hold up the loop: others wait there who want nothing from the disk."""
-THREADS_SECONDS: Final = 1.0
-"""How long flushes stay in threads after a slow one."""
+INLINE_SECONDS_MAX: Final = 0.0005
+"""A flush longer than this on average must not hold up the loop: others wait there who want nothing from the disk."""
+NEWEST_SHARE: Final = 0.1
+"""How much the newest flush counts in the average: a single slow one changes nothing, ten in a row do."""
 INLINE_JOBS_MAX: Final = 1
 """More flushes than this in one turn are done side by side."""
 
@@ -36,13 +36,16 @@ class AdaptiveFlusher:
         call_soon: Callable[[Callable[[], None]], object],
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
     ) -> None:
-        self._pool = FlushThreads(threads, call_soon_threadsafe)
+        self._pool = FlushThreads(threads, call_soon_threadsafe, self._took)
         self._call_soon = call_soon
         self._submitted: list[FlushJob] = []
         self._finished: deque[tuple[FlushJob, OSError | None]] = deque()
-        self._threads_until = 0.0
+        self._average_seconds = 0.0
 
     def submit(self, job: FlushJob) -> None:
+        if job.is_background:
+            self._pool.submit(job)
+            return
         if not self._submitted:
             self._call_soon(self._begin)
         self._submitted.append(job)
@@ -50,18 +53,18 @@ class AdaptiveFlusher:
     def _begin(self) -> None:
         """Everything the node wanted flushed in this turn has been submitted."""
         jobs, self._submitted = self._submitted, []
-        if len(jobs) <= INLINE_JOBS_MAX:
-            began = time.monotonic()
-            if began >= self._threads_until:
-                for job in jobs:
-                    self._finished.append((job, carry_out(job)))
-                ended = time.monotonic()
-                if ended - began > INLINE_SECONDS_MAX:
-                    self._threads_until = ended + THREADS_SECONDS
-                self._report()
-                return
+        if len(jobs) > INLINE_JOBS_MAX or self._average_seconds > INLINE_SECONDS_MAX:
+            for job in jobs:
+                self._pool.submit(job)
+            return
         for job in jobs:
-            self._pool.submit(job)
+            began = monotonic()
+            self._finished.append((job, carry_out(job)))
+            self._took(monotonic() - began)
+        self._report()
+
+    def _took(self, seconds: float) -> None:
+        self._average_seconds += NEWEST_SHARE * (seconds - self._average_seconds)
 
     def _report(self) -> None:
         while self._finished:
@@ -81,11 +84,15 @@ class FlushThreads:
     """A pool of threads that do nothing but wait for the disk; `fdatasync` releases the interpreter lock."""
 
     def __init__(
-        self, threads_max: int, call_soon_threadsafe: Callable[[Callable[[], None]], object]
+        self,
+        threads_max: int,
+        call_soon_threadsafe: Callable[[Callable[[], None]], object],
+        took: Callable[[float], None],
     ) -> None:
+        self._took = took
         self._queue: SimpleQueue[FlushJob | None] = SimpleQueue()
         self._wake = call_soon_threadsafe
-        self._finished: deque[tuple[FlushJob, OSError | None]] = deque()
+        self._finished: deque[tuple[FlushJob, OSError | None, float]] = deque()
         self._wake_pending = False
         self._threads_max = threads_max
         self._threads: list[threading.Thread] = []
@@ -112,7 +119,9 @@ class FlushThreads:
             job = self._queue.get()
             if job is None:
                 return
-            self._finished.append((job, carry_out(job)))
+            began = monotonic()
+            error = carry_out(job)
+            self._finished.append((job, error, monotonic() - began))
             # One wake-up of the loop serves however many jobs have finished when it comes round.
             if not self._wake_pending:
                 self._wake_pending = True
@@ -122,8 +131,10 @@ class FlushThreads:
         self._wake_pending = False
         finished = self._finished
         while finished:
-            job, error = finished.popleft()
+            job, error, seconds = finished.popleft()
             self._under_way -= 1
+            if not job.is_background:
+                self._took(seconds)
             job.done(error)
 
 

@@ -163,6 +163,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._outgoing += parts
         if self._writable:
             self._send()
+            self._server.stay_awake()
 
     def _send(self) -> None:
         transport = self._transport
