@@ -197,7 +197,9 @@ def damaged_compression(side: Side) -> None:
 def unreadable_records(side: Side) -> None:
     """Records of the right number and lengths whose fields make no sense."""
     header = read_header(batch(b"value"))
-    too_long = bytes.fromhex("14 00 08 00 01 01 02 02 68 06 78")  # a header's value runs over the record's end
+    too_long = bytes.fromhex(
+        "14 00 08 00 01 01 02 02 68 06 78"
+    )  # a header's value runs over the record's end
     side.create_topic("unreadable")
     side.produce("plain", "unreadable", seal(header, too_long))
     side.create_topic("unreadable-keys", 1, {"cleanup.policy": "compact"})
