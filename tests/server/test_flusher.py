@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import pytest
 
 from holdfast.seams import FlushJob, FlushTarget
 from holdfast.server import flusher as module
 from holdfast.server.flusher import AdaptiveFlusher
+from holdfast.server.real import RealFile, RealFileSystem
 
 
 class Target:
@@ -28,7 +31,7 @@ class Target:
             raise self.failure
 
 
-async def flush(flusher: AdaptiveFlusher, *targets: Target) -> list[OSError | None]:
+async def flush(flusher: AdaptiveFlusher, *targets: Target | RealFile) -> list[OSError | None]:
     loop = asyncio.get_running_loop()
     outcomes: list[asyncio.Future[OSError | None]] = [loop.create_future() for _ in targets]
     inside = True
@@ -42,7 +45,7 @@ async def flush(flusher: AdaptiveFlusher, *targets: Target) -> list[OSError | No
         return done
 
     for target, outcome in zip(targets, outcomes, strict=True):
-        files: tuple[FlushTarget, ...] = (target,)  # type: ignore[assignment]
+        files = cast(tuple[FlushTarget, ...], (target,))
         flusher.submit(FlushJob(files, reporter(outcome)))
     inside = False
     return await asyncio.wait_for(asyncio.gather(*outcomes), 30)
@@ -106,3 +109,32 @@ async def test_closing_finishes_what_was_submitted(flusher: AdaptiveFlusher) -> 
     flusher.close()
     assert reported == [None]
     assert target.threads
+
+
+async def test_many_files_of_one_file_system_are_flushed_at_once_when_that_is_quicker(
+    flusher: AdaptiveFlusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(module, "sync_file_system", flushed.append)
+    monkeypatch.setattr(flusher, "_average_seconds", 1.0)  # each file by itself has been slow
+    fs = RealFileSystem()
+    files = [fs.open(str(tmp_path / str(number)), "create") for number in range(5)]
+    assert await flush(flusher, *files) == [None] * 5
+    assert flushed == [files[0].fd]
+    flusher.close()
+
+
+async def test_a_whole_file_system_that_fails_fails_every_job(
+    flusher: AdaptiveFlusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = OSError(5, "no")
+
+    def fail(fd: int) -> None:
+        raise failure
+
+    monkeypatch.setattr(module, "sync_file_system", fail)
+    monkeypatch.setattr(flusher, "_average_seconds", 1.0)
+    fs = RealFileSystem()
+    files = [fs.open(str(tmp_path / str(number)), "create") for number in range(3)]
+    assert await flush(flusher, *files) == [failure] * 3
+    flusher.close()

@@ -3,8 +3,11 @@
 Handing a flush to a thread and back costs two wake-ups and a fight for the interpreter lock. A good disk flushes in a
 tenth of a millisecond, so as long as flushes have been that quick a turn's only flush is done right away. When they
 take longer on average than `INLINE_SECONDS_MAX` they go to threads, where nobody but those who wait for them notices,
-until they are quick again. So do background flushes, and the flushes of a turn that has several: side by side they
-share the journal's commits.
+until they are quick again. So do background flushes.
+
+A turn with several files has the choice of flushing each, side by side in threads, or the whole file system at once
+(`syncfs`). The second is an order of magnitude cheaper for a dozen files, unless others have left much unwritten on
+the same file system. Both are timed, and the one that has been quicker is used; the other gets a try now and then.
 
 Either way nothing is reported from inside `submit`, and a finished job is reported once, on the loop's thread.
 """
@@ -17,16 +20,19 @@ from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from time import monotonic
-from typing import Final
+from typing import Final, cast
 
-from holdfast.seams import FlushJob
+from holdfast.seams import File, FlushJob
+from holdfast.server.real import RealFile, sync_file_system
 
 INLINE_SECONDS_MAX: Final = 0.0005
 """A flush longer than this on average must not hold up the loop: others wait there who want nothing from the disk."""
 NEWEST_SHARE: Final = 0.1
 """How much the newest flush counts in the average: a single slow one changes nothing, ten in a row do."""
-INLINE_JOBS_MAX: Final = 1
-"""More flushes than this in one turn are done side by side."""
+ALL_AT_ONCE_FROM: Final = 3
+"""From this many files in a turn on, flushing the whole file system is worth a try."""
+TRY_OTHER_WAY_EVERY: Final = 500
+"""How many turns with several files go the way that has been quicker before the other is tried again."""
 
 
 class AdaptiveFlusher:
@@ -39,8 +45,10 @@ class AdaptiveFlusher:
         self._pool = FlushThreads(threads, call_soon_threadsafe, self._took)
         self._call_soon = call_soon
         self._submitted: list[FlushJob] = []
-        self._finished: deque[tuple[FlushJob, OSError | None]] = deque()
         self._average_seconds = 0.0
+        self._all_seconds = 0.0
+        """How long flushing the whole file system has taken."""
+        self._choices = 0
 
     def submit(self, job: FlushJob) -> None:
         if job.is_background:
@@ -53,31 +61,83 @@ class AdaptiveFlusher:
     def _begin(self) -> None:
         """Everything the node wanted flushed in this turn has been submitted."""
         jobs, self._submitted = self._submitted, []
-        if len(jobs) > INLINE_JOBS_MAX or self._average_seconds > INLINE_SECONDS_MAX:
+        if len(jobs) >= ALL_AT_ONCE_FROM and self._all_at_once_pays(len(jobs)):
+            file_system = _common_file_system(jobs)
+            if file_system is not None:
+                self._flush_all_at_once(jobs, file_system)
+                return
+        if len(jobs) != 1 or self._average_seconds > INLINE_SECONDS_MAX:
             for job in jobs:
                 self._pool.submit(job)
             return
-        for job in jobs:
-            began = monotonic()
-            self._finished.append((job, carry_out(job)))
-            self._took(monotonic() - began)
-        self._report()
+        began = monotonic()
+        error = carry_out(jobs[0])
+        self._took(monotonic() - began)
+        jobs[0].done(error)
+
+    # Several files
+
+    def _all_at_once_pays(self, count: int) -> bool:
+        self._choices += 1
+        cheaper = self._all_seconds < count * self._average_seconds / 2
+        return cheaper != (self._choices % TRY_OTHER_WAY_EVERY == 0)
+
+    def _flush_all_at_once(self, jobs: list[FlushJob], file_system: RealFile) -> None:
+        def done(error: OSError | None) -> None:
+            for job in jobs:
+                job.done(error)
+
+        target = cast(
+            File, _WholeFileSystem(file_system, self._took_all)
+        )  # all that is asked of it is `flush`
+        whole = FlushJob((target,), done, is_background=True)
+        if self._all_seconds > INLINE_SECONDS_MAX:
+            self._pool.submit(whole)
+        else:
+            done(carry_out(whole))
+
+    def _took_all(self, seconds: float) -> None:
+        self._all_seconds += NEWEST_SHARE * (seconds - self._all_seconds)
 
     def _took(self, seconds: float) -> None:
         self._average_seconds += NEWEST_SHARE * (seconds - self._average_seconds)
 
-    def _report(self) -> None:
-        while self._finished:
-            job, error = self._finished.popleft()
-            job.done(error)
-
     def close(self) -> None:
         """Let submitted jobs finish, then end the threads."""
-        for job in self._submitted:
-            self._finished.append((job, carry_out(job)))
-        self._submitted = []
-        self._report()
+        jobs, self._submitted = self._submitted, []
+        for job in jobs:
+            job.done(carry_out(job))
         self._pool.close()
+
+
+class _WholeFileSystem:
+    """The file system a file is on, as something to flush."""
+
+    def __init__(self, file: RealFile, took: Callable[[float], None]) -> None:
+        self._file = file
+        self._took = took
+        self.path = file.path
+
+    def flush(self) -> None:
+        began = monotonic()
+        sync_file_system(self._file.fd)
+        self._took(monotonic() - began)
+
+
+def _common_file_system(jobs: list[FlushJob]) -> RealFile | None:
+    """An open file on the one file system that all targets are on; None when there are several or it is unclear."""
+    found: RealFile | None = None
+    device = -1
+    for job in jobs:
+        first = job.targets[0] if job.targets else None
+        if not isinstance(first, RealFile) or first.fd < 0:
+            return None
+        on = os.fstat(first.fd).st_dev
+        if found is None:
+            found, device = first, on
+        elif on != device:
+            return None
+    return found
 
 
 class FlushThreads:
