@@ -132,6 +132,7 @@ def _consumer(broker: BrokerProcess, topic: str) -> Consumer:
             "bootstrap.servers": broker.bootstrap_servers,
             "group.id": "demo",
             "enable.auto.commit": False,
+            "queued.min.messages": 1_000_000,  # below this librdkafka pauses for a second once it is reached
             "log_level": 0,
         }
     )
