@@ -7,7 +7,9 @@ old file as it was and at most a `.tmp` beside it, which the next write cuts and
 
 from __future__ import annotations
 
-from holdfast.seams import FileSystem
+from collections.abc import Iterable
+
+from holdfast.seams import FileSystem, FlushTarget
 
 ASIDE_SUFFIX = ".tmp"
 
@@ -41,3 +43,12 @@ def read_whole(fs: FileSystem, path: str) -> bytes:
         return file.pread(file.size(), 0)
     finally:
         file.close()
+
+
+def flush_each(fs: FileSystem, targets: Iterable[FlushTarget]) -> None:
+    """Flush files and directories in order; the first failure ends it. Blocks."""
+    for target in targets:
+        if isinstance(target, str):
+            fs.flush_directory(target)
+        else:
+            target.flush()

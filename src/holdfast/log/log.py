@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from holdfast.config.topic import TopicConfig
+from holdfast.log.atomic import flush_each
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.producer_snapshot import encode_snapshot
 from holdfast.log.producer_state import ProducerStateMap
@@ -383,9 +384,5 @@ class Log:
 
     def flush_and_close(self) -> None:
         """Both steps of an orderly end for one log by itself. Blocks."""
-        for target in self.write_for_clean_start():
-            if isinstance(target, str):
-                self._fs.flush_directory(target)
-            else:
-                target.flush()
+        flush_each(self._fs, self.write_for_clean_start())
         self.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from holdfast.errors import CorruptLog, InvalidRecords
-from holdfast.log.atomic import read_whole, write_atomically
+from holdfast.log.atomic import flush_each, read_whole, write_atomically
 from holdfast.log.log import Log
 from holdfast.log.recovery import open_log
 from holdfast.log.segment import offset_name
@@ -174,11 +174,7 @@ def _shorten(node: Node, hosted: HostedPartition, replayed: int, now: Now) -> No
     older = _snapshots(node, log)
     write_atomically(node.fs, path, encode_snapshot(node.image, epoch, now))
     log.roll(now)
-    for target in log.begin_flush().targets:
-        if isinstance(target, str):
-            node.fs.flush_directory(target)
-        else:
-            target.flush()
+    flush_each(node.fs, log.begin_flush().targets)
     log.flushed(log.end_position)
     node.move_log_start(hosted, log.end_offset)
     for _, name in older:

@@ -31,6 +31,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, LogDirectoryOffline
+from holdfast.log.atomic import flush_each
 from holdfast.log.checkpoints import LOG_START_FILE
 from holdfast.metadata.image import ClusterImage, EndPoint, Resource, ResourceType, TopicImage
 from holdfast.node import dispatch, housekeeping
@@ -164,11 +165,7 @@ class Node:
         if len(targets) > FLUSH_ALL_ABOVE:
             self.fs.flush_all(directory.path)
         else:
-            for target in targets:
-                if isinstance(target, str):
-                    self.fs.flush_directory(target)
-                else:
-                    target.flush()
+            flush_each(self.fs, targets)
         for partition in hosted:
             partition.log.close()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from holdfast.errors import DataDirectoryError
+from holdfast.log.atomic import flush_each
 from holdfast.log.checkpoints import MetaProperties
 from holdfast.metadata import changes
 from holdfast.metadata.image import BrokerImage, SupportedFeature
@@ -97,10 +98,6 @@ def _register(node: Node, now: Now) -> None:
     ]
     node.append_metadata(records, now)
     pending = metadata.log.begin_flush()
-    for target in pending.targets:
-        if isinstance(target, str):
-            node.fs.flush_directory(target)
-        else:
-            target.flush()
+    flush_each(node.fs, pending.targets)
     metadata.log.flushed(pending.end)
     metadata.offsets.flushed(pending.end)

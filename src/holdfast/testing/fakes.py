@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError
+from holdfast.log.atomic import flush_each
 from holdfast.seams import FileSystem, FlushJob
 
 
@@ -61,11 +62,7 @@ class ManualFlusher:
     def carry_out(self, job: FlushJob) -> OSError | None:
         """Flush a job's targets in order; the first failure ends it."""
         try:
-            for target in job.targets:
-                if isinstance(target, str):
-                    self._file_system.flush_directory(target)
-                else:
-                    target.flush()
+            flush_each(self._file_system, job.targets)
         except OSError as failure:
             return failure
         return None
