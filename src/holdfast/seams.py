@@ -1,4 +1,4 @@
-"""The protocols our logic is written against: time, chance, disk, flushing, background work.
+"""The protocols our logic is written against: time, chance, disk, flushing, background work, journals.
 
 Nothing below `holdfast.server` touches the operating system. It receives these objects, so that the
 same broker runs on a real disk (`holdfast.server.real`) and on a simulated one that tears writes,
@@ -159,4 +159,42 @@ class Worker(Protocol):
 
         `done(result, None)` or `done(None, what went wrong)` follows on the node's thread.
         """
+        ...
+
+
+class Scheduled(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Schedule(Protocol):
+    """Deadlines of a machine that has no clock of its own."""
+
+    def at(self, deadline_ms: int, action: Callable[[Now], None]) -> Scheduled:
+        """Call `action` once the monotonic clock has reached `deadline_ms`, never from inside this call."""
+        ...
+
+
+class Journal(Protocol):
+    """The log a coordinator keeps its state in: a record counts once it is appended, and is shown once durable.
+
+    A coordinator appends first and changes its state after, so that a refused append leaves both as they were.
+    Its answers, reads included, leave through `when_durable`: nobody learns what a crash could take back.
+    """
+
+    def append(
+        self,
+        records: Sequence[tuple[bytes, bytes | None]],
+        now: Now,
+        *,
+        producer: tuple[int, int] | None = None,
+    ) -> None:
+        """Append keys and values (None: a tombstone) as one batch, whole or not at all.
+
+        With `producer`, an id and an epoch, the batch is part of that producer's transaction. Raises `ApiError`
+        when the log cannot be written, and then nothing was.
+        """
+        ...
+
+    def when_durable(self, done: Callable[[Exception | None], None]) -> None:
+        """Call `done(None)` once all that was appended so far is durable, or `done` with why it never will be."""
         ...

@@ -31,6 +31,10 @@ OUR_DEFAULTS: Mapping[str, Value] = {
     "listeners": ("PLAINTEXT://127.0.0.1:9092", "PLAINTEXT://[::1]:9092"),
     # Data that must survive does not belong in a directory that is emptied at boot.
     "log.dir": ("holdfast-data",),
+    # One node holds one replica, and is its own in-sync set.
+    "offsets.topic.replication.factor": 1,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
 }
 
 OUR_SCOPES: Mapping[str, Scope] = {

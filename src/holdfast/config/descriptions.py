@@ -103,4 +103,45 @@ DESCRIPTIONS: Mapping[str, str] = {
     "segment.index.bytes": "An index that reaches this size rolls the segment.",
     "segment.jitter.ms": "At most this much is taken off segment.ms, lest all segments roll at once.",
     "segment.ms": "A segment rolls when its first record is this old, even if it is not full.",
+    # groups
+    "group.consumer.assignment.interval.ms": "Between two computations of a group's assignment in the new "
+    "protocol.",
+    "group.consumer.assignors": "Who may divide partitions among members of the new protocol: uniform, range; "
+    "the first is the default.",
+    "group.consumer.heartbeat.interval.ms": "How often members of the new protocol are told to report.",
+    "group.consumer.max.heartbeat.interval.ms": "The most a group's own heartbeat interval may be.",
+    "group.consumer.max.session.timeout.ms": "The most a group's own session time-out may be.",
+    "group.consumer.max.size": "The most members a group of the new protocol may have.",
+    "group.consumer.migration.policy": "Whether a live group may change between the classic and the new "
+    "protocol: disabled, upgrade, downgrade, bidirectional.",
+    "group.consumer.min.heartbeat.interval.ms": "The least a group's own heartbeat interval may be.",
+    "group.consumer.min.session.timeout.ms": "The least a group's own session time-out may be.",
+    "group.consumer.regex.refresh.interval.ms": "How old the answer to a group's regular expression may become "
+    "before it is looked up again.",
+    "group.consumer.session.timeout.ms": "A member of the new protocol that is silent for this long is taken out "
+    "of its group.",
+    "group.coordinator.rebalance.protocols": "Which protocols groups may use; without consumer, the new protocol "
+    "is not served.",
+    "group.initial.rebalance.delay.ms": "How long an empty classic group waits for more members before its first "
+    "generation.",
+    "group.max.session.timeout.ms": "The most a classic member may ask for as session time-out.",
+    "group.max.size": "The most members a classic group may have.",
+    "group.min.session.timeout.ms": "The least a classic member may ask for as session time-out.",
+    "offset.metadata.max.bytes": "The most text that may go with a committed position.",
+    "offsets.retention.check.interval.ms": "How often expired positions are looked for.",
+    "offsets.retention.minutes": "Positions of a group expire this long after it became empty, or after the "
+    "commit where no group is.",
+    "offsets.topic.num.partitions": "Partitions of __consumer_offsets when it is made.",
+    "offsets.topic.segment.bytes": "Size of a segment of __consumer_offsets when it is made.",
+    # transactions
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "How often transactions past their time-out "
+    "are looked for.",
+    "transaction.max.timeout.ms": "The longest time-out a transactional producer may ask for.",
+    "transaction.partition.verification.enable": "Whether a transactional batch of the older protocol is checked "
+    "against the transaction's coordinator before it is appended.",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "How often transactional ids out of use are "
+    "looked for.",
+    "transaction.state.log.num.partitions": "Partitions of __transaction_state when it is made.",
+    "transaction.state.log.segment.bytes": "Size of a segment of __transaction_state when it is made.",
+    "transactional.id.expiration.ms": "A transactional id that is not used for this long is forgotten.",
 }

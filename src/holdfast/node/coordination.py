@@ -1,0 +1,146 @@
+"""The shards of one internal topic: found by name, made when first needed, rebuilt at start, let go of when lost.
+
+`Coordination` is the same for groups and for transactions; what differs is the machine. A machine is made for one
+shard, replays what the shard's log holds, is told that this was all, and from then on appends through the shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.metadata.changes import NewTopic, create_topic
+from holdfast.node.shard import Shard, partition_for, stored_batches
+from holdfast.node.timers import Timer
+from holdfast.seams import Now
+from holdfast.wire.batch import BatchHeader, Record
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+
+class Machine(Protocol):
+    def replay(self, header: BatchHeader, records: Sequence[Record]) -> None:
+        """Take one stored batch, a control batch too, into the state."""
+        ...
+
+    def loaded(self, now: Now) -> None:
+        """That was everything: begin what time drives."""
+        ...
+
+    def unload(self) -> None:
+        """The shard's partition is gone: answer whoever waits, and let time drive nothing any more."""
+        ...
+
+
+MachineT = TypeVar("MachineT", bound=Machine)
+
+
+class Coordinator(NamedTuple, Generic[MachineT]):
+    """One shard with its machine."""
+
+    shard: Shard
+    machine: MachineT
+
+
+class InternalTopic(NamedTuple):
+    """How the topic that holds the state is made when it is first needed."""
+
+    name: str
+    partitions: int
+    configs: tuple[tuple[str, str], ...]
+
+
+class NodeSchedule:
+    """The node's timers as a machine sees them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def at(self, deadline_ms: int, action: Callable[[Now], None]) -> Timer:
+        return self._node.timers.at(deadline_ms, lambda: action(self._node.now()))
+
+
+class Coordination(Generic[MachineT]):
+    def __init__(
+        self, node: Node, describe_topic: Callable[[], InternalTopic], make: Callable[[Shard], MachineT]
+    ) -> None:
+        self._node = node
+        self._describe_topic = describe_topic
+        self._make = make
+        self._coordinators: dict[int, Coordinator[MachineT]] = {}
+
+    @property
+    def topic(self) -> str:
+        return self._describe_topic().name
+
+    # Life
+
+    def load(self, now: Now) -> None:
+        """At start, when every partition is open: rebuild each shard that has a past."""
+        topic = self._node.image.topic(self.topic)
+        if topic is None:
+            return
+        for partition in topic.partitions:
+            hosted = self._node.partitions.get(topic.name, partition.index)
+            if hosted is not None and hosted.log.end_offset > hosted.log.start_offset:
+                self._open(partition.index, now)
+
+    def ensure_topic(self, now: Now) -> None:
+        """Make the internal topic if it is not there. It is not for users to choose its shape by accident."""
+        wanted = self._describe_topic()
+        if self._node.image.topic(wanted.name) is not None:
+            return
+        new = NewTopic(wanted.name, wanted.partitions, 1, (), wanted.configs)
+        records = create_topic(self._node.image, new, self._node.config, self._node.seams.randomness)
+        self._node.append_metadata(records, now)
+
+    # Finding
+
+    def partition_of(self, key: str) -> int:
+        topic = self._node.image.topic(self.topic)
+        if topic is None:
+            raise ApiError(ErrorCode.coordinator_not_available, f"{self.topic} does not exist yet")
+        return partition_for(key, len(topic.partitions))
+
+    def find(self, key: str, now: Now) -> Coordinator[MachineT]:
+        """Who coordinates `key`, making the internal topic when it is missing; or the protocol's error."""
+        self.ensure_topic(now)
+        return self.at(self.partition_of(key), now)
+
+    def at(self, index: int, now: Now) -> Coordinator[MachineT]:
+        known = self._coordinators.get(index)
+        if known is not None and not known.shard.hosted.is_deleted:
+            known.shard.require_online()
+            return known
+        return self._open(index, now)
+
+    def known_at(self, index: int) -> Coordinator[MachineT] | None:
+        """The coordinator of a partition if it has anything to say about it."""
+        return self._coordinators.get(index)
+
+    def __iter__(self) -> Iterator[Coordinator[MachineT]]:
+        """Every shard that holds something and is online."""
+        for known in list(self._coordinators.values()):
+            hosted = known.shard.hosted
+            if not (hosted.is_deleted or hosted.offline):
+                yield known
+
+    def _open(self, index: int, now: Now) -> Coordinator[MachineT]:
+        gone = self._coordinators.pop(index, None)
+        if gone is not None:
+            gone.machine.unload()
+        try:
+            hosted = self._node.leader_of(self.topic, index)
+        except ApiError as error:
+            raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
+        shard = Shard(self._node, hosted)
+        machine = self._make(shard)
+        for header, records in stored_batches(hosted):
+            machine.replay(header, records)
+        coordinator = self._coordinators[index] = Coordinator(shard, machine)
+        machine.loaded(now)
+        return coordinator
