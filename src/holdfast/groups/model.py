@@ -1,0 +1,388 @@
+"""What is said to a group coordinator and what it answers, and what every kind of group can be asked.
+
+A coordinator is one machine per partition of `__consumer_offsets`. It owns the groups whose names hash there and
+their committed positions. Requests come as the tuples below, with the time; answers are returned at once, or, where
+a group makes its members wait for each other (join, sync), handed to `reply` later.
+
+The rules every group keeps:
+
+- It decides, then appends to `Surroundings.journal`, then changes its state, then replies. An append that is refused
+  raises `ApiError`, and then nothing has changed.
+- `reply` is called exactly once for each request, never twice. It may be called from inside the call that got it. It
+  never raises. Whoever gave it holds the answer back until the journal is durable, so no group thinks about that.
+- A request from somebody who is not a member, or not of this generation or epoch, raises or answers the protocol's
+  error and changes nothing.
+- Time comes in through `now` and the schedule. A deadline that a heartbeat moves is a plain field: its timer fires
+  at the old deadline, looks, and is set again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.seams import Journal, Now, Randomness, Schedule
+
+NO_GENERATION: Final = -1
+NO_MEMBER_ID: Final = ""
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+"""The protocol type of consumers: the one whose metadata the coordinator can read."""
+NO_TOPIC_ID: Final = UUID(int=0)
+
+Records: TypeAlias = list[tuple[bytes, bytes | None]]
+"""Keys and values for the journal; None is a tombstone."""
+
+
+class GroupType(Enum):
+    """The kinds of groups, named as Kafka's tools name them."""
+
+    CLASSIC = "Classic"
+    CONSUMER = "Consumer"
+
+
+# The world around a group
+
+
+class TopicFacts(NamedTuple):
+    name: str
+    topic_id: UUID
+    partitions: int
+    racks: tuple[tuple[str, ...], ...] = ()
+    """For each partition the racks its replicas are in; empty when no broker names one."""
+
+
+class Topics(Protocol):
+    """The topics of the cluster as they are now."""
+
+    def by_name(self, name: str) -> TopicFacts | None: ...
+
+    def by_id(self, topic_id: UUID) -> TopicFacts | None: ...
+
+    def names(self) -> Iterable[str]: ...
+
+
+class GroupSettings(Protocol):
+    """Settings of the broker under their own names; `BrokerConfig` is one. They may change while running."""
+
+    @property
+    def group_initial_rebalance_delay_ms(self) -> int: ...
+    @property
+    def group_min_session_timeout_ms(self) -> int: ...
+    @property
+    def group_max_session_timeout_ms(self) -> int: ...
+    @property
+    def group_max_size(self) -> int: ...
+    @property
+    def offset_metadata_max_bytes(self) -> int: ...
+    @property
+    def offsets_retention_minutes(self) -> int: ...
+    @property
+    def offsets_retention_check_interval_ms(self) -> int: ...
+    @property
+    def group_coordinator_rebalance_protocols(self) -> tuple[str, ...]: ...
+    @property
+    def group_consumer_assignment_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_assignors(self) -> tuple[str, ...]: ...
+    @property
+    def group_consumer_heartbeat_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_max_heartbeat_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_min_heartbeat_interval_ms(self) -> int: ...
+    @property
+    def group_consumer_max_session_timeout_ms(self) -> int: ...
+    @property
+    def group_consumer_min_session_timeout_ms(self) -> int: ...
+    @property
+    def group_consumer_session_timeout_ms(self) -> int: ...
+    @property
+    def group_consumer_max_size(self) -> int: ...
+    @property
+    def group_consumer_migration_policy(self) -> str: ...
+    @property
+    def group_consumer_regex_refresh_interval_ms(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Everything a group needs from the world."""
+
+    journal: Journal
+    schedule: Schedule
+    randomness: Randomness
+    topics: Topics
+    settings: Callable[[], GroupSettings]
+    """The settings of this moment: never keep what it returns."""
+    overrides: Callable[[str], Mapping[str, str]]
+    """The settings an operator gave one group, by name (`consumer.session.timeout.ms`, …)."""
+    say: Callable[[str], None]
+    """One line for the operator."""
+
+
+# The classic protocol
+
+
+class MemberProtocol(NamedTuple):
+    """One way of sharing work out that a member is ready to follow, with what it says about itself."""
+
+    name: str
+    metadata: bytes
+
+
+class JoinRequest(NamedTuple):
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[MemberProtocol, ...]
+    """In order of preference."""
+    requires_known_member_id: bool
+    """The client can come back with the id it is given (version 4 on): nobody takes a seat it does not know of."""
+    supports_skipping_assignment: bool
+    """A leader that is told so assigns nothing (version 9 on)."""
+    reason: str | None = None
+
+
+class JoinedMember(NamedTuple):
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+class JoinReply(NamedTuple):
+    error: ErrorCode
+    member_id: str
+    generation: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: str = ""
+    skip_assignment: bool = False
+    members: tuple[JoinedMember, ...] = ()
+    """For the leader alone."""
+
+
+class SyncRequest(NamedTuple):
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: tuple[tuple[str, bytes], ...]
+    """Member id and assignment, from the leader."""
+
+
+class SyncReply(NamedTuple):
+    error: ErrorCode
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+class HeartbeatRequest(NamedTuple):
+    group_id: str
+    generation: int
+    member_id: str
+    group_instance_id: str | None
+
+
+class LeavingMember(NamedTuple):
+    member_id: str
+    group_instance_id: str | None
+    reason: str | None = None
+
+
+class LeaveRequest(NamedTuple):
+    group_id: str
+    members: tuple[LeavingMember, ...]
+
+
+class LeaveReply(NamedTuple):
+    error: ErrorCode
+    members: tuple[tuple[LeavingMember, ErrorCode], ...] = ()
+
+
+JoinCallback: TypeAlias = Callable[[JoinReply], None]
+SyncCallback: TypeAlias = Callable[[SyncReply], None]
+
+
+# Positions
+
+
+class Position(NamedTuple):
+    """One committed position of a group in a partition."""
+
+    offset: int
+    leader_epoch: int
+    """Of the last record consumed; -1 when the client did not say."""
+    metadata: str
+    commit_ms: int
+    expire_ms: int = -1
+    """When a client of an old version wanted it forgotten; -1: retention decides."""
+    topic_id: UUID = NO_TOPIC_ID
+    """Of the topic it was committed for, when the client or the cluster knew; a topic made anew is another one."""
+
+
+class PartitionCommit(NamedTuple):
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str | None
+
+
+class TopicCommit(NamedTuple):
+    topic: str
+    topic_id: UUID
+    partitions: tuple[PartitionCommit, ...]
+
+
+class CommitRequest(NamedTuple):
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    generation: int
+    """Of the classic protocol, or the member epoch of the new one; -1 for those without a group."""
+    topics: tuple[TopicCommit, ...]
+    """Known topics with known partitions only: unknown ones are refused before a group is asked."""
+    retention_ms: int = -1
+    api_version: int = 9
+
+
+class TransactionalCommit(NamedTuple):
+    """Positions that count once the producer's transaction is committed."""
+
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    generation: int
+    topics: tuple[TopicCommit, ...]
+    producer_id: int
+    producer_epoch: int
+    api_version: int = 5
+
+
+CommitReply: TypeAlias = dict[tuple[str, int], ErrorCode]
+"""The outcome for each topic and partition of the request."""
+
+
+# What every kind of group can be asked
+
+
+class DescribedMember(NamedTuple):
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class ClassicDescription(NamedTuple):
+    """What DescribeGroups tells about a classic group."""
+
+    group_id: str
+    state: str
+    protocol_type: str
+    protocol: str
+    members: tuple[DescribedMember, ...]
+
+
+class ListedGroup(NamedTuple):
+    group_id: str
+    protocol_type: str
+    state: str
+    type: GroupType
+
+
+class Group(Protocol):
+    """Both kinds of groups. Every `check_…` raises the `ApiError` to answer with."""
+
+    group_id: str
+    type: GroupType
+
+    @property
+    def state(self) -> str:
+        """As Kafka names it: Empty, PreparingRebalance, CompletingRebalance, Stable, Dead, Assigning, Reconciling."""
+        ...
+
+    @property
+    def protocol_type(self) -> str | None: ...
+
+    @property
+    def is_empty(self) -> bool:
+        """No members, and nobody on the way in."""
+        ...
+
+    def is_subscribed_to(self, topic: str) -> bool: ...
+
+    # The classic protocol. A consumer group answers it for its classic members.
+
+    def join(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None: ...
+
+    def sync(self, request: SyncRequest, reply: SyncCallback, now: Now) -> None: ...
+
+    def heartbeat(self, request: HeartbeatRequest, now: Now) -> ErrorCode: ...
+
+    def leave(self, request: LeaveRequest, now: Now) -> LeaveReply: ...
+
+    # Positions
+
+    def check_offset_commit(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        generation: int,
+        now: Now,
+        *,
+        is_transactional: bool,
+        api_version: int,
+    ) -> None:
+        """Whether this member may commit now; a commit of a member is also a sign of life where Kafka says so."""
+        ...
+
+    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None: ...
+
+    def check_offset_delete(self) -> None: ...
+
+    def expiry_base_ms(self, commit_ms: int) -> int | None:
+        """From when on the retention of a position counts (wall clock), None while no position may expire."""
+        ...
+
+    # Life
+
+    def check_delete(self) -> None: ...
+
+    def tombstones(self) -> Records:
+        """What takes the group itself (not its positions) out of the log."""
+        ...
+
+    def loaded(self, now: Now) -> None:
+        """Everything was replayed: members get a whole session from here on."""
+        ...
+
+    def unload(self) -> None:
+        """The coordinator lets go of the group: cancel timers, answer whoever waits with NOT_COORDINATOR."""
+        ...
+
+
+class Registry(Protocol):
+    """What a group may ask of its coordinator: to be taken out, or replaced by its other kind."""
+
+    groups: dict[str, Group]
+    surroundings: Surroundings
+
+    def put(self, group: Group) -> None:
+        """Make `group` the one of its name. The old one is not unloaded: whoever replaces it moved what it had."""
+        ...
+
+    def drop(self, group_id: str) -> None: ...
