@@ -1,16 +1,16 @@
-"""The control records of the raft log: who leads, who votes, where a snapshot begins and ends.
+"""The control records: in the raft log who leads, who votes, where a snapshot begins and ends; in the logs of
+topics where a transaction ends.
 
 A control record stands in a batch whose control attribute is set. Its key is four bytes, the key's version (0)
 and the type. Its value is a struct whose first field is the version of its own layout. The markers that end
-transactions are control records too, of types 0 and 1; they belong to the logs of topics and are not read
-here.
+transactions, types 0 and 1, are not flexible, grow only at their end, and have a reader of their own.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, NamedTuple
 from uuid import UUID
 
 from holdfast.errors import CorruptLog
@@ -173,3 +173,35 @@ def decode_control_record(key: Buffer, value: Buffer) -> ControlRecord:
         raise CorruptLog(f"a value of {len(value)} bytes is no {record_type.__name__}: {error}") from None
     assert isinstance(record, record_type)
     return record
+
+
+_MARKER_VALUE: Final = struct.Struct(">hi")
+_MARKER_VERSION: Final = 0
+_ABORT, _COMMIT = 0, 1
+
+
+class EndTransactionMarker(NamedTuple):
+    """The control record that ends a transaction in the log of a partition."""
+
+    is_commit: bool
+    coordinator_epoch: int
+
+    def encode_key(self) -> bytes:
+        return _KEY.pack(_KEY_VERSION, _COMMIT if self.is_commit else _ABORT)
+
+    def encode_value(self) -> bytes:
+        return _MARKER_VALUE.pack(_MARKER_VERSION, self.coordinator_epoch)
+
+
+def decode_end_marker(key: Buffer | None, value: Buffer | None) -> EndTransactionMarker | None:
+    """The marker with this key and value, None for another control record; raises `CorruptLog` for neither."""
+    try:
+        _, kind = _KEY.unpack_from(key or b"")
+        if kind not in (_ABORT, _COMMIT):
+            return None
+        version, coordinator_epoch = _MARKER_VALUE.unpack_from(value or b"")
+    except struct.error:
+        raise CorruptLog(f"a control record is too short: key {key!r}, value {value!r}") from None
+    if version < 0:
+        raise CorruptLog(f"a transaction marker has version {version}")
+    return EndTransactionMarker(kind == _COMMIT, coordinator_epoch)
