@@ -23,7 +23,7 @@ from holdfast.wire.message_encoder import plain_value
 FEW = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
-PRODUCE, FETCH, METADATA, HEARTBEAT, CREATE_TOPICS = 0, 1, 3, 12, 19
+PRODUCE, FETCH, METADATA, HEARTBEAT, CREATE_TOPICS, DESCRIBE_TRANSACTIONS = 0, 1, 3, 12, 19, 65
 
 
 def written_by_kio(entity: Any) -> bytes:
@@ -266,6 +266,18 @@ class Slice:
 
     def __init__(self, size: int) -> None:
         self.size = size
+
+
+@pytest.mark.parametrize("start_time", [-1, None, 1_700_000_000_123])
+def test_a_transaction_that_is_not_open_has_no_start_time(start_time: int | None) -> None:
+    state = {"transactional_id": "t", "transaction_state": "Empty", "transaction_start_time": start_time}
+    encoded = messages.encode_response(DESCRIBE_TRANSACTIONS, 0, {"transaction_states": [state]})
+    (found,) = messages.decode_response(DESCRIBE_TRANSACTIONS, 0, encoded).transaction_states
+    assert found.transactional_id == "t"
+    if start_time is None or start_time < 0:
+        assert found.transaction_start_time is None
+    else:
+        assert round(found.transaction_start_time.timestamp() * 1000) == start_time
 
 
 def test_records_that_are_elsewhere_stay_there() -> None:

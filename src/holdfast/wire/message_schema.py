@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
 
 NO_DEFAULT = dataclasses.MISSING
+DESCRIBE_TRANSACTIONS = 65
 
 
 class FieldShape(NamedTuple):
@@ -46,7 +47,40 @@ def request_type(api_key: int, version: int) -> Any:
 def response_type(api_key: int, version: int) -> Any:
     """kio's type of a response body; LookupError when it has none."""
     _check_known(api_key, version)
-    return load_response_schema(api_key, version)
+    entity_type = load_response_schema(api_key, version)
+    return _without_start_time_bound(entity_type) if api_key == DESCRIBE_TRANSACTIONS else entity_type
+
+
+def _without_start_time_bound(response: Any) -> Any:
+    """DescribeTransactions with a start time that may be missing.
+
+    A transactional id without an open transaction answers -1 there, which kio's type refuses to read.
+    """
+    states = _field(response, "transaction_states")
+    state = get_args(states.type)[0]
+    start = _field(state, "transaction_start_time")
+    optional = dataclasses.field(metadata=start.metadata, default=None)
+    lenient_state = _replaced(state, start.name, start.type | None, optional)
+    annotation = GenericAlias(tuple, (lenient_state, ...))
+    return _replaced(response, states.name, annotation, dataclasses.field())
+
+
+def _field(entity_type: Any, name: str) -> Any:
+    (found,) = (field for field in dataclasses.fields(entity_type) if field.name == name)
+    return found
+
+
+def _replaced(entity_type: Any, name: str, annotation: Any, field: Any) -> Any:
+    """The same type with another annotation on one of its fields."""
+    return dataclasses.make_dataclass(
+        entity_type.__name__,
+        [(name, annotation, field)],
+        bases=(entity_type,),
+        namespace={"__module__": entity_type.__module__},
+        frozen=True,
+        slots=True,
+        kw_only=True,
+    )
 
 
 def known_versions(api_key: int) -> list[int]:
