@@ -1,17 +1,17 @@
-"""Random messages of every API and version, made from the schemas themselves."""
+"""Random messages of every API and version, and random records, made from the schemas themselves."""
 
 from __future__ import annotations
 
 import datetime
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from holdfast.wire import apis, messages
+from holdfast.wire import apis, messages, record_codec
 from holdfast.wire.message_schema import (
     NO_DEFAULT,
     FieldShape,
@@ -101,10 +101,46 @@ def every_type() -> Iterator[tuple[str, int, int, Any]]:
                 yield "response", api.key, version, response_type(api.key, version)
 
 
+def record_value(format_: Any, version: int) -> st.SearchStrategy[Any]:
+    """Anything a field of a record of this format can hold."""
+    if isinstance(format_, record_codec.Struct):
+        return record(format_.type, version)
+    if isinstance(format_, record_codec.NullableStruct):
+        return record(format_.type, version) | st.none()
+    if isinstance(format_, record_codec.Array):
+        items = st.lists(record_value(format_.item, version), max_size=3).map(tuple)
+        return items | st.none() if format_.nullable else items
+    if isinstance(format_, record_codec.String):
+        text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.just("long" * 50)
+        return text | st.none() if format_.nullable else text
+    if isinstance(format_, record_codec.Bytes):
+        return st.binary(max_size=6) | st.just(bytes(300))
+    return {
+        record_codec.BOOL: st.booleans(),
+        record_codec.INT8: st.integers(-(2**7), 2**7 - 1),
+        record_codec.INT16: st.integers(-(2**15), 2**15 - 1),
+        record_codec.UINT16: st.integers(0, 2**16 - 1),
+        record_codec.INT32: st.integers(-(2**31), 2**31 - 1),
+        record_codec.INT64: st.integers(-(2**63), 2**63 - 1),
+        record_codec.UUIDS: st.uuids(),
+    }[format_]
+
+
+def record(record_type: Any, version: int = 99) -> st.SearchStrategy[Any]:
+    """Records with anything in the fields this version has."""
+    fields = {}
+    for name, hint in get_type_hints(record_type, include_extras=True).items():
+        for note in getattr(hint, "__metadata__", ()):
+            if isinstance(note, record_codec.Field) and note.since <= version <= note.until:
+                fields[name] = record_value(note.format, version)
+    return st.builds(record_type, **fields)
+
+
 class Messages:
     """What tests of several modules need to make and encode messages."""
 
     entity = staticmethod(entity)
+    record = staticmethod(record)
     zero_entity = staticmethod(zero_entity)
     every_type = staticmethod(every_type)
 

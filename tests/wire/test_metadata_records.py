@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import io
 import random
-from typing import Any, get_type_hints
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -21,7 +21,7 @@ from kio.schema.voters_record.v0.data import VotersRecord
 from kio.serial import entity_reader, entity_writer
 
 from holdfast.errors import CorruptLog
-from holdfast.wire import control_records, record_codec
+from holdfast.wire import control_records
 from holdfast.wire.control_records import (
     ControlRecord,
     KRaftVersion,
@@ -152,37 +152,6 @@ CONTROL_RECORDS_WRITTEN_BY_KAFKA: list[tuple[str, str, ControlRecord]] = [
 ]
 
 
-def values_of(format_: Any, version: int) -> st.SearchStrategy[Any]:
-    """Anything a field of this format can hold."""
-    if isinstance(format_, record_codec.Struct):
-        return instances(format_.type, version)
-    if isinstance(format_, record_codec.Array):
-        items = st.lists(values_of(format_.item, version), max_size=3).map(tuple)
-        return items | st.none() if format_.nullable else items
-    if isinstance(format_, record_codec.String):
-        text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.just("long" * 50)
-        return text | st.none() if format_.nullable else text
-    return {
-        record_codec.BOOL: st.booleans(),
-        record_codec.INT8: st.integers(-(2**7), 2**7 - 1),
-        record_codec.INT16: st.integers(-(2**15), 2**15 - 1),
-        record_codec.UINT16: st.integers(0, 2**16 - 1),
-        record_codec.INT32: st.integers(-(2**31), 2**31 - 1),
-        record_codec.INT64: st.integers(-(2**63), 2**63 - 1),
-        record_codec.UUIDS: st.uuids(),
-    }[format_]
-
-
-def instances(record_type: Any, version: int = 99) -> st.SearchStrategy[Any]:
-    """Records with anything in the fields this version has."""
-    fields = {}
-    for name, hint in get_type_hints(record_type, include_extras=True).items():
-        for note in getattr(hint, "__metadata__", ()):
-            if isinstance(note, record_codec.Field) and note.since <= version and name != "version":
-                fields[name] = values_of(note.format, version)
-    return st.builds(record_type, **fields)
-
-
 @pytest.mark.parametrize(("digits", "record"), WRITTEN_BY_KAFKA, ids=lambda value: type(value).__name__)
 def test_what_kafka_wrote_is_read_and_written_back(digits: str, record: MetadataRecord) -> None:
     value = bytes.fromhex(digits)
@@ -194,8 +163,8 @@ def test_what_kafka_wrote_is_read_and_written_back(digits: str, record: Metadata
 @pytest.mark.parametrize(("kind", "version"), ALL_VERSIONS)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_every_record_comes_back(kind: type[MetadataRecord], version: int, data: Any) -> None:
-    record = dataclasses.replace(data.draw(instances(kind, version)), version=version)
+def test_every_record_comes_back(made: Any, kind: type[MetadataRecord], version: int, data: Any) -> None:
+    record = dataclasses.replace(data.draw(made.record(kind, version)), version=version)
     value = record.encode()
     again = decode_metadata_record(value)
     assert again == record
@@ -207,9 +176,9 @@ def test_every_record_comes_back(kind: type[MetadataRecord], version: int, data:
 @settings(max_examples=200, deadline=None)
 @given(kind=st.sampled_from(list(KINDS.values())), chance=st.randoms(use_true_random=False), data=st.data())
 def test_damaged_records_are_refused_or_read_but_nothing_else(
-    kind: type[MetadataRecord], chance: random.Random, data: Any
+    made: Any, kind: type[MetadataRecord], chance: random.Random, data: Any
 ) -> None:
-    value = bytearray(data.draw(instances(kind)).encode())
+    value = bytearray(data.draw(made.record(kind)).encode())
     for _ in range(chance.randint(1, 3)):
         value[chance.randrange(len(value))] = chance.randrange(256)
     del value[chance.choice([len(value), chance.randrange(len(value))]) :]
@@ -308,9 +277,9 @@ def test_control_records_kafka_wrote_are_read_and_written_back(
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_control_records_are_those_of_the_schemas(
-    kind: type[ControlRecord], version: int, schema: Any, data: Any
+    made: Any, kind: type[ControlRecord], version: int, schema: Any, data: Any
 ) -> None:
-    record = dataclasses.replace(data.draw(instances(kind, version)), version=version)
+    record = dataclasses.replace(data.draw(made.record(kind, version)), version=version)
     value = record.encode_value()
     assert decode_control_record(record.encode_key(), value) == record
     entity, size = entity_reader(schema)(value, 0)
