@@ -1,7 +1,7 @@
 """The protocols our logic is written against: time, chance, disk, flushing, background work, journals.
 
 Nothing below `holdfast.server` touches the operating system. It receives these objects, so that the
-same broker runs on a real disk (`holdfast.server.real`) and on a simulated one that tears writes,
+same broker runs on a real disk (`holdfast.real`) and on a simulated one that tears writes,
 forgets what was not flushed and fills up (`holdfast.testing`).
 
 The rules every implementation keeps:

@@ -24,7 +24,7 @@ from holdfast.log.leader_epochs import EpochStart, LeaderEpochs
 from holdfast.log.producer_snapshot import SnapshotEntry, encode_snapshot
 from holdfast.log.producer_state import EndMarker, encode_end_marker
 from holdfast.log.transaction_index import TransactionIndex
-from holdfast.server.real import RealFileSystem
+from holdfast.real import RealFileSystem
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch
 from holdfast.wire.codecs import Codec
 

@@ -10,10 +10,10 @@ from typing import cast
 
 import pytest
 
+from holdfast.real import RealFile, RealFileSystem
 from holdfast.seams import FlushJob, FlushTarget
 from holdfast.server import flusher as module
 from holdfast.server.flusher import AdaptiveFlusher
-from holdfast.server.real import RealFile, RealFileSystem
 
 
 class Target:

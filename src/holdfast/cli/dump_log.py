@@ -18,7 +18,7 @@ from holdfast.errors import UsageError
 from holdfast.log.dump import dump_path
 from holdfast.log.dump_batches import INT32_MAX, Decoder, DumpOptions, Event
 from holdfast.log.dump_decoders import decode_cluster_metadata, decode_offsets, decode_transactions
-from holdfast.server.real import RealFileSystem
+from holdfast.real import RealFileSystem
 from holdfast.wire.batch import RECORDS_BYTES_MAX
 
 app = typer.Typer(add_completion=False)

@@ -22,8 +22,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Final, cast
 
+from holdfast.real import RealFile, sync_file_system
 from holdfast.seams import File, FlushJob
-from holdfast.server.real import RealFile, sync_file_system
 
 INLINE_SECONDS_MAX: Final = 0.0005
 """A flush longer than this on average must not hold up the loop: others wait there who want nothing from the disk."""

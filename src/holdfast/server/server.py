@@ -17,10 +17,10 @@ from holdfast.config.listeners import Listener
 from holdfast.errors import UsageError
 from holdfast.metadata.image import EndPoint
 from holdfast.node.node import Node, NodeSeams
+from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
 from holdfast.seams import Now
 from holdfast.server.flusher import AdaptiveFlusher
 from holdfast.server.preload import preload_first, preload_when_idle
-from holdfast.server.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
 from holdfast.server.transport import RECEIVE_BYTES, ClientProtocol
 from holdfast.server.worker import ProcessWorker
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, cast
 from holdfast.log.segment import Slice
 from holdfast.node.connection import Connection
 from holdfast.node.context import Part
+from holdfast.real import RealFile, unfilled_buffer
 from holdfast.seams import Buffer
-from holdfast.server.real import RealFile, unfilled_buffer
 
 if TYPE_CHECKING:
     from holdfast.server.server import Server

@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.log.tasks import run
+from holdfast.real import RealFileSystem
 from holdfast.seams import FileSystem
-from holdfast.server.real import RealFileSystem
 
 PR_SET_PDEATHSIG: Final = 1
 NICENESS: Final = 19

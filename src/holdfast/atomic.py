@@ -1,0 +1,54 @@
+"""Small files that are replaced as a whole: a reader finds the old content or the new, never a mixture.
+
+The new content is written aside, flushed, renamed over the old and the directory flushed, in that order;
+when `write_atomically` returns, the new content survives power loss. A failure before the rename leaves the
+old file as it was and at most a `.tmp` beside it, which the next write cuts and nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.seams import FileSystem, FlushTarget
+
+ASIDE_SUFFIX = ".tmp"
+
+
+def parent_of(path: str) -> str:
+    """The directory that holds `path`."""
+    directory, slash, _ = path.rpartition("/")
+    if directory:
+        return directory
+    return "/" if slash else "."
+
+
+def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:
+    """Replace the content of `path` by `data`, durably. On `OSError` the old content may still stand."""
+    aside = path + ASIDE_SUFFIX
+    file = fs.open(aside, "create")
+    try:
+        file.truncate(0)
+        file.pwritev([data], 0)
+        file.flush()
+    finally:
+        file.close()
+    fs.rename(aside, path)
+    fs.flush_directory(parent_of(path))
+
+
+def read_whole(fs: FileSystem, path: str) -> bytes:
+    """The content of a small file; `FileNotFoundError` when there is none."""
+    file = fs.open(path, "read")
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def flush_each(fs: FileSystem, targets: Iterable[FlushTarget]) -> None:
+    """Flush files and directories in order; the first failure ends it. Blocks."""
+    for target in targets:
+        if isinstance(target, str):
+            fs.flush_directory(target)
+        else:
+            target.flush()
