@@ -11,17 +11,10 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
-from holdfast.cli.exits import CannotConnect, CommandFailed
-from holdfast.testing.wire_client import (
-    DESCRIBE_CONFIGS,
-    INCREMENTAL_ALTER_CONFIGS,
-    WireClient,
-)
+from holdfast.cli.client import Connection
+from holdfast.cli.wire import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS, Cluster, check
 
 BROKER: Final[int] = ConfigResource.Type.BROKER.value
-DESCRIBE_VERSION: Final = 4
-ALTER_VERSION: Final = 1
 
 
 def read_defaults(connection: Connection) -> dict[str, ConfigEntry]:
@@ -31,8 +24,9 @@ def read_defaults(connection: Connection) -> dict[str, ConfigEntry]:
         "include_synonyms": True,
         "include_documentation": False,
     }
-    result = _ask(connection, DESCRIBE_CONFIGS, DESCRIBE_VERSION, request).results[0]
-    _check(result, "cannot read the default settings of all brokers")
+    with Cluster(connection) as cluster:
+        (result,) = cluster.ask_any(DESCRIBE_CONFIGS, request).results
+    check(result.error_code, "cannot read the default settings of all brokers", result.error_message)
     return {entry.name: _entry(entry) for entry in result.configs}
 
 
@@ -48,8 +42,9 @@ def change_defaults(connection: Connection, additions: Mapping[str, str], remova
         "resources": [{"resource_type": BROKER, "resource_name": "", "configs": changes}],
         "validate_only": False,
     }
-    result = _ask(connection, INCREMENTAL_ALTER_CONFIGS, ALTER_VERSION, request).responses[0]
-    _check(result, "cannot change the default settings of all brokers")
+    with Cluster(connection) as cluster:
+        (result,) = cluster.ask_any(INCREMENTAL_ALTER_CONFIGS, request).responses
+    check(result.error_code, "cannot change the default settings of all brokers", result.error_message)
 
 
 def _entry(entry: Any) -> ConfigEntry:
@@ -64,30 +59,3 @@ def _entry(entry: Any) -> ConfigEntry:
             for synonym in entry.synonyms
         },
     )
-
-
-def _ask(connection: Connection, api_key: int, version: int, fields: Mapping[str, Any]) -> Any:
-    protocol = connection.settings.get("security.protocol", "PLAINTEXT")
-    if protocol.upper() != "PLAINTEXT":
-        raise CommandFailed(
-            f"the default of all brokers can be reached over a plain connection only, not {protocol}; "
-            "name each broker with --broker ID instead"
-        )
-    problem = "no bootstrap server was given"
-    for server in connection.bootstrap_servers.split(","):
-        with WireClient(server.strip(), timeout_s=REQUEST_TIMEOUT_S) as client:
-            try:
-                answer = client.ask(api_key, version, fields)
-            except OSError as error:
-                problem = f"{server}: {error.strerror or error}"
-                continue
-        if not isinstance(answer, str):
-            return answer
-        problem = f"{server}: {answer}"
-    raise CannotConnect(f"cannot ask for the default settings of all brokers: {problem}")
-
-
-def _check(result: Any, subject: str) -> None:
-    if result.error_code.value:
-        said = result.error_message or result.error_code.name
-        raise CommandFailed(f"{subject}: {said.rstrip('.')} ({result.error_code.name.upper()})")
