@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.log.leader_epochs import EpochEnd, LeaderEpochs
 from holdfast.log.log import Log
+from holdfast.log.producer_state import ProducerStateMap
 from holdfast.node.directories import LogDirectory
 from holdfast.node.hosted import HostedPartition
 from holdfast.wire.positions import LogPosition
@@ -21,6 +22,7 @@ class EpochsOnly:
         self.epochs = LeaderEpochs()
         for epoch, start in entries:
             self.epochs.assign(epoch, start)
+        self.producers = ProducerStateMap()
         self.end_position = LogPosition(0, 0, 0)
 
 

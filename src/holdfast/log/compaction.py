@@ -201,6 +201,7 @@ class Swap:
             path = self._new.path(suffix)
             if self._fs.exists(path + CLEANED_SUFFIX):
                 self._fs.rename(path + CLEANED_SUFFIX, path)
+        self._new.has_transaction_file = self._fs.exists(self._new.path(TXN_INDEX_SUFFIX))
         self._log.replace(self._old, self._new)
         return retired
 

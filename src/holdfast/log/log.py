@@ -8,18 +8,22 @@ What a caller may rely on:
   then the durable end. A roll puts the sealed segment, its indexes and the directory among the targets of
   the next flush, so no offset of the new segment counts as durable before them.
 - The log never flushes by itself while serving; only opening and closing do.
+- What transactions come to is kept in step with the batches: producer state knows the open ones, each segment's
+  transaction index the aborted ones whose markers it holds.
 - Segments are removed in two steps, `segments_before` and `remove`, so that the new log start can be made
   durable in between. `remove` only renames files: freeing a large one takes longer than a request may wait.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from holdfast.config.topic import TopicConfig
+from holdfast.errors import CorruptLog
 from holdfast.log.atomic import flush_each
+from holdfast.log.end_markers import add_aborted, read_end_marker, rebuild_transactions
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.producer_snapshot import encode_snapshot
 from holdfast.log.producer_state import ProducerStateMap
@@ -35,9 +39,9 @@ from holdfast.log.segment import (
     Slice,
     offset_name,
 )
-from holdfast.log.transaction_index import TransactionIndex
+from holdfast.log.transaction_index import AbortedTransaction, TransactionIndex
 from holdfast.seams import Buffer, File, FileSystem, FlushTarget, Now
-from holdfast.wire.batch import LOG_OVERHEAD, NO_TIMESTAMP, OFFSET_AND_EPOCH, BatchHeader
+from holdfast.wire.batch import CONTROL, LOG_OVERHEAD, NO_TIMESTAMP, OFFSET_AND_EPOCH, BatchHeader
 from holdfast.wire.positions import LogPosition
 
 OFFSET_ENTRY_BYTES: Final = 8
@@ -63,7 +67,6 @@ class Log:
         start_offset: int,
         producers: ProducerStateMap,
         epochs: LeaderEpochs,
-        aborted: TransactionIndex,
         is_changed: bool = False,
     ) -> None:
         self._fs = fs
@@ -77,7 +80,8 @@ class Log:
         """The first offset that may be read; records before it are deleted."""
         self.producers = producers
         self.epochs = epochs
-        self.aborted = aborted
+        self._with_aborted = [segment for segment in segments if segment.has_aborted]
+        """The segments whose transaction indexes may have entries: nearly always none."""
         self.recovery_point = end_offset
         """Everything below is on disk and was verified, or was flushed by us."""
         self._sealed_unflushed: list[File] = []
@@ -132,8 +136,20 @@ class Log:
         self.unflushed_messages += header.records_count
         self.end_offset = last_offset + 1
         if header.producer_id >= 0:
-            self.producers.update(stored, base_offset, now.wall_ms)
+            if header.attributes & CONTROL:
+                self._end_transaction(active, stored, batch, now)
+            else:
+                self.producers.update(stored, base_offset, now.wall_ms)
         return stored
+
+    def _end_transaction(self, active: Segment, stored: BatchHeader, batch: Buffer, now: Now) -> None:
+        marker = read_end_marker(batch)
+        assert marker is not None, "only whole markers are appended"
+        completed = self.producers.complete(stored, marker, stored.base_offset, now.wall_ms)
+        if completed is not None and completed.is_aborted:
+            add_aborted(active.transactions, completed)
+            if not self._with_aborted or self._with_aborted[-1] is not active:
+                self._with_aborted.append(active)
 
     def _must_roll(self, active: Segment, header: BatchHeader, last_offset: int, now: Now) -> bool:
         size = active.size
@@ -265,6 +281,48 @@ class Log:
             which += 1
         return None
 
+    def aborted_in(self, offset: int, read: Slice, bound: int) -> list[AbortedTransaction]:
+        """The aborted transactions that a reader of `offset` must know of to make sense of `read`.
+
+        They are in the order of their markers, and began below `bound`, where the reader stops. A few that
+        begin behind the bytes of `read` may be among them.
+        """
+        if not self._with_aborted:
+            return []
+        first = self.segment_for(offset)
+        at = first
+        while self.segments[at].file is not read.file:
+            at += 1
+        upper = self.segments[at].offset_bound_behind(read.position + read.length)
+        if upper is None:
+            upper = self._bases[at + 1] if at + 1 < len(self._bases) else self.end_offset
+        found: list[AbortedTransaction] = []
+        start = bisect_left(self._with_aborted, self._bases[first], key=lambda segment: segment.base_offset)
+        for segment in self._with_aborted[start:]:
+            transactions, is_complete = self.transactions_of(segment).collect(offset, min(upper, bound))
+            found += transactions
+            if is_complete:
+                break
+        return found
+
+    def transactions_of(self, segment: Segment) -> TransactionIndex:
+        """The segment's transaction index, rebuilt from the log when its file is damaged."""
+        if segment is not self.segments[-1]:
+            self._keep_loaded(segment)
+        try:
+            return segment.transactions
+        except (CorruptLog, FileNotFoundError):
+            at = self.segments.index(segment)
+            end = self._bases[at + 1] if at + 1 < len(self._bases) else self.end_offset
+            batches = (
+                (part.file, found)
+                for part in self.segments[: at + 1]
+                for found in scan_headers(part.file, 0, part.size)
+            )
+            index = rebuild_transactions(batches, segment.base_offset, end)
+            segment.set_transactions(index)
+            return index
+
     def batches_from(self, offset: int, end: LogPosition | None = None) -> Iterator[Found]:
         """Headers of the batches that hold `offset` and later ones: for recovery, tools and lookups by time."""
         for segment in self.segments[self.segment_for(offset) :]:
@@ -313,6 +371,8 @@ class Log:
             del self._bases[at]
             if segment in self._loaded:
                 self._loaded.remove(segment)
+            if segment in self._with_aborted:
+                self._with_aborted.remove(segment)
             retired += self.retire_files(segment, with_snapshot=segment.base_offset < self.start_offset)
         # The file of epochs follows when the next epoch begins; opening cuts it to the log start anyway.
         self.epochs.truncate_from_start(self.start_offset)
@@ -335,6 +395,7 @@ class Log:
         self.segments[at : at + len(old)] = put
         self._bases[at : at + len(old)] = [segment.base_offset for segment in put]
         self._loaded = [segment for segment in self._loaded if segment not in old]
+        self._with_aborted = [segment for segment in self.segments if segment.has_aborted]
 
     # Looking up by time
 

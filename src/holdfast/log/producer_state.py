@@ -158,9 +158,10 @@ class ProducerStateMap:
         self._producers: dict[int, _Producer] = {}
         # First offset -> producer id of open transactions, in the order of the log.
         self._ongoing: OrderedDict[int, int] = OrderedDict()
-        # First offset -> marker offset of transactions whose marker the high watermark has not passed, in the
-        # order of their markers.
-        self._undurable: OrderedDict[int, int] = OrderedDict()
+        # (marker offset, first offset) of transactions whose marker the high watermark has not passed, in order.
+        self._undurable: deque[tuple[int, int]] = deque()
+        self.unstable: OrderedDict[int, int] = OrderedDict()
+        """First offset -> producer id of both, in the order of the log; empty nearly always."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -267,7 +268,7 @@ class ProducerStateMap:
         producer.last_seen_ms = now_ms
         if producer.transaction_first_offset == NO_OFFSET and header.attributes & TRANSACTIONAL:
             producer.transaction_first_offset = base_offset
-            self._ongoing[base_offset] = header.producer_id
+            self._ongoing[base_offset] = self.unstable[base_offset] = header.producer_id
 
     def complete(
         self, header: BatchHeader, marker: EndMarker, base_offset: int, now_ms: int
@@ -285,17 +286,31 @@ class ProducerStateMap:
             return None
         producer.transaction_first_offset = NO_OFFSET
         del self._ongoing[first_offset]
-        self._undurable[first_offset] = base_offset
+        self._undurable.append((base_offset, first_offset))
         last_stable_offset = next(iter(self._ongoing), base_offset + 1)
         return CompletedTransaction(
             header.producer_id, first_offset, base_offset, not marker.is_commit, last_stable_offset
         )
 
+    def note_epoch(self, header: BatchHeader, now_ms: int) -> None:
+        """Record a marker that compaction has emptied: all it tells is its producer's epoch."""
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            producer = self._producers[header.producer_id] = _Producer(header.producer_epoch)
+        producer.enter_epoch(header.producer_epoch)
+        producer.last_timestamp = header.max_timestamp
+        producer.last_seen_ms = now_ms
+
     # ---- transactions
 
-    def has_transaction(self, producer_id: int) -> bool:
+    def has_transaction(self, producer_id: int, producer_epoch: int | None = None) -> bool:
+        """Whether the producer has a transaction open, in this epoch if one is given."""
         producer = self._producers.get(producer_id)
-        return producer is not None and producer.transaction_first_offset != NO_OFFSET
+        return (
+            producer is not None
+            and producer.transaction_first_offset != NO_OFFSET
+            and producer_epoch in (None, producer.epoch)
+        )
 
     @property
     def ongoing_transactions(self) -> list[tuple[int, int]]:
@@ -310,17 +325,13 @@ class ProducerStateMap:
     @property
     def first_unstable_offset(self) -> int | None:
         """Where the first transaction begins that is open or whose marker is not below the high watermark."""
-        undecided = next(iter(self._ongoing), None)
-        if not self._undurable:
-            return undecided
-        ended = min(self._undurable)
-        return ended if undecided is None else min(ended, undecided)
+        return next(iter(self.unstable), None)
 
     def advance_high_watermark(self, high_watermark: int) -> None:
         """Release the transactions whose markers are now below the high watermark."""
         undurable = self._undurable
-        while undurable and next(iter(undurable.values())) < high_watermark:
-            undurable.popitem(last=False)
+        while undurable and undurable[0][0] < high_watermark:
+            del self.unstable[undurable.popleft()[1]]
 
     # ---- forgetting
 
@@ -336,6 +347,7 @@ class ProducerStateMap:
         self._producers.clear()
         self._ongoing.clear()
         self._undurable.clear()
+        self.unstable.clear()
 
     def remove_expired(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers not heard of for `expiration_ms` that have no transaction open; says how many."""
@@ -398,6 +410,7 @@ class ProducerStateMap:
             if producer.transaction_first_offset != NO_OFFSET
         )
         state._ongoing.update(open_transactions)
+        state.unstable.update(open_transactions)
         return state
 
 

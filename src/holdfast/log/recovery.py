@@ -25,10 +25,11 @@ from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
 from holdfast.log.atomic import ASIDE_SUFFIX, parent_of
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
+from holdfast.log.end_markers import add_aborted, replay_batch
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.log import Log
 from holdfast.log.producer_snapshot import decode_snapshot, encode_snapshot
-from holdfast.log.producer_state import ProducerStateMap
+from holdfast.log.producer_state import CompletedTransaction, ProducerStateMap
 from holdfast.log.scan import ANYWHERE, Damage, Found, VerifiedScan, find_later_batch, header_at, scan_headers
 from holdfast.log.segment import (
     CLEANED_SUFFIX,
@@ -83,7 +84,6 @@ def create_log(fs: FileSystem, directory: str, config: TopicConfig, topic_id: by
         start_offset=0,
         producers=ProducerStateMap(directory),
         epochs=LeaderEpochs(),
-        aborted=TransactionIndex(),
     )
     log.flush_first(identity, parent_of(directory))
     segment.close()
@@ -175,10 +175,13 @@ def _settle_index_swap(fs: FileSystem, path: str) -> None:
 
 def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) -> list[Segment]:
     segments = []
-    for name in fs.list(directory):
+    names = set(fs.list(directory))
+    for name in sorted(names):
         if name.endswith(LOG_SUFFIX) and name[:-4].isdigit():
             path = f"{directory}/{name}"
-            segments.append(Segment(fs, directory, int(name[:-4]), fs.size(path), fs.modified_ms(path)))
+            segment = Segment(fs, directory, int(name[:-4]), fs.size(path), fs.modified_ms(path))
+            segment.has_transaction_file = name[:-4] + TXN_INDEX_SUFFIX in names
+            segments.append(segment)
     # A power failure may have kept any part of a deletion: what is below the log start is deleted again.
     while len(segments) > 1 and segments[1].base_offset <= start_offset:
         gone = segments.pop(0)
@@ -216,7 +219,6 @@ class _Opening:
         self.producers = ProducerStateMap(directory)
         self.epochs = self._read_epochs()
         self.epochs_lost = not self.epochs.entries
-        self.aborted = TransactionIndex()
 
     def _read_epochs(self) -> LeaderEpochs:
         try:
@@ -232,7 +234,9 @@ class _Opening:
         start_offset = max(self.trust.start_offset, self.segments[0].base_offset)
         self.epochs.truncate_from_end(self.end_offset)
         self.epochs.truncate_from_start(start_offset)
-        return Log(
+        # Everything that was found is on disk, and so below the high watermark.
+        self.producers.advance_high_watermark(self.end_offset)
+        log = Log(
             self.fs,
             self.directory,
             self.config,
@@ -241,9 +245,10 @@ class _Opening:
             start_offset=start_offset,
             producers=self.producers,
             epochs=self.epochs,
-            aborted=self.aborted,
             is_changed=not self.trust.clean and any(segment.size for segment in self.segments),
         )
+        log.transactions_of(log.active)  # appended to from now on: damage is found here or never
+        return log
 
     def _check_nothing_is_missing(self) -> None:
         if self.end_offset < self.trust.recovery_point:
@@ -339,8 +344,24 @@ class _Opening:
             if damage is not None:
                 self._cut(first + index, damage)
                 break
-        if len(doubtful) > 1:
+        if self._remove_untrue_transactions() or len(doubtful) > 1:
             self.fs.flush_directory(self.directory)
+
+    def _remove_untrue_transactions(self) -> bool:
+        """Remove transaction indexes that tell of batches the log has lost, before their offsets are given again.
+
+        The active segment's is in memory now. A segment that has gone may have left its own behind.
+        """
+        sealed = {offset_name(segment.base_offset) for segment in self.segments[:-1]}
+        untrue = [
+            name
+            for name in self.fs.list(self.directory)
+            if name.endswith(TXN_INDEX_SUFFIX) and name.removesuffix(TXN_INDEX_SUFFIX) not in sealed
+        ]
+        for name in untrue:
+            self.fs.remove(f"{self.directory}/{name}")
+        self.segments[-1].has_transaction_file = False
+        return bool(untrue)
 
     def _is_behind_lost_tail(self, segment: Segment) -> bool:
         """Whether offsets are missing in front of a segment; below the recovery point compaction took them."""
@@ -371,12 +392,14 @@ class _Opening:
                 "segment in front of it"
             )
         segment.start_indexes()
+        transactions = TransactionIndex(segment.base_offset)
+        segment.set_transactions(transactions)
         interval = self.config.index_interval_bytes
         scan = VerifiedScan(segment.file, 0, segment.base_offset, gaps_below=self.trust.gaps_below)
         replay = self._replay
         for position, header in scan:
             segment.note_read_batch(header, position, interval)
-            replay(header)
+            add_aborted(transactions, replay(segment, position, header))
         segment.size = scan.position
         self.end_offset = max(self.end_offset, scan.next_offset)
         if scan.damage is None and segment is not self.segments[-1]:
@@ -385,15 +408,11 @@ class _Opening:
                 file.close()
         return scan.damage
 
-    def _replay(self, header: BatchHeader) -> None:
-        self._replay_producer(header)
+    def _replay(self, segment: Segment, position: int, header: BatchHeader) -> CompletedTransaction | None:
         if header.leader_epoch > self.epochs.latest_epoch:
             self.epochs.assign(header.leader_epoch, header.base_offset)
-
-    def _replay_producer(self, header: BatchHeader) -> None:
         # Expiry counts from when the broker saw a producer, not from the times it put into its records.
-        if header.producer_id >= 0 and not header.is_control:
-            self.producers.update(header, header.base_offset, self.now.wall_ms)
+        return replay_batch(self.producers, header, segment.file, position, self.now.wall_ms)
 
     def _cut(self, index: int, damage: Damage) -> None:
         segment = self.segments[index]
@@ -428,7 +447,7 @@ class _Opening:
         for following in later_segments:
             self._keep_cut_bytes(following, Damage(0, "behind a cut"), following.file.size())
             following.close()
-            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
                 if self.fs.exists(following.path(suffix)):
                     self.fs.remove(following.path(suffix))
         del self.segments[index + 1 :]
@@ -490,4 +509,4 @@ class _Opening:
                 if found.header.base_offset >= end_offset:
                     return
                 if found.header.base_offset >= start:
-                    self._replay_producer(found.header)
+                    replay_batch(self.producers, found.header, segment.file, found.position, self.now.wall_ms)

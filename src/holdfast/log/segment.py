@@ -1,8 +1,9 @@
-"""One segment: a file of batches with its offset and time index.
+"""One segment: a file of batches with its offset, time and transaction index.
 
 The last segment of a log is active, appended to and indexed in memory; the others are sealed and never
 written again (compaction replaces them whole). Index entries of the active segment live in memory and
 reach their files when the segment is sealed or the log is closed, because recovery rebuilds them anyway.
+A segment in which no transaction was aborted has no transaction index file, or an empty one.
 
 Files are opened when first needed, so that thousands of idle partitions cost no descriptors.
 """
@@ -15,6 +16,7 @@ from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.atomic import read_whole
 from holdfast.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from holdfast.log.scan import header_at, scan_headers
+from holdfast.log.transaction_index import TransactionIndex
 from holdfast.seams import Buffer, File, FileSystem
 from holdfast.wire.batch import HEADER_SIZE, LOG_OVERHEAD, NO_TIMESTAMP, BatchHeader, read_header
 
@@ -53,11 +55,13 @@ class Segment:
         "_fs",
         "_index",
         "_time_index",
+        "_transactions",
         "base_offset",
         "bytes_since_index_entry",
         "created_ms",
         "directory",
         "first_timestamp",
+        "has_transaction_file",
         "indexes_rebuilt",
         "max_timestamp",
         "offset_of_max_timestamp",
@@ -78,9 +82,12 @@ class Segment:
         self.bytes_since_index_entry = 0
         self.indexes_rebuilt = False
         """Whether the index files are missing or damaged, so that they should be written anew."""
+        self.has_transaction_file = False
+        """Whether there is a transaction index on disk, which may be older than the one in memory."""
         self._file: File | None = None
         self._index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
+        self._transactions: TransactionIndex | None = None
 
     def path(self, suffix: str = LOG_SUFFIX) -> str:
         return f"{self.directory}/{offset_name(self.base_offset)}{suffix}"
@@ -106,6 +113,7 @@ class Segment:
             self._file.truncate(0)
         self._index = OffsetIndex(self.base_offset)
         self._time_index = TimeIndex(self.base_offset)
+        self._transactions = TransactionIndex(self.base_offset)
 
     # Indexes
 
@@ -122,6 +130,35 @@ class Segment:
             self._load_indexes()
         assert self._time_index is not None
         return self._time_index
+
+    @property
+    def transactions(self) -> TransactionIndex:
+        """The aborted transactions whose markers are here; `CorruptLog` or `OSError` when its file is damaged.
+
+        It cannot be rebuilt from this segment alone: where a transaction began may lie in an earlier one.
+        """
+        if self._transactions is None:
+            data = read_whole(self._fs, self.path(TXN_INDEX_SUFFIX)) if self.has_transaction_file else b""
+            self._transactions = TransactionIndex.from_bytes(data, self.base_offset)
+        return self._transactions
+
+    @property
+    def has_aborted(self) -> bool:
+        """Whether its transaction index may have entries."""
+        return self.has_transaction_file if self._transactions is None else len(self._transactions) > 0
+
+    def offset_bound_behind(self, position: int) -> int | None:
+        """An offset that the bytes before `position` do not reach; None when the index knows of none."""
+        offset = self.index.offset_at_or_after(position)
+        if offset is None:
+            return None
+        # The entry must be true, or a reader would not be told of a transaction that was aborted.
+        found = self.index.lookup(offset)[1]
+        return offset if _batch_ends_at(self.file, found, offset) else None
+
+    def set_transactions(self, index: TransactionIndex) -> None:
+        """Take `index`, rebuilt from the log, in place of what the file says."""
+        self._transactions = index
 
     def _load_indexes(self) -> None:
         """Read both index files; a missing or damaged one is rebuilt from the segment's batches."""
@@ -212,13 +249,19 @@ class Segment:
             self.time_index.append(self.max_timestamp, self.offset_of_max_timestamp)
 
     def write_indexes(self) -> list[File]:
-        """Write both index files whole; the caller flushes them. Only for a segment about to be sealed."""
+        """Write the index files whole; the caller flushes them. Only for a segment about to be sealed."""
         self.finish_time_index()
-        files = []
-        for suffix, data in (
+        contents = [
             (INDEX_SUFFIX, self.index.to_bytes()),
             (TIME_INDEX_SUFFIX, self.time_index.to_bytes()),
-        ):
+        ]
+        transactions = self._transactions
+        if transactions is not None and (len(transactions) or self.has_transaction_file):
+            # An earlier file is emptied rather than removed: that needs no flush but its own.
+            contents.append((TXN_INDEX_SUFFIX, transactions.to_bytes()))
+            self.has_transaction_file = True
+        files = []
+        for suffix, data in contents:
             file = self._fs.open(self.path(suffix), "create")
             file.truncate(0)
             if data:
@@ -230,6 +273,7 @@ class Segment:
         """Give the memory back; the next lookup reads the files."""
         self._index = None
         self._time_index = None
+        self._transactions = None
 
     @property
     def indexes_loaded(self) -> bool:

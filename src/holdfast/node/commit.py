@@ -38,7 +38,7 @@ class GroupCommit:
     def appended(self, partition: HostedPartition) -> None:
         """A batch was written to the partition's log."""
         if not partition.flushes_in_groups:
-            partition.offsets.flushed(partition.log.end_position)
+            partition.flushed(partition.log.end_position)
             if not partition.wants_flush and not self._flush_due(partition):
                 return
         self.request(partition)
@@ -91,7 +91,7 @@ class GroupCommit:
                 self._call_soon(self._begin)
         self._on_flushed(partition)
         # Last: whatever becomes of those who are told now, the next flush is on its way.
-        partition.offsets.flushed(end)
+        partition.flushed(end)
 
 
 def _is_gone(partition: HostedPartition) -> bool:

@@ -28,6 +28,7 @@ MODULES: Final = {
     21: "k21_delete_records",
     22: "k22_init_producer_id",
     23: "k23_offset_for_leader_epoch",
+    27: "k27_write_txn_markers",
     29: "k29_describe_acls",
     32: "k32_describe_configs",
     33: "k33_alter_configs",

@@ -12,10 +12,12 @@ from holdfast.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.log.log import Log
 from holdfast.node.directories import LogDirectory
 from holdfast.partition.offsets import PartitionOffsets
+from holdfast.wire.positions import LogPosition
 
 
 class HostedPartition:
     __slots__ = (
+        "_stable_position",
         "directory",
         "flush_running",
         "index",
@@ -38,9 +40,11 @@ class HostedPartition:
         self.log = log
         self.directory = directory
         self.offsets = PartitionOffsets(log.end_position, leader_epoch)
+        self._stable_position = log.end_position
         self.flush_running = False
         self.wants_flush = False
         self.is_deleted = False
+        self._follow_transactions()
 
     @property
     def name(self) -> str:
@@ -54,6 +58,42 @@ class HostedPartition:
     @property
     def offline(self) -> bool:
         return self.directory.offline
+
+    # Offsets
+
+    def flushed(self, end: LogPosition) -> None:
+        """Everything below `end` is durable: by a flush, or by definition without group commit."""
+        producers = self.log.producers
+        if producers.unstable:
+            # On one node the durable end is the high watermark.
+            producers.advance_high_watermark(end.offset)
+            self._follow_transactions()
+        self.offsets.flushed(end)
+
+    def advance_start(self, offset: int) -> None:
+        """The log begins at `offset` from now on, durably. A transaction open since before counts from there."""
+        self.log.advance_start(offset)
+        if self.log.producers.unstable:
+            self._follow_transactions()
+
+    def _follow_transactions(self) -> None:
+        unstable = self.log.producers.first_unstable_offset
+        if unstable is not None:
+            unstable = max(unstable, self.log.start_offset)
+        self.offsets.first_unstable_offset = unstable
+
+    def readable_end(self, *, read_committed: bool) -> LogPosition:
+        """Where readers must stop: at the high watermark, or before it at the last stable offset."""
+        offsets = self.offsets
+        if not read_committed or offsets.first_unstable_offset is None:
+            return offsets.high_watermark
+        stable = offsets.last_stable_offset
+        if stable >= offsets.high_watermark.offset:
+            return offsets.high_watermark
+        # Compaction leaves the segment of the last stable offset alone: a place once found stays the place.
+        if self._stable_position.offset != stable:
+            self._stable_position = self.log.position_of(stable)
+        return self._stable_position
 
     def end_of_epoch(self, epoch: int, end_offset: int) -> EpochEnd:
         """Where `epoch` ended, for a log that ends at `end_offset` (KIP-320).

@@ -379,7 +379,7 @@ class Node:
         durable = {directory for directory in directories if self.write_log_starts(directory, moved)}
         for hosted, offset in moved.items():
             if not hosted.offline and (even_if_full or hosted.directory in durable):
-                hosted.log.advance_start(offset)
+                hosted.advance_start(offset)
                 remove_below_start(self, hosted)
 
     # Failures

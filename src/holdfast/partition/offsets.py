@@ -50,7 +50,8 @@ class PartitionOffsets:
         """Why nothing more will be committed here, once that is so."""
         self.first_unstable_offset: int | None = None
         """The first offset of the earliest transaction that is undecided, or decided by a marker that is
-        not below the high watermark."""
+        not below the high watermark. Whoever moves the high watermark sets it first; in between it may lack
+        transactions that begin above the high watermark, which bound nothing yet."""
         self._commit_waiters: deque[tuple[int, CommitWaiter]] = deque()
         self.fetch_waiters: dict[FetchWaiter, None] = {}
         """Parked fetches that watch this partition, in order of arrival."""

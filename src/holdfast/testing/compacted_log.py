@@ -11,8 +11,9 @@ from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
 from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Swap, examine, plan_round
+from holdfast.log.end_markers import build_end_marker
 from holdfast.log.log import Log
-from holdfast.log.producer_state import EndMarker, encode_end_marker
+from holdfast.log.producer_state import EndMarker
 from holdfast.log.recovery import Trust, open_log
 from holdfast.log.tasks import run
 from holdfast.seams import Now
@@ -84,20 +85,8 @@ class CompactedLog:
         return self.log.append(check_whole(batch), batch, 0, self.now)
 
     def append_marker(self, producer_id: int, *, is_commit: bool) -> BatchHeader:
-        key, value = encode_end_marker(EndMarker(is_commit, 0))
-        batch = build_batch(
-            [Record(0, 0, key, value)],
-            base_timestamp=self.now_ms,
-            producer_id=producer_id,
-            producer_epoch=0,
-            is_transactional=True,
-            is_control=True,
-        )
-        header = check_whole(batch)._replace(base_offset=self.log.end_offset)
-        # The log takes markers for data until transactions are served: keep them from its producer state.
-        stored = self.log.append(header._replace(producer_id=-1), batch, 0, self.now)
-        self.log.producers.complete(header, EndMarker(is_commit, 0), stored.base_offset, self.now_ms)
-        return stored
+        batch = build_end_marker(producer_id, 0, EndMarker(is_commit, 0), self.now_ms)
+        return self.log.append(check_whole(batch), batch, 0, self.now)
 
     def roll(self) -> None:
         self.log.roll(self.now)

@@ -1,14 +1,17 @@
 """Fetch (1), versions 4 to 18: bytes of files as they are, from an offset, up to the high watermark.
 
-Records are not parsed. A fetch that finds fewer than `min_bytes` is parked, holding no thread, until data
-arrives on one of its partitions or `max_wait` passes. At least one whole batch is returned, however large, by
-the first partition that has data.
+Records are not parsed. A read_committed fetch ends at the last stable offset; it gets records of aborted
+transactions along with the others and is told which producers aborted from which offset on.
+
+A fetch that finds fewer than `min_bytes` is parked, holding no thread, until data arrives on one of its partitions
+or `max_wait` passes. At least one whole batch is returned, however large, by the first partition that has data.
 
 Left out: follower fetches (`replica_id` ≥ 0), which replication will serve.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -21,7 +24,6 @@ from holdfast.node.hosted import HostedPartition
 from holdfast.node.timers import Timer
 from holdfast.seams import Now
 from holdfast.wire.hot import FETCH_TOPIC_IDS, Fetched, pack_fetch_response
-from holdfast.wire.positions import LogPosition
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
@@ -120,14 +122,14 @@ class Reading:
                 )
         if offset < log.start_offset or offset > log.end_offset:
             return _out_of_range(hosted)
-        bound: LogPosition = high_watermark
-        if self.read_committed and stable < high_watermark.offset:
-            bound = log.position_of(stable)
+        bound = hosted.readable_end(read_committed=self.read_committed)
         limit = min(wanted.partition_max_bytes, remaining)
         piece = (
             log.read(offset, limit, bound, at_least_one=at_least_one) if limit > 0 or at_least_one else None
         )
-        aborted: list[tuple[int, int]] | None = [] if self.read_committed else None
+        aborted: Sequence[tuple[int, int]] | None = None
+        if self.read_committed:
+            aborted = log.aborted_in(offset, piece, bound.offset) if piece is not None else ()
         return Fetched(
             hosted.index,
             0,

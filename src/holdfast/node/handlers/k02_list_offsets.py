@@ -109,10 +109,7 @@ def _epoch_of(hosted: HostedPartition, timestamp: int, offset: int) -> int:
 def find_offset(hosted: HostedPartition, timestamp: int, read_committed: bool) -> tuple[int, int]:
     """(timestamp, offset) for a time or special place; (-1, -1) when there is none."""
     log = hosted.log
-    offsets = hosted.offsets
-    bound = offsets.high_watermark
-    if read_committed and offsets.last_stable_offset < bound.offset:
-        bound = log.position_of(offsets.last_stable_offset)
+    bound = hosted.readable_end(read_committed=read_committed)
     if timestamp == LATEST:
         return -1, bound.offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):

@@ -1,0 +1,90 @@
+"""The control batches that end transactions: building them, reading them, and taking them into account.
+
+A marker is a batch of one control record, of the producer whose transaction it ends and without a sequence. It
+says commit or abort and names the coordinator's epoch. Everything that replays a log comes through
+`replay_batch`, so that a log that was appended to, one that was recovered and one that is surveyed agree.
+
+Compaction empties a marker whose transaction has nothing left and that still carries its producer's epoch. Such
+a batch ends nothing: that transaction has no batch which could have begun it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.log.producer_state import (
+    CompletedTransaction,
+    EndMarker,
+    ProducerStateMap,
+    decode_end_marker,
+    encode_end_marker,
+)
+from holdfast.log.scan import Found
+from holdfast.log.transaction_index import TransactionIndex
+from holdfast.seams import Buffer, File
+from holdfast.wire.batch import CONTROL, BatchHeader, Record, build_batch, iterate_records
+
+
+def build_end_marker(producer_id: int, producer_epoch: int, marker: EndMarker, timestamp_ms: int) -> bytes:
+    """The control batch that ends this producer's transaction."""
+    key, value = encode_end_marker(marker)
+    return build_batch(
+        [Record(0, 0, key, value)],
+        base_timestamp=timestamp_ms,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        is_transactional=True,
+        is_control=True,
+    )
+
+
+def read_end_marker(batch: Buffer) -> EndMarker | None:
+    """The marker in a control batch; None when it was emptied, or is a control batch of another kind."""
+    for record in iterate_records(batch):
+        return decode_end_marker(record.key, record.value)
+    return None
+
+
+def replay_batch(
+    producers: ProducerStateMap, header: BatchHeader, file: File, position: int, now_ms: int
+) -> CompletedTransaction | None:
+    """Record a stored batch, which stands at `position` of `file`; returns the transaction it ended, if any."""
+    if header.producer_id < 0:
+        return None
+    if not header.attributes & CONTROL:
+        producers.update(header, header.base_offset, now_ms)
+        return None
+    marker = read_end_marker(file.pread(header.size, position))
+    if marker is None:
+        producers.note_epoch(header, now_ms)
+        return None
+    return producers.complete(header, marker, header.base_offset, now_ms)
+
+
+def add_aborted(index: TransactionIndex, completed: CompletedTransaction | None) -> None:
+    """Note a transaction that ended in the segment of `index`, if it was aborted."""
+    if completed is not None and completed.is_aborted:
+        index.append(
+            completed.producer_id,
+            completed.first_offset,
+            completed.last_offset,
+            completed.last_stable_offset,
+        )
+
+
+def rebuild_transactions(
+    batches: Iterable[tuple[File, Found]], base_offset: int, end_offset: int
+) -> TransactionIndex:
+    """The index of the segment with the offsets from `base_offset` up to `end_offset`.
+
+    `batches` are those of the log from its beginning: any of them may belong to a transaction that ends there.
+    """
+    producers = ProducerStateMap()
+    index = TransactionIndex(base_offset)
+    for file, (position, header) in batches:
+        if header.base_offset >= end_offset:
+            break
+        completed = replay_batch(producers, header, file, position, 0)
+        if header.base_offset >= base_offset:
+            add_aborted(index, completed)
+    return index

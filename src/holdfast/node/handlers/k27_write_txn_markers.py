@@ -1,0 +1,100 @@
+"""WriteTxnMarkers (27), versions 1 and 2: a coordinator, or an operator, ends transactions in partitions.
+
+Each marker is answered for each partition, once it is committed there. Version 2 says by which rules the
+transaction ran, which decides how its epoch is checked. An operator sends this to end a hanging transaction: one
+that no coordinator knows of any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.node.context import Answer, Fields, Later, RequestContext
+from holdfast.node.markers import append_marker
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+Codes = dict[int, dict[str, dict[int, int]]]
+"""The answer: error code by producer id, topic and partition."""
+
+
+class Writing:
+    """One request under way: an error code for each marker, and how many are not committed yet."""
+
+    def __init__(self) -> None:
+        self.codes: Codes = {}
+        self.waiting = 0
+        self.later: Later | None = None
+
+    def settle(self, producer_id: int, topic: str, index: int, error: Exception | None) -> None:
+        if error is not None:
+            code = error.code if isinstance(error, ApiError) else ErrorCode.kafka_storage_error
+            self.codes[producer_id][topic][index] = code
+        self.waiting -= 1
+        if not self.waiting and self.later is not None:
+            self.later.resolve(self.response())
+
+    def response(self) -> Fields:
+        return {
+            "markers": [
+                {
+                    "producer_id": producer_id,
+                    "topics": [
+                        {
+                            "name": topic,
+                            "partitions": [
+                                {"partition_index": index, "error_code": code}
+                                for index, code in partitions.items()
+                            ],
+                        }
+                        for topic, partitions in topics.items()
+                    ],
+                }
+                for producer_id, topics in self.codes.items()
+            ]
+        }
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+    writing = Writing()
+    for marker in request.markers:
+        topics = writing.codes.setdefault(marker.producer_id, {})
+        for topic in marker.topics:
+            codes = topics.setdefault(topic.name, {})
+            for index in topic.partition_indexes:
+                codes[index] = 0
+                try:
+                    _write(node, writing, marker, topic.name, index, now)
+                except ApiError as error:
+                    codes[index] = error.code
+    if not writing.waiting:
+        return writing.response()
+    later = writing.later = Later()
+    return later
+
+
+def _write(node: Node, writing: Writing, marker: Any, topic: str, index: int, now: Now) -> None:
+    hosted = node.leader_of(topic, index)
+    producer_id = marker.producer_id
+    if producer_id < 0 or marker.producer_epoch < 0:
+        raise ApiError(ErrorCode.unknown_server_error, f"producer {producer_id} can have no transaction")
+    end_offset = append_marker(
+        node,
+        hosted,
+        producer_id,
+        marker.producer_epoch,
+        marker.transaction_result,
+        marker.coordinator_epoch,
+        getattr(marker, "transaction_version", 0),
+        now,
+    )
+    if not hosted.offsets.is_committed(end_offset):
+        writing.waiting += 1
+        hosted.offsets.when_committed(
+            end_offset, lambda error: writing.settle(producer_id, topic, index, error)
+        )

@@ -1,0 +1,74 @@
+"""Ending a transaction in one partition: the marker is appended, and everybody who keeps account is told.
+
+The log's producer state and transaction index follow the append. The last stable offset follows when the marker
+is below the high watermark, with the flush that is asked for here. A partition that holds groups' positions has a
+coordinator beside its log, which learns at once what becomes of the pending ones: its answers wait for the flush.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.log.end_markers import build_end_marker
+from holdfast.log.producer_state import EndMarker
+from holdfast.node.directories import REFUSED_ERRNOS
+from holdfast.node.hosted import HostedPartition
+from holdfast.seams import Now
+from holdfast.wire.batch import read_header, with_log_append_time
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+GROUPS_TOPIC: Final = "__consumer_offsets"
+
+
+def append_marker(
+    node: Node,
+    hosted: HostedPartition,
+    producer_id: int,
+    producer_epoch: int,
+    is_commit: bool,
+    coordinator_epoch: int,
+    transaction_version: int,
+    now: Now,
+) -> int:
+    """Append the marker; returns the end offset that must be committed before its transaction has ended here.
+
+    Raises `ApiError` when producer or coordinator are fenced, or the log cannot be written: nothing has changed.
+    """
+    log = hosted.log
+    if hosted.offline or hosted.is_deleted or hosted.offsets.failure is not None:
+        raise ApiError(ErrorCode.kafka_storage_error, f"{hosted.name} is offline")
+    log.producers.check_marker(
+        producer_id, producer_epoch, coordinator_epoch, transaction_version=transaction_version
+    )
+    batch = build_end_marker(
+        producer_id, producer_epoch, EndMarker(is_commit, coordinator_epoch), now.wall_ms
+    )
+    header = read_header(batch)
+    if log.config.message_timestamp_type == "LogAppendTime":
+        batch = with_log_append_time(header, batch, now.wall_ms)
+        header = read_header(batch)
+    try:
+        log.append(header, batch, hosted.leader_epoch, now)
+    except OSError as error:
+        if error.errno not in REFUSED_ERRNOS:
+            node.directory_failed(hosted.directory, error)
+        raise ApiError(
+            ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}"
+        ) from error
+    end_offset = log.end_offset
+    if hosted.topic == GROUPS_TOPIC:
+        _tell_groups(node, hosted, producer_id, is_commit, now)
+    node.commit.appended(hosted)
+    return end_offset
+
+
+def _tell_groups(node: Node, hosted: HostedPartition, producer_id: int, is_commit: bool, now: Now) -> None:
+    groups = getattr(node, "groups", None)
+    coordinator = groups.known_at(hosted.index) if groups is not None else None
+    if coordinator is not None:
+        coordinator.machine.end_transaction(producer_id, is_commit, now)
