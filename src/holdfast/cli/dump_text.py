@@ -71,7 +71,8 @@ def _record(event: Event, skip_metadata: bool) -> str | None:
     if event.get("key") is not None:
         parts.append(f"key: {_content(event['key'])}")
     if "value" in event:
-        parts.append(f"payload: {_content(event['value'])}")
+        is_removed = event["value"] is None and isinstance(event["key"], dict)
+        parts.append(f"payload: {'<DELETE>' if is_removed else _content(event['value'])}")
     if "undecodable" in event:
         parts.append(f"(not decoded: {event['undecodable']})")
     return " ".join(parts)

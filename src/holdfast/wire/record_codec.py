@@ -59,6 +59,11 @@ class Field(NamedTuple):
     untagged: Any = _ITS_DEFAULT
     """What it means that the tag is missing, where that is not the field's default."""
 
+    def is_written(self, value: Any, default: Any, version: int) -> bool:
+        """Whether this version writes a field with this value and this default."""
+        unwritten = default if self.untagged is _ITS_DEFAULT else self.untagged
+        return self.since <= version <= self.until and (self.tag is None or value != unwritten)
+
 
 class _Fixed:
     def __init__(self, code: str) -> None:
