@@ -1,0 +1,100 @@
+"""Where spools live: a directory that many processes share, each with a spool of its own inside.
+
+    HOME/<id>/            one spool; the id, 16 hexadecimal digits, is chosen once and names its messages for ever
+    HOME/<id>/lock        held by the process that owns the spool, let go of by its death
+    HOME/<id>/*.spool     its segments
+    HOME/<id>/progress    how far it was delivered; what is not known here is sent again
+    HOME/<id>/refused/    messages that no broker will ever take, with the reasons
+
+A process that opens a home takes every spool whose owner is dead: it writes to one of them, or to a new one when there
+is none, and delivers what the others hold. A spool that is empty and not in use is removed by whoever finds it so.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from holdfast.errors import UsageError
+from holdfast.seams import FileSystem, Lock, Randomness
+
+LOCK_FILE: Final = "lock"
+REFUSED_DIRECTORY: Final = "refused"
+ID_DIGITS: Final = 16
+
+
+class OwnedSpool(NamedTuple):
+    """A spool of which this process is the owner."""
+
+    id: str
+    directory: str
+    lock: Lock
+
+
+class SpoolHome:
+    def __init__(self, fs: FileSystem, path: str, randomness: Randomness) -> None:
+        self._fs = fs
+        self.path = path
+        self._randomness = randomness
+
+    def ids(self) -> list[str]:
+        """Every spool there is, whoever owns it."""
+        if not self._fs.exists(self.path):
+            return []
+        return [name for name in self._fs.list(self.path) if is_spool_id(name)]
+
+    def directory(self, spool_id: str) -> str:
+        return f"{self.path}/{spool_id}"
+
+    def take(self, spool_id: str) -> OwnedSpool | None:
+        """Own a spool that exists; None while another process, or another producer of this one, does."""
+        directory = self.directory(spool_id)
+        try:
+            lock = self._fs.lock(f"{directory}/{LOCK_FILE}")
+        except BlockingIOError:
+            return None
+        except FileNotFoundError:
+            # Removed by its owner between the listing and now.
+            return None
+        if not self._fs.exists(f"{directory}/{LOCK_FILE}"):
+            # Removed between opening the lock file and locking it: what we hold has no name any more.
+            lock.release()
+            return None
+        return OwnedSpool(spool_id, directory, lock)
+
+    def take_abandoned(self) -> Iterator[OwnedSpool]:
+        """Every spool whose owner is dead."""
+        for spool_id in self.ids():
+            owned = self.take(spool_id)
+            if owned is not None:
+                yield owned
+
+    def create(self) -> OwnedSpool:
+        """A new spool, durable as a name before anything is stored in it."""
+        try:
+            self._fs.make_directory(self.path)
+            if not self._fs.is_directory(self.path):
+                raise UsageError(f"{self.path} is not a directory; a spool needs one of its own")
+            spool_id = self._randomness.uuid_bytes().hex()[:ID_DIGITS]
+            directory = self.directory(spool_id)
+            self._fs.make_directory(directory)
+            lock = self._fs.lock(f"{directory}/{LOCK_FILE}")
+            self._fs.flush_directory(self.path)
+        except FileExistsError as error:
+            raise UsageError(f"{self.path} is not a directory; a spool needs one of its own") from error
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
+            raise
+        return OwnedSpool(spool_id, directory, lock)
+
+    def remove(self, owned: OwnedSpool) -> None:
+        """Take an empty spool away and let go of it. Its id is never used again."""
+        self._fs.remove_tree(owned.directory)
+        self._fs.flush_directory(self.path)
+        owned.lock.release()
+
+
+def is_spool_id(name: str) -> bool:
+    return len(name) == ID_DIGITS and all(digit in "0123456789abcdef" for digit in name)
