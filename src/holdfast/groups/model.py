@@ -154,6 +154,8 @@ class JoinRequest(NamedTuple):
 
 
 class JoinedMember(NamedTuple):
+    """Another member, as the leader is told of it."""
+
     member_id: str
     group_instance_id: str | None
     metadata: bytes
@@ -231,6 +233,8 @@ class Position(NamedTuple):
     """When a client of an old version wanted it forgotten; -1: retention decides."""
     topic_id: UUID = NO_TOPIC_ID
     """Of the topic it was committed for, when the client or the cluster knew; a topic made anew is another one."""
+    order: int = 0
+    """Rises with each commit of a shard: which of two commits was later."""
 
 
 class PartitionCommit(NamedTuple):
@@ -271,6 +275,8 @@ class TransactionalCommit(NamedTuple):
     api_version: int = 5
 
 
+PartitionCheck: TypeAlias = Callable[[str, UUID, int], None]
+"""Given a topic, its id and a partition: raises the `ApiError` that refuses the whole commit."""
 CommitReply: TypeAlias = dict[tuple[str, int], ErrorCode]
 """The outcome for each topic and partition of the request."""
 
@@ -308,7 +314,9 @@ class Group(Protocol):
     """Both kinds of groups. Every `check_…` raises the `ApiError` to answer with."""
 
     group_id: str
-    type: GroupType
+
+    @property
+    def type(self) -> GroupType: ...
 
     @property
     def state(self) -> str:
@@ -346,8 +354,11 @@ class Group(Protocol):
         *,
         is_transactional: bool,
         api_version: int,
-    ) -> None:
-        """Whether this member may commit now; a commit of a member is also a sign of life where Kafka says so."""
+    ) -> PartitionCheck | None:
+        """Whether this member may commit now, anything (None) or what the returned check lets pass.
+
+        A commit of a classic member is a sign of life.
+        """
         ...
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None: ...

@@ -41,12 +41,14 @@ from holdfast.node.connection import Connection
 from holdfast.node.context import Answer, ConnectionInfo, Part, RequestContext
 from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
 from holdfast.node.fetch_sessions import FetchSessions
+from holdfast.node.group_service import GroupService
 from holdfast.node.handlers.k00_produce import Production
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.partitions import Partitions
 from holdfast.node.producer_ids import ProducerIdSource
 from holdfast.node.removal import remove_below_start
 from holdfast.node.timers import Timers
+from holdfast.node.transaction_service import TransactionService
 from holdfast.partition.offsets import CommitWaiter
 from holdfast.seams import Buffer, FileSystem, Flusher, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
@@ -108,6 +110,8 @@ class Node:
         )
         self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
         self.producer_ids = ProducerIdSource(self)
+        self.transactions = TransactionService(self)
+        self.groups = GroupService(self)
         self.metadata: HostedPartition | None = None
         self._doomed: list[HostedPartition] = []
         """Deleted, but not durably yet: a crash may bring them back, so the checkpoints go on naming them."""
@@ -306,6 +310,12 @@ class Node:
                 hosted = self.partitions.get(topic.name, partition.index)
                 if hosted is not None:
                     hosted.leader_epoch = hosted.offsets.leader_epoch = partition.leader_epoch
+        known_names = {known.name for known in before.values() if known is not None}
+        self.groups.topics_changed(known_names | self._names_of(before), now)
+
+    def _names_of(self, topic_ids: Iterable[UUID]) -> set[str]:
+        topics = (self.image.topics_by_id.get(topic_id) for topic_id in topic_ids)
+        return {topic.name for topic in topics if topic is not None}
 
     def _follow_settings(self) -> None:
         self.apply_settings()

@@ -36,6 +36,9 @@ def start(node: Node, now: Now) -> None:
             if not (directory.recovery_points_known and directory.log_starts_known):
                 node.forget_deleted(directory)
             directory.begin_session(node.seams.boot_id)
+    node.groups.load(now)
+    # After the groups: markers that are missing are written now, and end what groups hold as pending.
+    node.transactions.load(now)
 
 
 def _open_directories(node: Node) -> None:

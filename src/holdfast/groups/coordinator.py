@@ -1,0 +1,353 @@
+"""The coordinator of one partition of `__consumer_offsets`: its groups and their positions.
+
+It finds the group a request is about, makes it when it is the first to speak of it, and lets it decide. Groups of both
+kinds look alike from here (`model.Group`); the new protocol's own requests are in `consumer`.
+
+A group exists while it has members, positions, or a record of its own. A group that only commits positions, a *simple*
+one, has no record: it is there because its positions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.groups.classic import ClassicGroup, append_error
+from holdfast.groups.classic_records import new_group_record, restore_group
+from holdfast.groups.model import (
+    NO_MEMBER_ID,
+    ClassicDescription,
+    CommitReply,
+    CommitRequest,
+    Group,
+    GroupType,
+    HeartbeatRequest,
+    JoinCallback,
+    JoinReply,
+    JoinRequest,
+    LeaveReply,
+    LeaveRequest,
+    ListedGroup,
+    Position,
+    Records,
+    Surroundings,
+    SyncCallback,
+    SyncReply,
+    SyncRequest,
+    TransactionalCommit,
+)
+from holdfast.groups.offsets import OffsetStore, batches, refuse_id_too_long
+from holdfast.seams import Now, Scheduled
+from holdfast.wire.batch import BatchHeader, Record
+from holdfast.wire.control_records import decode_end_marker
+from holdfast.wire.coordinator_records import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    OffsetCommitKey,
+    OffsetCommitValue,
+    UnknownRecord,
+    decode_group_record,
+)
+
+GROUP_NOT_FOUND_FROM_VERSION = 9
+"""OffsetCommit: clients of this version on understand that a group does not exist."""
+
+
+class FetchedPosition(NamedTuple):
+    error: ErrorCode
+    position: Position | None
+
+
+class GroupCoordinator:
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+        self.groups: dict[str, Group] = {}
+        self.offsets = OffsetStore(surroundings)
+        self._expiry_timer: Scheduled | None = None
+
+    # Groups coming and going
+
+    def put(self, group: Group) -> None:
+        self.groups[group.group_id] = group
+
+    def drop(self, group_id: str) -> None:
+        self.groups.pop(group_id, None)
+
+    # The classic protocol
+
+    def join(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
+        settings = self.surroundings.settings()
+        try:
+            if not request.group_id:
+                raise ApiError(ErrorCode.invalid_group_id)
+            refuse_id_too_long(request.group_id)
+            if not (
+                settings.group_min_session_timeout_ms
+                <= request.session_timeout_ms
+                <= settings.group_max_session_timeout_ms
+            ):
+                raise ApiError(ErrorCode.invalid_session_timeout)
+            group = self._group_to_join(request, now)
+        except ApiError as error:
+            reply(JoinReply(append_error(error), request.member_id))
+            return
+        group.join(request, reply, now)
+
+    def _group_to_join(self, request: JoinRequest, now: Now) -> Group:
+        group = self.groups.get(request.group_id)
+        if group is not None and (group.type is GroupType.CLASSIC or not group.is_empty):
+            return group
+        if request.member_id != NO_MEMBER_ID:
+            raise ApiError(ErrorCode.unknown_member_id)
+        records: Records = [*group.tombstones()] if group is not None else []
+        records.append(new_group_record(request.group_id, now.wall_ms))
+        self.surroundings.journal.append(records, now)
+        if group is not None:
+            group.unload()
+        fresh = ClassicGroup(request.group_id, self.surroundings)
+        self.put(fresh)
+        return fresh
+
+    def sync(self, request: SyncRequest, reply: SyncCallback, now: Now) -> None:
+        group = self.groups.get(request.group_id)
+        if not request.group_id:
+            reply(SyncReply(ErrorCode.invalid_group_id))
+        elif group is None:
+            reply(SyncReply(ErrorCode.unknown_member_id))
+        else:
+            group.sync(request, reply, now)
+
+    def heartbeat(self, request: HeartbeatRequest, now: Now) -> ErrorCode:
+        group = self.groups.get(request.group_id)
+        if group is None:
+            return ErrorCode.unknown_member_id if request.group_id else ErrorCode.invalid_group_id
+        return group.heartbeat(request, now)
+
+    def leave(self, request: LeaveRequest, now: Now) -> LeaveReply:
+        if not request.group_id:
+            return LeaveReply(ErrorCode.invalid_group_id)
+        group = self.groups.get(request.group_id)
+        if group is None:
+            return LeaveReply(
+                ErrorCode.none, tuple((member, ErrorCode.unknown_member_id) for member in request.members)
+            )
+        return group.leave(request, now)
+
+    # Positions
+
+    def commit(self, request: CommitRequest, now: Now) -> CommitReply:
+        """Raises the error that all partitions get."""
+        refuse_id_too_long(request.group_id)
+        group = self.groups.get(request.group_id)
+        if group is None:
+            if request.generation >= 0:
+                raise ApiError(
+                    ErrorCode.group_id_not_found
+                    if request.api_version >= GROUP_NOT_FOUND_FROM_VERSION
+                    else ErrorCode.illegal_generation
+                )
+            check = None
+        else:
+            check = group.check_offset_commit(
+                request.member_id,
+                request.group_instance_id,
+                request.generation,
+                now,
+                is_transactional=False,
+                api_version=request.api_version,
+            )
+        reply = self.offsets.commit(request, check, now)
+        self._keep_simple_group(request.group_id)
+        return reply
+
+    def commit_in_transaction(self, request: TransactionalCommit, now: Now) -> CommitReply:
+        """Raises the error that all partitions get."""
+        if not request.group_id:
+            raise ApiError(ErrorCode.invalid_group_id)
+        refuse_id_too_long(request.group_id)
+        group = self.groups.get(request.group_id)
+        check = None
+        if group is not None:
+            try:
+                check = group.check_offset_commit(
+                    request.member_id,
+                    request.group_instance_id,
+                    request.generation,
+                    now,
+                    is_transactional=True,
+                    api_version=request.api_version,
+                )
+            except ApiError as error:
+                if error.code is ErrorCode.stale_member_epoch:
+                    raise ApiError(ErrorCode.illegal_generation, error.message) from error
+                raise
+        elif request.generation >= 0:
+            raise ApiError(ErrorCode.illegal_generation)
+        reply = self.offsets.commit_in_transaction(request, check, now)
+        self._keep_simple_group(request.group_id)
+        return reply
+
+    def end_transaction(self, producer_id: int, is_commit: bool, now: Now) -> None:
+        """The marker has been appended to this shard's log."""
+        self.offsets.end_transaction(producer_id, is_commit)
+
+    def _keep_simple_group(self, group_id: str) -> None:
+        if group_id not in self.groups and (
+            self.offsets.of_group(group_id) or self.offsets.has_open_transactions(group_id)
+        ):
+            self.put(ClassicGroup(group_id, self.surroundings))
+
+    def check_offset_fetch(self, group_id: str, member_id: str | None, member_epoch: int) -> None:
+        """Raises the error that the whole group is answered with; a group that does not exist has no positions."""
+        group = self.groups.get(group_id)
+        if group is not None:
+            group.check_offset_fetch(member_id, member_epoch)
+
+    def position(self, group_id: str, topic: str, partition: int, *, require_stable: bool) -> FetchedPosition:
+        if require_stable and self.offsets.is_pending(group_id, topic, partition):
+            return FetchedPosition(ErrorCode.unstable_offset_commit, None)
+        return FetchedPosition(ErrorCode.none, self.offsets.of_group(group_id).get((topic, partition)))
+
+    def delete_offsets(
+        self, group_id: str, partitions: Iterable[tuple[str, int]], now: Now
+    ) -> dict[tuple[str, int], ErrorCode]:
+        """Raises the error that the whole request is answered with."""
+        if not group_id:
+            raise ApiError(ErrorCode.invalid_group_id)
+        group = self._existing(group_id)
+        group.check_offset_delete()
+        reply: dict[tuple[str, int], ErrorCode] = {}
+        doomed: list[tuple[str, int]] = []
+        for topic, partition in partitions:
+            if group.is_subscribed_to(topic):
+                reply[topic, partition] = ErrorCode.group_subscribed_to_topic
+            else:
+                reply[topic, partition] = ErrorCode.none
+                doomed.append((topic, partition))
+        self._forget(group_id, doomed, now)
+        return reply
+
+    def _forget(self, group_id: str, partitions: Sequence[tuple[str, int]], now: Now) -> None:
+        for part in batches(self.offsets.tombstones(group_id, partitions)):
+            self.surroundings.journal.append(part, now)
+        for topic, partition in partitions:
+            self.offsets.forget(group_id, topic, partition)
+
+    # Looking after groups
+
+    def describe(self, group_id: str) -> ClassicDescription:
+        group = self._existing(group_id)
+        if not isinstance(group, ClassicGroup):
+            raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} is not a classic group.")
+        return group.describe()
+
+    def list(self, states: Collection[str], types: Collection[GroupType]) -> list[ListedGroup]:
+        """Groups in any of these states (in lower case) and of any of these types; none given means all."""
+        return [
+            ListedGroup(group.group_id, group.protocol_type or "", group.state, group.type)
+            for group in self.groups.values()
+            if (not states or group.state.lower() in states) and (not types or group.type in types)
+        ]
+
+    def delete(self, group_id: str, now: Now) -> None:
+        group = self._existing(group_id)
+        group.check_delete()
+        records = self.offsets.tombstones(group_id) + group.tombstones()
+        for part in batches(records):
+            self.surroundings.journal.append(part, now)
+        self.offsets.forget_group(group_id)
+        group.unload()
+        self.drop(group_id)
+
+    def _existing(self, group_id: str) -> Group:
+        group = self.groups.get(group_id)
+        if group is None:
+            raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} not found.")
+        return group
+
+    # Time
+
+    def _schedule_expiry(self, now: Now) -> None:
+        interval_ms = self.surroundings.settings().offsets_retention_check_interval_ms
+        self._expiry_timer = self.surroundings.schedule.at(now.monotonic_ms + interval_ms, self._expire)
+
+    def _expire(self, now: Now) -> None:
+        try:
+            for group_id in list(self.groups):
+                self._expire_group(group_id, now)
+        except ApiError as error:
+            self.surroundings.say(f"expired positions could not be taken out of the log: {error}")
+        self._schedule_expiry(now)
+
+    def _expire_group(self, group_id: str, now: Now) -> None:
+        group = self.groups[group_id]
+        due, all_due = self.offsets.expired(group, now)
+        self._forget(group_id, due, now)
+        if all_due and group.is_empty:
+            self.surroundings.journal.append(group.tombstones(), now)
+            group.unload()
+            self.drop(group_id)
+
+    # Topics
+
+    def topics_changed(self, names: set[str], now: Now) -> None:
+        """Topics were made, grown or deleted."""
+        if all(self.surroundings.topics.by_name(name) is not None for name in names):
+            return
+        self._forget_strangers(now)
+
+    def _forget_strangers(self, now: Now) -> None:
+        try:
+            for group_id, partitions in self.offsets.strangers().items():
+                self._forget(group_id, partitions, now)
+        except ApiError as error:
+            self.surroundings.say(f"positions in deleted topics could not be taken out of the log: {error}")
+
+    # The log
+
+    def replay(self, header: BatchHeader, records: Sequence[Record]) -> None:
+        if header.is_control:
+            for record in records:
+                marker = decode_end_marker(record.key, record.value)
+                if marker is not None:
+                    self.offsets.end_transaction(header.producer_id, marker.is_commit)
+            return
+        producer_id = header.producer_id if header.is_transactional else None
+        for record in records:
+            if record.key is not None:
+                self._replay_one(bytes(record.key), record.value, producer_id)
+
+    def _replay_one(self, key_bytes: bytes, value_bytes: bytes | None, producer_id: int | None) -> None:
+        key, value = decode_group_record(key_bytes, None if value_bytes is None else bytes(value_bytes))
+        if isinstance(key, UnknownRecord) or isinstance(value, UnknownRecord):
+            return
+        if isinstance(key, OffsetCommitKey):
+            assert value is None or isinstance(value, OffsetCommitValue)
+            self.offsets.replay(key, value, producer_id)
+        elif isinstance(key, GroupMetadataKey):
+            assert value is None or isinstance(value, GroupMetadataValue)
+            # What a consumer group of this name left behind was taken out, or will be, by records of its own.
+            if isinstance(self.groups.get(key.group), ClassicGroup):
+                self.drop(key.group)
+            if value is not None:
+                group = ClassicGroup(key.group, self.surroundings)
+                restore_group(group, value)
+                self.put(group)
+
+    def loaded(self, now: Now) -> None:
+        for group_id in self.offsets.groups():
+            self._keep_simple_group(group_id)
+        for group in list(self.groups.values()):
+            group.loaded(now)
+        self._forget_strangers(now)
+        self._schedule_expiry(now)
+
+    def unload(self) -> None:
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        for group in list(self.groups.values()):
+            group.unload()
+        self.groups.clear()

@@ -1,0 +1,277 @@
+"""The committed positions of all groups of one shard.
+
+A position is one record: its key names group, topic and partition, a record without value takes it back. Positions
+committed in a transaction are *pending* under the producer's id until the marker of that transaction is in the log:
+then they count, or are forgotten. While a position is pending, readers who ask for stable ones are told to wait.
+
+Rules kept:
+
+- Of a plain commit and a transactional one for the same partition the later *commit* wins, whenever the marker came.
+  `Position.order` says which was later; replaying the log gives the same order again.
+- Forgetting a position forgets what is pending for it too.
+- What is here is what replaying the journal gives: `replay` and the requests change the state by the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.groups.model import (
+    NO_TOPIC_ID,
+    CommitReply,
+    CommitRequest,
+    Group,
+    PartitionCheck,
+    PartitionCommit,
+    Position,
+    Records,
+    Surroundings,
+    TopicCommit,
+    TransactionalCommit,
+)
+from holdfast.seams import Now
+from holdfast.wire.coordinator_records import OffsetCommitKey, OffsetCommitValue
+
+DEFAULT_RETENTION: Final = -1
+MINUTE_MS: Final = 60_000
+BATCH_BYTES: Final = 512 * 1024
+"""Tombstones of one batch: half of what `max.message.bytes` allows by default."""
+
+Partitions = dict[tuple[str, int], Position]
+NOTHING: Final[Mapping[tuple[str, int], Position]] = {}
+
+
+class OffsetStore:
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._around = surroundings
+        self._positions: dict[str, Partitions] = {}
+        self._pending: dict[int, dict[str, Partitions]] = {}
+        """By producer id, then by group: one transaction may commit for several."""
+        self._open: dict[str, set[int]] = {}
+        """The producers whose transactions hold something of a group."""
+        self._order = 0
+
+    # Looking
+
+    def of_group(self, group_id: str) -> Mapping[tuple[str, int], Position]:
+        return self._positions.get(group_id, NOTHING)
+
+    def groups(self) -> list[str]:
+        """Whose positions are here, pending ones included."""
+        return list(self._positions.keys() | self._open.keys())
+
+    def has_open_transactions(self, group_id: str) -> bool:
+        return group_id in self._open
+
+    def is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        return any(
+            (topic, partition) in self._pending[producer_id][group_id]
+            for producer_id in self._open.get(group_id, ())
+        )
+
+    def pending_of(self, group_id: str) -> set[tuple[str, int]]:
+        found: set[tuple[str, int]] = set()
+        for producer_id in self._open.get(group_id, ()):
+            found.update(self._pending[producer_id][group_id])
+        return found
+
+    # Committing
+
+    def commit(self, request: CommitRequest, check: PartitionCheck | None, now: Now) -> CommitReply:
+        expire_ms = -1
+        if request.retention_ms != DEFAULT_RETENTION:
+            expire_ms = now.wall_ms + request.retention_ms
+        reply, accepted = self._judge(request.topics, check, now, expire_ms)
+        if accepted:
+            self._around.journal.append(_records(request.group_id, accepted), now)
+            self._store(self._positions.setdefault(request.group_id, {}), accepted)
+        return reply
+
+    def commit_in_transaction(
+        self, request: TransactionalCommit, check: PartitionCheck | None, now: Now
+    ) -> CommitReply:
+        reply, accepted = self._judge(request.topics, check, now, -1)
+        if accepted:
+            self._around.journal.append(
+                _records(request.group_id, accepted),
+                now,
+                producer=(request.producer_id, request.producer_epoch),
+            )
+            self._store(self._pending_for(request.producer_id, request.group_id), accepted)
+        return reply
+
+    def _judge(
+        self, topics: tuple[TopicCommit, ...], check: PartitionCheck | None, now: Now, expire_ms: int
+    ) -> tuple[CommitReply, Partitions]:
+        metadata_max = self._around.settings().offset_metadata_max_bytes
+        reply: CommitReply = {}
+        accepted: Partitions = {}
+        for topic, topic_id, partitions in topics:
+            for partition in partitions:
+                key = (topic, partition.partition)
+                if partition.metadata is not None and len(partition.metadata) > metadata_max:
+                    reply[key] = ErrorCode.offset_metadata_too_large
+                    continue
+                if check is not None:
+                    check(topic, topic_id, partition.partition)
+                reply[key] = ErrorCode.none
+                accepted[key] = _position(partition, topic_id, now, expire_ms)
+        return reply, accepted
+
+    def _store(self, place: Partitions, accepted: Partitions) -> None:
+        for key, position in accepted.items():
+            self._order += 1
+            place[key] = position._replace(order=self._order)
+
+    def _pending_for(self, producer_id: int, group_id: str) -> Partitions:
+        self._open.setdefault(group_id, set()).add(producer_id)
+        return self._pending.setdefault(producer_id, {}).setdefault(group_id, {})
+
+    # Transactions
+
+    def end_transaction(self, producer_id: int, is_commit: bool) -> list[str]:
+        """The marker is in the log: what was pending counts or is gone. Returns the groups it was about."""
+        pending = self._pending.pop(producer_id, None)
+        if pending is None:
+            return []
+        for group_id, partitions in pending.items():
+            producers = self._open[group_id]
+            producers.discard(producer_id)
+            if not producers:
+                del self._open[group_id]
+            if not (is_commit and partitions):
+                continue
+            positions = self._positions.setdefault(group_id, {})
+            for key, position in partitions.items():
+                known = positions.get(key)
+                if known is None or known.order < position.order:
+                    positions[key] = position
+        return list(pending)
+
+    # Forgetting
+
+    def tombstones(self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> Records:
+        """What takes positions, or all of a group, out of the log."""
+        wanted = self.of_group(group_id).keys() | self.pending_of(group_id)
+        if partitions is not None:
+            wanted &= set(partitions)
+        return [(OffsetCommitKey(group_id, *key).encode(), None) for key in sorted(wanted)]
+
+    def forget(self, group_id: str, topic: str, partition: int) -> None:
+        positions = self._positions.get(group_id)
+        if positions is not None:
+            positions.pop((topic, partition), None)
+            if not positions:
+                del self._positions[group_id]
+        for producer_id in self._open.get(group_id, ()):
+            self._pending[producer_id][group_id].pop((topic, partition), None)
+
+    def forget_group(self, group_id: str) -> None:
+        self._positions.pop(group_id, None)
+        for producer_id in self._open.get(group_id, ()):
+            self._pending[producer_id][group_id].clear()
+
+    def expired(self, group: Group, now: Now) -> tuple[list[tuple[str, int]], bool]:
+        """Positions whose time is up, and whether these are all that the group has."""
+        retention_ms = self._around.settings().offsets_retention_minutes * MINUTE_MS
+        positions = self.of_group(group.group_id)
+        due: list[tuple[str, int]] = []
+        pending = self.pending_of(group.group_id)
+        for key, position in positions.items():
+            base_ms = group.expiry_base_ms(position.commit_ms)
+            if base_ms is None or key in pending or group.is_subscribed_to(key[0]):
+                continue
+            if position.expire_ms >= 0:
+                is_due = now.wall_ms >= position.expire_ms
+            else:
+                is_due = now.wall_ms - base_ms >= retention_ms
+            if is_due:
+                due.append(key)
+        return due, len(due) == len(positions) and not self.has_open_transactions(group.group_id)
+
+    def strangers(self) -> dict[str, list[tuple[str, int]]]:
+        """Positions, by group, in topics that are gone, or whose name another topic has by now."""
+        topics = self._around.topics
+        found: dict[str, list[tuple[str, int]]] = {}
+        for group_id in self.groups():
+            held = dict(self.of_group(group_id))
+            for producer_id in self._open.get(group_id, ()):
+                held.update(self._pending[producer_id][group_id])
+            for (topic, partition), position in held.items():
+                facts = topics.by_name(topic)
+                if facts is None or position.topic_id not in (NO_TOPIC_ID, facts.topic_id):
+                    found.setdefault(group_id, []).append((topic, partition))
+        return found
+
+    # The log
+
+    def replay(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int | None) -> None:
+        if value is None:
+            self.forget(key.group, key.topic, key.partition)
+            return
+        position = Position(
+            value.offset,
+            value.leader_epoch,
+            value.metadata,
+            value.commit_timestamp,
+            value.expire_timestamp,
+            value.topic_id,
+        )
+        if producer_id is None:
+            place = self._positions.setdefault(key.group, {})
+        else:
+            place = self._pending_for(producer_id, key.group)
+        self._store(place, {(key.topic, key.partition): position})
+
+
+def _position(partition: PartitionCommit, topic_id: UUID, now: Now, expire_ms: int) -> Position:
+    return Position(
+        partition.offset,
+        partition.leader_epoch,
+        partition.metadata or "",
+        now.wall_ms,
+        expire_ms,
+        topic_id,
+    )
+
+
+def _records(group_id: str, accepted: Partitions) -> Records:
+    return [
+        (
+            OffsetCommitKey(group_id, topic, partition).encode(),
+            OffsetCommitValue(
+                offset=position.offset,
+                leader_epoch=position.leader_epoch,
+                metadata=position.metadata,
+                commit_timestamp=position.commit_ms,
+                expire_timestamp=position.expire_ms,
+                topic_id=position.topic_id,
+            ).encode(),
+        )
+        for (topic, partition), position in accepted.items()
+    ]
+
+
+def batches(records: Records) -> Iterator[Records]:
+    """Records in parts that fit a batch each."""
+    part: Records = []
+    size = 0
+    for key, value in records:
+        size += len(key) + len(value or b"")
+        part.append((key, value))
+        if size >= BATCH_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def refuse_id_too_long(group_id: str) -> None:
+    """A key has two bytes for the length of its group id."""
+    if len(group_id) > 0x7FFF // 4 and len(group_id.encode()) > 0x7FFF:
+        raise ApiError(ErrorCode.invalid_group_id, f"a group id of {len(group_id)} characters")

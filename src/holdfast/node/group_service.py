@@ -1,0 +1,137 @@
+"""Groups in a node: the coordinators of `__consumer_offsets`, and what they see of the cluster.
+
+Finding the coordinator of a group costs a hash over its name, so who was found is remembered: a heartbeat must be
+cheap. What is remembered is checked on every use and is forgotten when the internal topic changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from holdfast.groups.coordinator import GroupCoordinator
+from holdfast.groups.model import Surroundings, TopicFacts
+from holdfast.metadata.image import Resource, ResourceType, TopicImage
+from holdfast.node.context import Answer, Fields, Later
+from holdfast.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
+from holdfast.node.shard import Refusal, Shard, outcome_unknown
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+TOPIC: Final = "__consumer_offsets"
+REMEMBERED_MAX: Final = 100_000
+"""Names of groups whose coordinator is remembered: clients choose them, so there is a bound; about 20 MB."""
+
+
+class ImageTopics:
+    """The topics of the node's image as groups see them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def by_name(self, name: str) -> TopicFacts | None:
+        topic = self._node.image.topic(name)
+        return None if topic is None else self._facts(topic)
+
+    def by_id(self, topic_id: UUID) -> TopicFacts | None:
+        topic = self._node.image.topics_by_id.get(topic_id)
+        return None if topic is None else self._facts(topic)
+
+    def names(self) -> Iterable[str]:
+        return [topic.name for topic in self._node.image.topics_by_id.values()]
+
+    def _facts(self, topic: TopicImage) -> TopicFacts:
+        racks = {broker.broker_id: broker.rack for broker in self._node.image.brokers.values() if broker.rack}
+        return TopicFacts(
+            topic.name,
+            topic.topic_id,
+            len(topic.partitions),
+            tuple(
+                tuple(racks[replica] for replica in partition.replicas if replica in racks)
+                for partition in topic.partitions
+            )
+            if racks
+            else (),
+        )
+
+
+class GroupService(Coordination[GroupCoordinator]):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, self._internal_topic, self._machine)
+        self._found: dict[str, Coordinator[GroupCoordinator]] = {}
+        self._topics = ImageTopics(node)
+
+    def _internal_topic(self) -> InternalTopic:
+        config = self._node.config
+        return InternalTopic(
+            TOPIC,
+            config.offsets_topic_num_partitions,
+            (
+                ("cleanup.policy", "compact"),
+                ("compression.type", "producer"),
+                ("segment.bytes", str(config.offsets_topic_segment_bytes)),
+            ),
+        )
+
+    def _machine(self, shard: Shard) -> GroupCoordinator:
+        node = self._node
+        return GroupCoordinator(
+            Surroundings(
+                journal=shard,
+                schedule=NodeSchedule(node),
+                randomness=node.seams.randomness,
+                topics=self._topics,
+                settings=lambda: node.config,
+                overrides=self._overrides,
+                say=node.say,
+            )
+        )
+
+    def _overrides(self, group_id: str) -> Mapping[str, str]:
+        return self._node.image.settings(Resource(ResourceType.GROUP, group_id))
+
+    @property
+    def topics(self) -> ImageTopics:
+        return self._topics
+
+    def find(self, key: str, now: Now) -> Coordinator[GroupCoordinator]:
+        found = self._found.get(key)
+        if found is not None and not found.shard.hosted.is_deleted:
+            found.shard.require_online()
+            return found
+        found = super().find(key, now)
+        if len(self._found) >= REMEMBERED_MAX:
+            self._found.clear()
+        self._found[key] = found
+        return found
+
+    def topics_changed(self, names: set[str], now: Now) -> None:
+        """Topics were made, grown or deleted: groups that read them follow, positions in what is gone go too."""
+        if TOPIC in names:
+            self._found.clear()
+        for coordinator in self:
+            coordinator.machine.topics_changed(names, now)
+
+
+def answer_all(shards: Iterable[Shard], fields: Fields, refusal: Refusal) -> Answer:
+    """What several machines have said just now, when all of it may leave."""
+    waiting = [shard for shard in dict.fromkeys(shards) if not shard.is_durable]
+    if not waiting:
+        return fields
+    later = Later()
+    left = len(waiting)
+
+    def pass_gate(error: Exception | None) -> None:
+        nonlocal left
+        left -= 1
+        if error is not None:
+            later.resolve(refusal(outcome_unknown(error)))
+        elif not left:
+            later.resolve(fields)
+
+    for shard in waiting:
+        shard.when_durable(pass_gate)
+    return later
