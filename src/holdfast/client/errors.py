@@ -1,0 +1,79 @@
+"""What can go wrong for a client, as a tree under `HoldfastError`.
+
+    ClientError
+    ├── UnsafeSetting          a setting that lets messages be lost, and nobody said that this is wanted
+    ├── DeliveryFailed         one message was refused or given up on; carries the broker's error
+    ├── UndeliveredMessages    messages that were handed over and never confirmed; names them
+    ├── SendTimeout            there was no room for one more message within the time allowed
+    └── ProducerClosed         the producer was closed before the call
+
+The spool's own errors (`SpoolFull`, `SpoolFailed`, `DamagedSpool`) are `StorageError`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from holdfast.errors import HoldfastError, UsageError
+
+NAMED_MAX: Final = 10
+"""How many undelivered messages an error names; the rest are counted."""
+
+
+class ClientError(HoldfastError):
+    """Whatever a client of ours raises on purpose."""
+
+
+class UnsafeSetting(ClientError, UsageError):
+    """A setting that lets messages be lost or duplicated, without the argument that says so."""
+
+
+class ProducerClosed(ClientError, UsageError):
+    """A message was handed to a producer that is closed."""
+
+
+class SendTimeout(ClientError):
+    """Nothing was taken: the producer had no room within the time allowed."""
+
+
+class DeliveryFailed(ClientError):
+    """A message did not reach the broker, or the broker refused it."""
+
+    def __init__(self, reason: str, *, code: str, is_final: bool, topic: str, partition: int | None) -> None:
+        super().__init__(f"{topic}{'' if partition is None else f'-{partition}'}: {reason}")
+        self.reason = reason
+        self.code = code
+        """The broker's or client library's name of the error, such as MSG_SIZE_TOO_LARGE."""
+        self.is_final = is_final
+        """Whether no attempt can ever succeed: too large, not authorised, no such topic."""
+        self.topic = topic
+        self.partition = partition
+
+
+class Undelivered(NamedTuple):
+    """A message that was handed over and not confirmed."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    reason: str
+
+    def __str__(self) -> str:
+        where = self.topic if self.partition is None else f"{self.topic}-{self.partition}"
+        return f"{where} key {self.key!r}: {self.reason}"
+
+
+class UndeliveredMessages(ClientError):
+    """Messages that were handed over and are not known to have arrived."""
+
+    def __init__(self, messages: Sequence[Undelivered], count: int | None = None) -> None:
+        self.count = len(messages) if count is None else count
+        self.messages = list(messages)
+        """The first of them; all of them when there are few."""
+        named = "; ".join(map(str, self.messages[:NAMED_MAX]))
+        more = self.count - min(len(self.messages), NAMED_MAX)
+        super().__init__(
+            f"{self.count} {'message was' if self.count == 1 else 'messages were'} not delivered: {named}"
+            + (f"; and {more} more" if more > 0 else "")
+        )

@@ -1,0 +1,193 @@
+"""Settings of the underlying client: safe unless somebody says otherwise, by name.
+
+Every dotted setting of librdkafka passes through. Those that decide whether a message can be lost have our default,
+and a value that opens a way to lose or duplicate one is refused with the risk it takes (HFnnn), unless its name stands
+in the argument `unsafe`. A name in `unsafe` that is not given, or is harmless, is refused too: an old exception must
+not outlive its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from holdfast.client.errors import UnsafeSetting
+from holdfast.errors import ConfigError
+
+Settings: TypeAlias = dict[str, Any]
+
+INFINITE: Final = 0
+"""librdkafka's word for a message time-out that never comes."""
+DELIVERY_TIMEOUT_MS: Final = 300_000
+DELIVERY_TIMEOUT_MIN_MS: Final = 60_000
+"""A restart of a broker takes this long with a large log; giving up earlier loses what was waiting."""
+SESSION_TIMEOUT_MS: Final = 45_000
+
+ALIASES: Final[Mapping[str, str]] = {
+    "request.required.acks": "acks",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "message.send.max.retries": "retries",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "metadata.broker.list": "bootstrap.servers",
+    "compression.codec": "compression.type",
+    "queue.buffering.max.ms": "linger.ms",
+}
+"""Two names of one setting: ours is checked under the name on the right."""
+
+
+class Danger(NamedTuple):
+    """What one setting can do to messages."""
+
+    setting: str
+    is_dangerous: Callable[[Any], bool]
+    risk: str
+    explanation: str
+
+
+def _is_false(value: Any) -> bool:
+    return str(value).strip().lower() in ("false", "0", "no", "off")
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).strip().lower() in ("true", "1", "yes", "on")
+
+
+def _below(limit: int) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        number = int(value)
+        return 0 < number < limit
+
+    return check
+
+
+PRODUCER_DANGERS: Final = (
+    Danger(
+        "acks",
+        lambda value: str(value).strip() not in ("all", "-1"),
+        "HF102",
+        "a message is confirmed before it is safe, and dies with the leader",
+    ),
+    Danger(
+        "enable.idempotence",
+        _is_false,
+        "HF106",
+        "a retry may store a message twice or behind a later one",
+    ),
+    Danger(
+        "message.timeout.ms",
+        _below(DELIVERY_TIMEOUT_MIN_MS),
+        "HF103",
+        f"messages are given up on while a broker restarts; {DELIVERY_TIMEOUT_MIN_MS} or more, or 0 for never",
+    ),
+    Danger("retries", lambda value: int(value) < 3, "HF103", "a passing fault of a broker fails the message"),
+)
+
+CONSUMER_DANGERS: Final = (
+    Danger(
+        "enable.auto.commit",
+        _is_true,
+        "HF301",
+        "positions are committed by time, before the work is done",
+    ),
+    Danger(
+        "enable.auto.offset.store",
+        _is_true,
+        "HF301",
+        "a position counts as done when a message is handed out, not when it was worked on",
+    ),
+    Danger(
+        "auto.offset.reset",
+        lambda value: str(value).strip().lower() in ("latest", "largest", "end"),
+        "HF305",
+        "a group without a valid position, and new partitions (HF304), skip what is already there",
+    ),
+    Danger(
+        "isolation.level",
+        lambda value: str(value).strip().lower() == "read_uncommitted",
+        "HF310",
+        "messages of transactions that were taken back are handed out",
+    ),
+    Danger(
+        "check.crcs",
+        _is_false,
+        "HF205",
+        "a message damaged on its way is handed out as if it were whole",
+    ),
+)
+
+
+def producer_settings(
+    bootstrap: str,
+    config: Mapping[str, Any],
+    unsafe: Collection[str] = (),
+    *,
+    message_timeout_ms: int = DELIVERY_TIMEOUT_MS,
+) -> Settings:
+    """What a producer is made with."""
+    defaults: Settings = {
+        "bootstrap.servers": bootstrap,
+        "acks": "all",
+        "enable.idempotence": True,
+        "message.timeout.ms": message_timeout_ms,
+    }
+    return _merged(defaults, config, unsafe, PRODUCER_DANGERS)
+
+
+def consumer_settings(
+    bootstrap: str, group: str | None, config: Mapping[str, Any], unsafe: Collection[str] = ()
+) -> Settings:
+    """What a consumer is made with. It commits nothing by itself and stops where its position has vanished."""
+    defaults: Settings = {
+        "bootstrap.servers": bootstrap,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "check.crcs": True,
+        "enable.partition.eof": False,
+    }
+    if group is not None:
+        defaults["group.id"] = group
+    return _merged(defaults, config, unsafe, CONSUMER_DANGERS)
+
+
+def _merged(
+    defaults: Settings, config: Mapping[str, Any], unsafe: Collection[str], dangers: Iterable[Danger]
+) -> Settings:
+    given = _under_one_name(config)
+    settings = {**defaults, **given}
+    wanted = {ALIASES.get(name, name) for name in unsafe}
+    for danger in dangers:
+        value = given.get(danger.setting)
+        if value is None or not _dangerous(danger, value):
+            continue
+        if danger.setting not in wanted:
+            raise UnsafeSetting(
+                f"{danger.setting}={value}: {danger.explanation} ({danger.risk}). "
+                f"If that is wanted, say so: unsafe=({danger.setting!r},)"
+            )
+        wanted.discard(danger.setting)
+    if wanted:
+        raise ConfigError(
+            f"unsafe names {', '.join(sorted(wanted))}, and nothing unsafe is set there: leave it out"
+        )
+    return settings
+
+
+def _dangerous(danger: Danger, value: Any) -> bool:
+    try:
+        return danger.is_dangerous(value)
+    except ValueError as error:
+        raise ConfigError(f"{danger.setting}={value!r} is not a number") from error
+
+
+def _under_one_name(config: Mapping[str, Any]) -> Settings:
+    settings: Settings = {}
+    for name, value in config.items():
+        known = ALIASES.get(name, name)
+        if known in settings and settings[known] != value:
+            raise ConfigError(
+                f"{name} and {known} are one setting and have two values: {value}, {settings[known]}"
+            )
+        settings[known] = value
+    return settings
