@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import MalformedFrame
 from holdfast.log.segment import Slice
-from holdfast.node.context import ConnectionInfo, Fields, Later, NoResponse, Packed, Part, RequestContext
+from holdfast.node.context import (
+    ConnectionInfo,
+    Hangup,
+    Later,
+    NoResponse,
+    Packed,
+    Part,
+    RequestContext,
+    Response,
+)
 from holdfast.seams import Buffer, Now
 from holdfast.wire.messages import encode_response, parse_request_header, response_header
 
@@ -37,7 +46,7 @@ class Exchange:
         self.is_dropped = False
         """The request gets no response; it only keeps its place in the order."""
 
-    def deliver(self, response: Fields | Packed) -> None:
+    def deliver(self, response: Response) -> None:
         connection = self.connection
         if connection.is_closed:
             return
@@ -47,14 +56,14 @@ class Exchange:
         else:
             barrier(lambda error: self._pass_barrier(response, error))
 
-    def _pass_barrier(self, response: Fields | Packed, error: Exception | None) -> None:
+    def _pass_barrier(self, response: Response, error: Exception | None) -> None:
         if error is None:
             self._finish(response)
         else:
             # What the response tells may not be on disk, and nobody can say: the client learns nothing from it.
             self.connection.close(f"the metadata log failed: {error}")
 
-    def _finish(self, response: Fields | Packed) -> None:
+    def _finish(self, response: Response) -> None:
         try:
             self.parts = self._encode(response)
         except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
@@ -62,9 +71,14 @@ class Exchange:
         else:
             self.connection.flush_answered()
 
-    def _encode(self, response: Fields | Packed) -> list[Part]:
+    def _encode(self, response: Response) -> list[Part]:
         if isinstance(response, Packed):
             body = response.parts
+        elif isinstance(response, NoResponse):
+            return []
+        elif isinstance(response, Hangup):
+            self.connection.close(response.reason)
+            return []
         else:
             body = [encode_response(self.api_key, self.version, response)]
         head = response_header(self.api_key, self.version, self.correlation_id)

@@ -38,6 +38,23 @@ class Packed(NamedTuple):
     parts: list[Part]
 
 
+class NoResponse:
+    """The request gets no answer at all: a produce with acks=0."""
+
+
+NO_RESPONSE: Final = NoResponse()
+
+
+class Hangup(NamedTuple):
+    """Instead of an answer the connection is closed: the only way to tell a client that wants no answer."""
+
+    reason: str
+
+
+Response: TypeAlias = Fields | Packed | NoResponse | Hangup
+"""What comes of a request in the end."""
+
+
 class Later:
     """A response that is not due yet: `resolve` is called once, when it is, or `abandon` when nobody wants it."""
 
@@ -47,10 +64,10 @@ class Later:
         self.is_resolved = False
         self.when_abandoned = when_abandoned
         """Lets go of what waits only for this response."""
-        self._response: Fields | Packed | None = None
-        self._deliver: Callable[[Fields | Packed], None] | None = None
+        self._response: Response | None = None
+        self._deliver: Callable[[Response], None] | None = None
 
-    def resolve(self, response: Fields | Packed) -> None:
+    def resolve(self, response: Response) -> None:
         if self.is_resolved:
             return
         self.is_resolved = True
@@ -67,7 +84,7 @@ class Later:
             if self.when_abandoned is not None:
                 self.when_abandoned()
 
-    def then(self, deliver: Callable[[Fields | Packed], None]) -> None:
+    def then(self, deliver: Callable[[Response], None]) -> None:
         if self.is_resolved:
             assert self._response is not None
             deliver(self._response)
@@ -75,9 +92,4 @@ class Later:
             self._deliver = deliver
 
 
-class NoResponse:
-    """The request gets no answer at all: a produce with acks=0."""
-
-
-NO_RESPONSE: Final = NoResponse()
 Answer: TypeAlias = Fields | Packed | Later | NoResponse

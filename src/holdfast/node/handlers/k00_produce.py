@@ -3,7 +3,7 @@
 acks=all is answered when every batch of the request is committed; acks=1 once written; acks=0 never, and an
 error closes the connection. Each partition succeeds or fails by itself.
 
-Left out until transactions are served: transactional batches, refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
+Transactional batches may have to wait for the coordinator of their transaction: see `holdfast.node.enlistment`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,23 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError, InvalidRecords, LogDirectoryOffline, MalformedFrame
 from holdfast.log.producer_state import Duplicate
-from holdfast.node.context import NO_RESPONSE, Answer, Fields, Later, Packed, RequestContext
+from holdfast.node.context import (
+    NO_RESPONSE,
+    Answer,
+    Fields,
+    Hangup,
+    Later,
+    NoResponse,
+    Packed,
+    RequestContext,
+)
 from holdfast.node.directories import REFUSED_ERRNOS
+from holdfast.node.enlistment import Enlistment, Waiting, producers_of
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.intake import admit
 from holdfast.seams import Now
+from holdfast.transactions.coordinator import Refusals
+from holdfast.transactions.model import NO_EPOCH, NO_PRODUCER_ID, ProducerIdentity
 from holdfast.wire.batch import ATTRIBUTES_LOW_BYTE, CODEC_MASK, MAGIC, MAGIC_OFFSET, TRANSACTIONAL
 from holdfast.wire.codecs import Codec
 from holdfast.wire.hot import PRODUCE_TOPIC_IDS, Produced, pack_produce_response
@@ -61,7 +73,7 @@ class Production:
         self.has_failures = False
         self.later: Later | None = None
 
-    def response(self) -> Fields | Packed:
+    def response(self) -> Fields | Packed | NoResponse | Hangup:
         if not self.has_failures:
             return Packed([pack_produce_response(self.version, self.topics)])  # type: ignore[arg-type]
         return {
@@ -98,13 +110,29 @@ class Production:
         self.later.resolve(self.response())
 
 
+class SilentProduction(Production):
+    """One with acks=0: it gets no response, and an error closes the connection."""
+
+    __slots__ = ()
+
+    def response(self) -> NoResponse | Hangup:
+        if self.has_failures:
+            return Hangup("a produce request with acks=0 failed; closing is the only way to tell")
+        return NO_RESPONSE
+
+
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
     acks = request.acks
     if acks not in (ACKS_ALL, 0, 1):
         return _refuse_all(context.version, request, ErrorCode.invalid_required_acks)
+    enlistment: Enlistment | None = None
     if request.transactional_id is not None:
-        return _refuse_all(context.version, request, ErrorCode.transactional_id_authorization_failed)
-    production = Production(context.version)
+        producers = producers_of(request)
+        if len(producers) > 1:
+            return _refuse_all(context.version, request, ErrorCode.invalid_producer_id_mapping)
+        producer = producers.pop() if producers else ProducerIdentity(NO_PRODUCER_ID, NO_EPOCH)
+        enlistment = Enlistment(request.transactional_id, context.version, producer)
+    production = Production(context.version) if acks else SilentProduction(context.version)
     by_id = context.version >= PRODUCE_TOPIC_IDS
     for topic in request.topic_data:
         if not topic.partition_data:
@@ -121,25 +149,56 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
             try:
                 if name is None:
                     raise ApiError(ErrorCode.unknown_topic_id, f"no topic has the id {topic.topic_id}")
-                _produce_one(node, production, outcomes, name, data, acks, now)
+                _produce_one(node, production, outcomes, name, data, acks, now, enlistment)
             except (ApiError, InvalidRecords, LogDirectoryOffline) as error:
                 outcomes.append(_failure(data.index, error))
                 production.has_failures = True
-    if acks == 0:
-        if production.has_failures:
-            raise MalformedFrame("a produce request with acks=0 failed; closing is the only way to tell")
-        return NO_RESPONSE
+    if enlistment is not None and enlistment.waiting:
+        _await_coordinator(node, production, enlistment, acks, now)
     if not production.waiting:
-        return production.response()
+        response = production.response()
+        if isinstance(response, Hangup):
+            raise MalformedFrame(response.reason)
+        return response
     later = production.later = Later()
     timeout_ms = int(request.timeout.total_seconds() * 1000)
     node.watch_production(production, now.monotonic_ms + timeout_ms)
     return later
 
 
-def _produce_one(
-    node: Node, production: Production, outcomes: list[Outcome], topic: str, data: Any, acks: int, now: Now
+def _await_coordinator(
+    node: Node, production: Production, enlistment: Enlistment, acks: int, now: Now
 ) -> None:
+    """Append what waits for the coordinator once it has agreed; what it refuses has failed."""
+
+    def go_on(refusals: Refusals) -> None:
+        for waiting in enlistment.waiting:
+            hosted, data, outcomes, at = waiting
+            error: Exception | None = None
+            try:
+                if hosted.is_deleted:
+                    raise ApiError(ErrorCode.unknown_topic_or_partition, f"{hosted.name} was deleted")
+                enlistment.check(refusals, (hosted.topic, hosted.index))
+                _produce_one(node, production, outcomes, hosted.topic, data, acks, now, enlistment, at)
+            except (ApiError, InvalidRecords, LogDirectoryOffline) as refusal:
+                error = refusal
+            production.settle(outcomes, at, error)
+
+    enlistment.begin(node, now, go_on)
+
+
+def _produce_one(
+    node: Node,
+    production: Production,
+    outcomes: list[Outcome],
+    topic: str,
+    data: Any,
+    acks: int,
+    now: Now,
+    enlistment: Enlistment | None,
+    at: int = -1,
+) -> None:
+    """Append one batch. `at` is its place among the outcomes when it had to wait and has one."""
     index = data.index
     hosted = node.leader_of(topic, index)
     if topic in INTERNAL_TOPICS:
@@ -149,19 +208,25 @@ def _produce_one(
         raise ApiError(ErrorCode.invalid_record, "the partition has no record batch")
     if len(records) > ATTRIBUTES_LOW_BYTE and records[MAGIC_OFFSET] == MAGIC:
         attributes = records[ATTRIBUTES_LOW_BYTE]
-        if attributes & TRANSACTIONAL:
-            raise ApiError(
-                ErrorCode.transactional_id_authorization_failed,
-                "a transactional batch without transactional id",
-            )
         if attributes & CODEC_MASK == Codec.ZSTD and production.version < ZSTD_VERSION:
             raise ApiError(
                 ErrorCode.unsupported_compression_type, f"zstd needs produce version {ZSTD_VERSION}"
             )
+        if attributes & TRANSACTIONAL:
+            if enlistment is None:
+                raise ApiError(
+                    ErrorCode.transactional_id_authorization_failed,
+                    "a transactional batch without transactional id",
+                )
+            if enlistment.must_wait(hosted, records):
+                enlistment.waiting.append(Waiting(hosted, data, outcomes, len(outcomes)))
+                outcomes.append(Produced(index, -1, -1, -1))
+                production.waiting += 1
+                return
     admitted = admit(hosted, records, now)
     log = hosted.log
     if isinstance(admitted, Duplicate):
-        outcomes.append(Produced(index, admitted.first_offset, admitted.timestamp, log.start_offset))
+        produced = Produced(index, admitted.first_offset, admitted.timestamp, log.start_offset)
         end_offset = admitted.last_offset + 1
     else:
         header, batch = admitted
@@ -170,12 +235,16 @@ def _produce_one(
         except OSError as error:
             raise _write_failed(node, hosted, error) from error
         log_append_time = stored.max_timestamp if stored.is_log_append_time else -1
-        outcomes.append(Produced(index, stored.base_offset, log_append_time, log.start_offset))
+        produced = Produced(index, stored.base_offset, log_append_time, log.start_offset)
         end_offset = log.end_offset
         node.commit.appended(hosted)
+    if at < 0:
+        at = len(outcomes)
+        outcomes.append(produced)
+    else:
+        outcomes[at] = produced
     if acks == ACKS_ALL and not hosted.offsets.is_committed(end_offset):
         production.waiting += 1
-        at = len(outcomes) - 1
         hosted.offsets.when_committed(end_offset, lambda error: production.settle(outcomes, at, error))
 
 

@@ -1,0 +1,213 @@
+"""Transactions of this node: the coordinators of `__transaction_state`, and their reach into the rest of it.
+
+A coordinator is pure. What it needs of the node is given to it here: producer ids that no crash can give out again, and
+markers in the partitions of a transaction. What the node needs of it goes through `TransactionService`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.node.context import Fields, Later
+from holdfast.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
+from holdfast.node.markers import append_marker
+from holdfast.node.shard import Refusal, Shard
+from holdfast.seams import Now
+from holdfast.transactions.coordinator import Refusals, TransactionCoordinator
+from holdfast.transactions.model import Decision, Enrolment, TopicPartition
+
+if TYPE_CHECKING:
+    from holdfast.node.node import Node
+
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+ALREADY_FENCED: Final = (ErrorCode.invalid_producer_epoch, ErrorCode.transaction_coordinator_fenced)
+"""A partition that refuses a marker with these knows of a later epoch: that transaction is over there."""
+
+REMEMBERED_MAX: Final = 10_000
+"""Transactional ids whose coordinator is remembered: clients choose them, so there is a bound."""
+
+FoundCoordinator = Coordinator[TransactionCoordinator]
+
+
+class DurableProducerIds:
+    """A transaction's record must not name a producer id whose block a crash could give out once more."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def take(self, now: Now, done: Callable[[int | ApiError], None]) -> None:
+        node = self._node
+        try:
+            producer_id = node.producer_ids.take(now)
+        except ApiError as error:
+            done(error)
+            return
+
+        def hand_over(error: Exception | None) -> None:
+            if error is None:
+                done(producer_id)
+            else:
+                done(ApiError(ErrorCode.coordinator_not_available, f"the metadata log failed: {error}"))
+
+        barrier = node.metadata_barrier
+        if barrier is None:
+            hand_over(None)
+        else:
+            barrier(hand_over)
+
+
+class PartitionMarkers:
+    """Markers of the transactions of one shard."""
+
+    def __init__(self, node: Node, shard: Shard) -> None:
+        self._node = node
+        self._shard = shard
+
+    def write(
+        self,
+        decision: Decision,
+        partitions: Sequence[TopicPartition],
+        now: Now,
+        done: Callable[[Sequence[TopicPartition]], None],
+    ) -> None:
+        left: list[TopicPartition] = []
+        # One more than there are partitions, so that `done` comes after the last was begun.
+        waiting = 1 + len(partitions)
+
+        def settle(partition: TopicPartition | None, error: Exception | None) -> None:
+            nonlocal waiting
+            if partition is not None and error is not None and self._exists(partition):
+                left.append(partition)
+            waiting -= 1
+            if not waiting:
+                done(left)
+
+        for partition in partitions:
+            self._write_one(decision, partition, now, settle)
+        settle(None, None)
+
+    def _write_one(
+        self,
+        decision: Decision,
+        partition: TopicPartition,
+        now: Now,
+        settle: Callable[[TopicPartition, Exception | None], None],
+    ) -> None:
+        node = self._node
+        try:
+            hosted = node.leader_of(*partition)
+            end_offset = append_marker(
+                node,
+                hosted,
+                decision.producer.producer_id,
+                decision.producer.epoch,
+                decision.is_commit,
+                self._shard.hosted.leader_epoch,
+                decision.client_version,
+                now,
+            )
+        except ApiError as error:
+            settle(partition, None if error.code in ALREADY_FENCED else error)
+            return
+        hosted.offsets.when_committed(end_offset, lambda error: settle(partition, error))
+
+    def _exists(self, partition: TopicPartition) -> bool:
+        return self._node.image.partition(*partition) is not None
+
+
+class TransactionService(Coordination[TransactionCoordinator]):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, self._internal_topic, self._machine)
+        self._schedule = NodeSchedule(node)
+        self._producer_ids = DurableProducerIds(node)
+        self._found: dict[str, FoundCoordinator] = {}
+
+    def _internal_topic(self) -> InternalTopic:
+        config = self._node.config
+        return InternalTopic(
+            TRANSACTIONS_TOPIC,
+            config.transaction_state_log_num_partitions,
+            (
+                ("cleanup.policy", "compact"),
+                ("compression.type", "uncompressed"),
+                ("min.insync.replicas", "1"),
+                ("segment.bytes", str(config.transaction_state_log_segment_bytes)),
+                ("unclean.leader.election.enable", "false"),
+            ),
+        )
+
+    def _machine(self, shard: Shard) -> TransactionCoordinator:
+        node = self._node
+        return TransactionCoordinator(
+            shard,
+            self._schedule,
+            lambda: node.config,
+            self._producer_ids,
+            PartitionMarkers(node, shard),
+            node.say,
+        )
+
+    # Finding: who was found is remembered, since the hash over a name costs more than the rest
+
+    def find(self, key: str, now: Now) -> FoundCoordinator:
+        """The coordinator of a transactional id, making the internal topic when it is missing."""
+        return self._remembered(key) or self._remember(key, super().find(key, now))
+
+    def known(self, transactional_id: str, now: Now) -> FoundCoordinator:
+        """The same for a transactional id that cannot be new: nothing is made."""
+        found = self._remembered(transactional_id)
+        if found is not None:
+            return found
+        return self._remember(transactional_id, self.at(self.partition_of(transactional_id), now))
+
+    def _remembered(self, transactional_id: str) -> FoundCoordinator | None:
+        found = self._found.get(transactional_id)
+        if found is None or found.shard.hosted.is_deleted:
+            return None
+        found.shard.require_online()
+        return found
+
+    def _remember(self, transactional_id: str, found: FoundCoordinator) -> FoundCoordinator:
+        if len(self._found) >= REMEMBERED_MAX:
+            self._found.clear()
+        self._found[transactional_id] = found
+        return found
+
+    # Data
+
+    def enrol(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
+        """Make partitions part of a transaction before they are written to (KIP-890); `done` comes in order."""
+        try:
+            machine = self.known(request.transactional_id, now).machine
+        except ApiError as error:
+            done(dict.fromkeys(request.partitions, error.code))
+        else:
+            machine.enrol(request, now, done)
+
+    def verify(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
+        """Check that a client of the older protocol has added the partitions it writes to; `done` comes in order."""
+        if not self._node.config.transaction_partition_verification_enable:
+            done({})
+            return
+        try:
+            machine = self.known(request.transactional_id, now).machine
+        except ApiError as error:
+            done(dict.fromkeys(request.partitions, error.code))
+        else:
+            machine.verify(request, done)
+
+
+class Gate:
+    """A response that a coordinator gives at once or later, and that leaves when its shard is durable."""
+
+    def __init__(self, shard: Shard, refusal: Refusal) -> None:
+        self._shard = shard
+        self._refusal = refusal
+        self.later = Later()
+
+    def reply(self, fields: Fields) -> None:
+        self._shard.release(self.later, fields, self._refusal)
