@@ -13,7 +13,7 @@ deleted and made anew, or simply the name where they are not. Every record value
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Partition: TypeAlias = tuple[str, int]
 
@@ -29,6 +29,11 @@ class BatchSent(NamedTuple):
     producer: str
     number: int
     values: tuple[bytes, ...]
+    keys: tuple[bytes, ...] = ()
+    """One per value, in a compacted topic."""
+    timestamp: int = -1
+    """The time of every record, if the topic keeps the producer's."""
+    transaction: str | None = None
 
 
 class BatchAcknowledged(NamedTuple):
@@ -37,7 +42,7 @@ class BatchAcknowledged(NamedTuple):
     number: int
     base_offset: int
     durable: bool
-    """The acknowledgement promises durability: acks=all, flushed in groups."""
+    """The acknowledgement promises durability: acks=all, flushed in groups (or, where `LossAllowed`, not at all)."""
 
 
 class BatchRefused(NamedTuple):
@@ -64,10 +69,30 @@ class ReadBegun(NamedTuple):
     partition: Partition
 
 
+class Marker(NamedTuple):
+    """The end of a transaction, in the log."""
+
+    producer_id: int
+    kind: Literal["commit", "abort"]
+
+
 class StoredBatch(NamedTuple):
     base_offset: int
     values: tuple[bytes, ...]
     leader_epoch: int = -1
+    offsets: tuple[int, ...] = ()
+    """Of each value, where compaction may have left gaps; otherwise they follow each other."""
+    end_offset: int = -1
+    """The offset after the batch, if not simply that of its last value."""
+    marker: Marker | None = None
+
+    @property
+    def next_offset(self) -> int:
+        return self.end_offset if self.end_offset >= 0 else self.base_offset + len(self.values)
+
+    @property
+    def record_offsets(self) -> tuple[int, ...]:
+        return self.offsets or tuple(range(self.base_offset, self.base_offset + len(self.values)))
 
 
 class BatchesRead(NamedTuple):
@@ -79,6 +104,11 @@ class BatchesRead(NamedTuple):
     log_start: int = -1
     limited: bool = False
     """The request's own byte limits may have kept the answer short or empty."""
+    last_stable: int = -1
+    committed_only: bool = False
+    """The reader asked for committed records only: nothing at or above the last stable offset."""
+    hidden: frozenset[int] = frozenset()
+    """First offsets of the batches it did not show its application, since the answer said they are aborted."""
 
 
 class ReadOutOfRange(NamedTuple):
@@ -90,12 +120,41 @@ class ReadOutOfRange(NamedTuple):
 
 
 class OffsetsListed(NamedTuple):
-    """The first offset, or the end, as the broker told; -1 for the one not asked for."""
+    """The first offset, the end, or the last stable offset, as the broker told; -1 for those not asked for."""
 
     reader: str
     partition: Partition
     start: int = -1
     end: int = -1
+    stable: int = -1
+
+
+class TimeLookedUp(NamedTuple):
+    """The first offset of at least this time, as the broker told, and its time; -1 for none.
+
+    `timestamp` -3 asks for the record with the largest time.
+    """
+
+    reader: str
+    partition: Partition
+    timestamp: int
+    offset: int
+    found_timestamp: int
+    committed_only: bool = False
+
+
+class PartitionScanned(NamedTuple):
+    """A reader of committed records has read the partition from its start to its end."""
+
+    reader: str
+    partition: Partition
+    records: tuple[tuple[int, bytes], ...]
+    """(offset, value) of everything it showed."""
+
+
+class ScanBegun(NamedTuple):
+    reader: str
+    partition: Partition
 
 
 class PartitionMissing(NamedTuple):
@@ -121,6 +180,22 @@ class ExpiryAllowed(NamedTuple):
     """Retention may remove records of the partition from now on."""
 
     partition: Partition
+
+
+class CompactionAllowed(NamedTuple):
+    """Records with a later one of the same key may go from now on."""
+
+    partition: Partition
+
+
+class LossAllowed(NamedTuple):
+    """Records are acknowledged before they are flushed: they survive the process, not the page cache."""
+
+    partition: Partition
+
+
+class PageCacheLost(NamedTuple):
+    """The machine lost its power, or its disk lost what it was told to flush."""
 
 
 class ProducerIdGiven(NamedTuple):
@@ -202,6 +277,150 @@ class MetadataRead(NamedTuple):
     topics: Mapping[str, TopicSeen]
 
 
+class TransactionalIdTaken(NamedTuple):
+    """A session of a transactional id was begun: earlier ones are fenced, and what they left open is decided."""
+
+    transactional_id: str
+    session: str
+    producer_id: int
+    epoch: int
+
+
+class TransactionBegun(NamedTuple):
+    transaction: str
+    transactional_id: str
+    session: str
+
+
+class TransactionEndRequested(NamedTuple):
+    """A request to commit, or abort, leaves."""
+
+    transaction: str
+    commit: bool
+
+
+class TransactionEnded(NamedTuple):
+    """The end was acknowledged."""
+
+    transaction: str
+    commit: bool
+    complete: bool = True
+    """Every partition can be read up to the end of the transaction, as far as it is concerned."""
+
+
+class PositionsCommitSent(NamedTuple):
+    """A group's positions leave for the broker; `commit` is unique and travels with each as its metadata."""
+
+    group: str
+    commit: str
+    positions: Mapping[Partition, int]
+    member: str = ""
+    generation: int = -1
+    transaction: str | None = None
+
+
+class PositionsCommitAnswered(NamedTuple):
+    """Of some positions the broker says that it has taken them, of others that it has not and never will."""
+
+    group: str
+    commit: str
+    accepted: tuple[Partition, ...] = ()
+    refused: tuple[Partition, ...] = ()
+
+
+class PositionsDeletionRequested(NamedTuple):
+    group: str
+    deletion: str
+    partitions: tuple[Partition, ...]
+
+
+class PositionsDeleted(NamedTuple):
+    """The deletion was acknowledged."""
+
+    group: str
+    deletion: str
+
+
+class PositionsFetchBegun(NamedTuple):
+    reader: str
+    group: str
+
+
+class PositionsFetched(NamedTuple):
+    """Positions with the commit each came with, as the broker told; None where there is none."""
+
+    reader: str
+    group: str
+    positions: Mapping[Partition, tuple[int, str] | None]
+
+
+class EverythingSettled(NamedTuple):
+    """No request is under way, no transaction is open, and whatever was decided has been carried out."""
+
+
+class GroupDeletionRequested(NamedTuple):
+    """The group's generations and epochs may begin anew."""
+
+    group: str
+
+
+class GenerationAssigned(NamedTuple):
+    """A member of a classic group was told its partitions."""
+
+    group: str
+    generation: int
+    member: str
+    instance: str | None
+    assignment: str
+    """Names the leader's whole assignment, of which each member is told its part."""
+    partitions: frozenset[Partition]
+
+
+class MemberAlive(NamedTuple):
+    """The broker took a heartbeat that left at `sent_at_ms`: for `patience_ms` from then it may not drop the member."""
+
+    group: str
+    member: str
+    sent_at_ms: int
+    patience_ms: int
+
+
+class MemberDropped(NamedTuple):
+    """The broker does not know the member, or not in this generation or epoch."""
+
+    group: str
+    member: str
+    at_ms: int
+    error: str
+
+
+class MemberLeaving(NamedTuple):
+    """A request to leave leaves, or the member begins anew: from now on it holds nothing."""
+
+    group: str
+    member: str
+
+
+class PartitionsHeld(NamedTuple):
+    """A member of a KIP-848 group tells what it holds: whatever is not named is released from now on."""
+
+    group: str
+    member: str
+    partitions: frozenset[Partition]
+
+
+class PartitionsGiven(NamedTuple):
+    """A member of a KIP-848 group was told its partitions, in answer to a heartbeat with `sent_epoch`."""
+
+    group: str
+    member: str
+    sent_epoch: int
+    epoch: int
+    partitions: frozenset[Partition] | None
+    """None: as before."""
+    at_ms: int
+
+
 Event: TypeAlias = (
     BatchSent
     | BatchAcknowledged
@@ -211,10 +430,16 @@ Event: TypeAlias = (
     | BatchesRead
     | ReadOutOfRange
     | OffsetsListed
+    | TimeLookedUp
+    | ScanBegun
+    | PartitionScanned
     | PartitionMissing
     | DeletionRequested
     | DeletionAcknowledged
     | ExpiryAllowed
+    | CompactionAllowed
+    | LossAllowed
+    | PageCacheLost
     | ProducerIdGiven
     | BrokerStarted
     | TopicCreationRequested
@@ -228,4 +453,22 @@ Event: TypeAlias = (
     | ConfigRead
     | MetadataBegun
     | MetadataRead
+    | TransactionalIdTaken
+    | TransactionBegun
+    | TransactionEndRequested
+    | TransactionEnded
+    | PositionsCommitSent
+    | PositionsCommitAnswered
+    | PositionsDeletionRequested
+    | PositionsDeleted
+    | PositionsFetchBegun
+    | PositionsFetched
+    | EverythingSettled
+    | GroupDeletionRequested
+    | GenerationAssigned
+    | MemberAlive
+    | MemberDropped
+    | MemberLeaving
+    | PartitionsHeld
+    | PartitionsGiven
 )

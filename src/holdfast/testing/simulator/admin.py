@@ -7,7 +7,7 @@ knows at any time which topics may exist.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
@@ -16,6 +16,8 @@ from holdfast.testing.simulator.link import Link
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.world import KnownTopic, World
+
+Trait: TypeAlias = Literal["expires", "unflushed", "compacted"]
 
 METADATA = 3
 CREATE_TOPICS = 19
@@ -40,7 +42,24 @@ _NOT_NOW = frozenset(
     }
 )
 _NAMES = ("alpha", "beta", "gamma", "delta", "epsilon")
-_EXPIRY = (("retention.ms", "3000"), ("retention.bytes", "20000"), ("segment.ms", "500"))
+_KINDS: tuple[tuple[Trait | None, tuple[tuple[str, str], ...]], ...] = (
+    (None, ()),
+    (None, ()),
+    (None, ()),
+    ("expires", (("retention.ms", "3000"), ("retention.bytes", "20000"), ("segment.ms", "500"))),
+    ("unflushed", (("holdfast.flush", "os"),)),
+    (
+        "compacted",
+        (
+            ("cleanup.policy", "compact"),
+            ("segment.ms", "300"),
+            ("min.cleanable.dirty.ratio", "0.01"),
+            ("delete.retention.ms", "400"),
+            ("index.interval.bytes", "512"),
+        ),
+    ),
+)
+"""What a topic promises less than others, and the settings that make it so."""
 _SETTINGS = (
     ("internal.segment.bytes", ("8000", "60000")),
     ("segment.ms", ("200", "5000", "604800000")),
@@ -50,17 +69,24 @@ _SETTINGS = (
 
 
 class Administrator:
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, lasting: tuple[str, ...] = ()) -> None:
         self.world = world
         self.name = name
         self.link = Link(world, name)
+        self._lasting = lasting
+        """Topics that are made first, keep everything, and are never deleted."""
         self._waiting = False
         self._unsettled = True
         """Some change's outcome is unknown: the next request must be for metadata."""
 
     @property
-    def is_idle(self) -> bool:
+    def is_settled(self) -> bool:
         return not self._waiting and not self._unsettled
+
+    def settle(self) -> None:
+        """Learn how the last change went."""
+        if not self.is_settled:
+            self.act(may_change=False)
 
     def act(self, may_change: bool = True) -> bool:
         if self._waiting:
@@ -70,6 +96,10 @@ class Administrator:
             return True
         rng = self.world.rng
         live = list(self.world.topics.values())
+        for name in self._lasting:
+            if name not in self.world.topics:
+                self._create(name)
+                return True
         if len(live) < 2 or (len(live) < TOPICS_MAX and rng.random() < 0.15):
             self._create()
             return True
@@ -139,19 +169,19 @@ class Administrator:
         self._unsettled = False
         return "ok"
 
-    def _create(self) -> None:
+    def _create(self, lasting: str | None = None) -> None:
         rng = self.world.rng
-        name = rng.choice([name for name in _NAMES if name not in self.world.topics])
+        name = lasting or rng.choice([name for name in _NAMES if name not in self.world.topics])
         count = rng.choice((1, 2, 3))
         self.world.observe(history.TopicCreationRequested(name, count))
         self.world.say(f"{self.name}: create {name} of {count}")
         configs = [
             {"name": key, "value": rng.choice(values)} for key, values in _SETTINGS if rng.random() < 0.4
         ]
-        self.world.expiring.discard(name)
-        if rng.random() < 0.2:
-            configs = [{"name": key, "value": value} for key, value in _EXPIRY]
-            self.world.expiring.add(name)
+        trait, settings = (None, ()) if lasting else rng.choice(_KINDS)
+        self.world.traits[name] = trait
+        if trait is not None:
+            configs = [{"name": key, "value": value} for key, value in settings]
         topic = {
             "name": name,
             "num_partitions": count,
@@ -173,7 +203,7 @@ class Administrator:
 
     def _delete(self) -> bool:
         topic = self.world.rng.choice(list(self.world.topics.values()))
-        if len(self.world.topics) < 2 or self.world.rng.random() < 0.3:
+        if len(self.world.topics) < 2 or topic.name in self._lasting or self.world.rng.random() < 0.3:
             return False
         self.world.observe(history.TopicDeletionRequested(topic.name))
         self.world.say(f"{self.name}: delete {topic.name}")
@@ -220,6 +250,8 @@ class Administrator:
 
     def _alter_config(self) -> bool:
         topic = self._some_topic()
+        if topic.is_compacted:
+            return False
         key, values = self.world.rng.choice(_SETTINGS)
         value = self.world.rng.choice(values)
         self.world.observe(history.ConfigRequested(topic.name, key, value))
@@ -264,6 +296,8 @@ class Administrator:
         if not chosen:
             return False
         known = chosen[0]
+        if known.topic.trait in ("compacted", "unflushed") or known.topic.name in self._lasting:
+            return False
         end = self.world.checkers.records.end_floor(known.partition)
         before = self.world.rng.randrange(end + 1)
         self.world.observe(history.DeletionRequested(known.partition, before))

@@ -1,4 +1,8 @@
-"""Consumers: they read from the beginning or at the tail, and remember nothing but where they are."""
+"""Consumers: they read from the beginning or at the tail, and remember nothing but where they are.
+
+One that wants committed records only does what every client library does: it leaves out the batches that the
+answer's list of aborted transactions hides, and tells the checkers which those were.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from holdfast.testing import history
-from holdfast.testing.history import Partition, StoredBatch
+from holdfast.testing.history import Partition
+from holdfast.testing.simulator.contents import hidden_batches
 from holdfast.testing.simulator.link import Link
-from holdfast.wire.batch import HEADER_SIZE, check_whole, iterate_records, read_header
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.world import KnownPartition, World
@@ -19,6 +23,7 @@ FETCH = 1
 LIST_OFFSETS = 2
 EARLIEST = -2
 LATEST = -1
+LARGEST_TIMESTAMP = -3
 _NOT_NOW = frozenset(
     {
         ErrorCode.not_leader_or_follower,
@@ -29,31 +34,6 @@ _NOT_NOW = frozenset(
     }
 )
 _UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
-
-
-class BatchReader:
-    """Record batches of fetch answers, decoded once each."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, StoredBatch] = {}
-
-    def read(self, records: Any) -> tuple[StoredBatch, ...]:
-        data = bytes(records) if records else b""
-        position = 0
-        found = []
-        while len(data) - position >= HEADER_SIZE:
-            size = read_header(data, position).size
-            if position + size > len(data):
-                break
-            raw = data[position : position + size]
-            batch = self._known.get(raw)
-            if batch is None:
-                header = check_whole(raw)
-                values = tuple(record.value or b"" for record in iterate_records(raw))
-                batch = self._known[raw] = StoredBatch(header.base_offset, values, header.leader_epoch)
-            found.append(batch)
-            position += size
-        return tuple(found)
 
 
 def asking(index: int, position: int, limit_bytes: int) -> dict[str, Any]:
@@ -71,14 +51,23 @@ def asking(index: int, position: int, limit_bytes: int) -> dict[str, Any]:
 class Consumer:
     """Fetches some partitions at a time; one fetch under way."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, committed_only: bool = False) -> None:
         self.world = world
         self.name = name
+        self.committed_only = committed_only
         self.link = Link(world, name)
         self.positions: dict[Partition, int] = {}
         self.ends: dict[Partition, int] = {}
         """The end each partition's last answer showed."""
+        self.stable_ends: dict[Partition, int] = {}
+        self.shown: dict[Partition, list[tuple[int, bytes]]] = {}
+        """(offset, value) of what was read of compacted partitions."""
         self._waiting = False
+
+    is_settled = True
+
+    def settle(self) -> None:
+        """Nobody waits for what it reads."""
 
     @property
     def is_idle(self) -> bool:
@@ -94,10 +83,20 @@ class Consumer:
         if rng.random() < 0.08:
             self._rewind(chosen)
         elif rng.random() < 0.1:
-            self.list_offsets(chosen, rng.choice((EARLIEST, LATEST)))
+            self.list_offsets(chosen, self._some_time())
             return True
         self.fetch(chosen, max_wait_ms=rng.choice((0, 0, 20, 500)), limit_bytes=rng.choice((1, 500, 1 << 20)))
         return True
+
+    def _some_time(self) -> int:
+        """A time to look up, or one of the special places."""
+        rng = self.world.rng
+        draw = rng.random()
+        if draw < 0.5:
+            return rng.choice((EARLIEST, LATEST))
+        if draw < 0.65:
+            return LARGEST_TIMESTAMP
+        return self.world.clock.now().wall_ms - rng.choice((0, 50, 500, 3_000, 10_000))
 
     def _rewind(self, chosen: list[KnownPartition]) -> None:
         for known in chosen:
@@ -123,6 +122,7 @@ class Consumer:
             "max_wait": max_wait_ms,
             "min_bytes": self.world.rng.choice((0, 1, 1, 1000)),
             "max_bytes": 1 << 24,
+            "isolation_level": int(self.committed_only),
             "session_id": 0,
             "session_epoch": -1,
             "topics": list(by_topic.values()),
@@ -155,25 +155,7 @@ class Consumer:
     def _fetched_partition(self, known: KnownPartition, position: int, answer: Any, limited: bool) -> None:
         error = answer.error_code
         if error == ErrorCode.none:
-            batches = self.world.batch_reader.read(answer.records)
-            self.world.observe(
-                history.BatchesRead(
-                    self.name,
-                    known.partition,
-                    position,
-                    batches,
-                    answer.high_watermark,
-                    answer.log_start_offset,
-                    limited,
-                )
-            )
-            self.ends[known.partition] = answer.high_watermark
-            if batches:
-                end = batches[-1].base_offset + len(batches[-1].values)
-                self.world.report.records_read += end - position
-                self.world.say(f"{self.name}: {known} read {position} to {end}, end {answer.high_watermark}")
-                position = end
-            self.positions[known.partition] = position
+            self._take(known, position, answer, limited)
         elif error == ErrorCode.offset_out_of_range:
             self.world.say(f"{self.name}: {known} at {position} is out of range")
             self.world.observe(history.ReadOutOfRange(self.name, known.partition, position))
@@ -185,8 +167,49 @@ class Consumer:
         elif error not in _NOT_NOW:
             self.world.unexpected(f"{self.name}: fetch of {known} was answered {error.name}")
 
+    def _take(self, known: KnownPartition, position: int, answer: Any, limited: bool) -> None:
+        read = self.world.batch_reader.read(answer.records)
+        batches = tuple(batch.stored for batch in read)
+        hidden: frozenset[int] = frozenset()
+        if self.committed_only:
+            aborted = answer.aborted_transactions or ()
+            hidden = hidden_batches(read, [(each.producer_id, each.first_offset) for each in aborted])
+            self.world.count("read committed", "hidden", len(hidden))
+        end = answer.high_watermark
+        self.world.observe(
+            history.BatchesRead(
+                self.name,
+                known.partition,
+                position,
+                batches,
+                end,
+                answer.log_start_offset,
+                limited,
+                answer.last_stable_offset,
+                self.committed_only,
+                hidden,
+            )
+        )
+        self.ends[known.partition] = end
+        self.stable_ends[known.partition] = answer.last_stable_offset
+        if batches:
+            next_position = batches[-1].next_offset
+            self.world.report.records_read += next_position - position
+            self.world.say(f"{self.name}: {known} read {position} to {next_position}, end {end}")
+            position = next_position
+        elif known.topic.is_compacted and not limited:
+            position = max(position, answer.last_stable_offset if self.committed_only else end)
+        if known.topic.is_compacted:
+            self.shown.setdefault(known.partition, []).extend(
+                record
+                for batch in batches
+                if batch.base_offset not in hidden
+                for record in zip(batch.record_offsets, batch.values, strict=True)
+            )
+        self.positions[known.partition] = position
+
     def list_offsets(self, chosen: list[KnownPartition], timestamp: int) -> None:
-        """Ask for the first offset or the end, and go there; by name, so only of topics that still are."""
+        """Ask for an offset by time or place, and go there; by name, so only of topics that still are."""
         chosen = [known for known in chosen if self.world.is_live(known.partition)]
         if not chosen:
             return
@@ -197,14 +220,19 @@ class Consumer:
                 {"partition_index": known.index, "current_leader_epoch": -1, "timestamp": timestamp}
             )
             self.world.observe(history.ReadBegun(self.name, known.partition))
-        fields = {"replica_id": -1, "isolation_level": 0, "topics": list(by_topic.values()), "timeout": 1000}
-        version = self.world.rng.choice((1, 6, 9, 10))
+        fields = {
+            "replica_id": -1,
+            "isolation_level": int(self.committed_only),
+            "topics": list(by_topic.values()),
+            "timeout": 1000,
+        }
+        version = self.world.rng.choice((9, 10) if timestamp == LARGEST_TIMESTAMP else (2, 6, 9, 10))
         self._waiting = True
         self.link.request(LIST_OFFSETS, version, fields, partial(self._listed, chosen, timestamp))
 
     def _listed(self, chosen: list[KnownPartition], timestamp: int, response: Any | None) -> None:
         self._waiting = False
-        kind = "list offsets"
+        kind = "list offsets" if timestamp in (EARLIEST, LATEST) else "look up a time"
         if response is None:
             self.world.count(kind, "unknown")
             return
@@ -216,7 +244,7 @@ class Consumer:
                 if not self.world.is_live(known.partition):
                     continue
                 if answer.error_code == ErrorCode.none:
-                    self._go_to(known, timestamp, answer.offset)
+                    self._go_to(known, timestamp, answer)
                 elif answer.error_code in _UNKNOWN_TOPIC:
                     self.world.observe(history.PartitionMissing(self.name, known.partition))
                 elif answer.error_code == ErrorCode.kafka_storage_error:
@@ -224,10 +252,22 @@ class Consumer:
                 elif answer.error_code not in _NOT_NOW:
                     self.world.unexpected(f"{self.name}: offsets of {known}: {answer.error_code.name}")
 
-    def _go_to(self, known: KnownPartition, timestamp: int, offset: int) -> None:
-        self.world.say(f"{self.name}: {known} {'starts' if timestamp == EARLIEST else 'ends'} at {offset}")
+    def _go_to(self, known: KnownPartition, timestamp: int, answer: Any) -> None:
+        offset = int(answer.offset)
+        place = {EARLIEST: "starts", LATEST: "ends"}.get(timestamp, f"has time {timestamp}")
+        self.world.say(f"{self.name}: {known} {place} at {offset}")
         if timestamp == EARLIEST:
             self.world.observe(history.OffsetsListed(self.name, known.partition, start=offset))
+        elif timestamp != LATEST:
+            self.world.observe(
+                history.TimeLookedUp(
+                    self.name, known.partition, timestamp, offset, answer.timestamp, self.committed_only
+                )
+            )
+            if offset < 0:
+                return
+        elif self.committed_only:
+            self.world.observe(history.OffsetsListed(self.name, known.partition, stable=offset))
         else:
             self.world.observe(history.OffsetsListed(self.name, known.partition, end=offset))
             self.ends[known.partition] = offset

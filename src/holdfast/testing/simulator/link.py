@@ -44,6 +44,7 @@ class Link:
         self._pending: deque[_Pending] = deque()
         self._held: deque[bytes] = deque()
         """Frames that left the client and have not reached the broker."""
+        world.links.append(self)
 
     @property
     def waiting(self) -> int:
@@ -108,6 +109,11 @@ class Link:
         pending, self._pending = self._pending, deque()
         for each in pending:
             each.on_answer(None)
+
+    def retire(self) -> None:
+        """The client is no more."""
+        self.cut()
+        self.world.links.remove(self)
 
     def forget(self) -> None:
         """The broker died: like `cut`, but there is nobody left to tell."""

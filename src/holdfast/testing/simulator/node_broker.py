@@ -24,6 +24,7 @@ _SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:9092",
     "log.segment.delete.delay.ms": "500",
     "log.retention.check.interval.ms": "1000",
+    "log.cleaner.backoff.ms": "400",
 }
 
 

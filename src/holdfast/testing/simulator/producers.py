@@ -10,8 +10,9 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.testing import history
 from holdfast.testing.history import Partition
+from holdfast.testing.simulator.contents import encode, make_contents
 from holdfast.testing.simulator.link import Link
-from holdfast.wire.batch import SEQUENCE_MAX, make_batch
+from holdfast.wire.batch import SEQUENCE_MAX
 from holdfast.wire.codecs import Codec
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ class SimulatedBatch:
     partition: Partition
     number: int
     values: tuple[bytes, ...]
+    keys: tuple[bytes, ...]
+    timestamp: int
     data: bytes
     sequence: int = -1
     in_flight: bool = False
@@ -52,19 +55,19 @@ class SimulatedBatch:
     sent_as_first: bool = False
     """Every earlier batch was acknowledged when this one was last sent."""
 
-
-def make_values(world: World, producer: str, number: int) -> tuple[bytes, ...]:
-    """Values no other batch has, mostly small, now and then larger than a page."""
-    rng = world.rng
-    count = rng.choice((1, 1, 2, 3, 8))
-    size = rng.choice((0, 10, 100, 400))
-    if rng.random() < 0.06:
-        count, size = 1, rng.choice((3_000, 6_000))
-    padding = rng.choice((b"a", b"b", b"c")) * size
-    return tuple(b"%s:%d:%d:%s" % (producer.encode(), number, index, padding) for index in range(count))
+    def sent(self, producer: str, transaction: str | None = None) -> history.BatchSent:
+        """What the history is told when it leaves for the first time."""
+        return history.BatchSent(
+            self.partition, producer, self.number, self.values, self.keys, self.timestamp, transaction
+        )
 
 
-def produce_fields(version: int, acks: int, chosen: list[tuple[KnownPartition, bytes]]) -> dict[str, Any]:
+def produce_fields(
+    version: int,
+    acks: int,
+    chosen: list[tuple[KnownPartition, bytes]],
+    transactional_id: str | None = None,
+) -> dict[str, Any]:
     by_topic: dict[str, dict[str, Any]] = {}
     for known, data in chosen:
         topic = by_topic.setdefault(
@@ -73,7 +76,7 @@ def produce_fields(version: int, acks: int, chosen: list[tuple[KnownPartition, b
         )
         topic["partition_data"].append({"index": known.index, "records": data})
     topics = [_without(topic, "name" if version >= 13 else "topic_id") for topic in by_topic.values()]
-    return {"transactional_id": None, "acks": acks, "timeout": 30_000, "topic_data": topics}
+    return {"transactional_id": transactional_id, "acks": acks, "timeout": 30_000, "topic_data": topics}
 
 
 def _without(topic: dict[str, Any], key: str) -> dict[str, Any]:
@@ -115,8 +118,12 @@ class IdempotentProducer:
         self._first_sequence = world.rng.choice((0, 0, 0, SEQUENCE_MAX - world.rng.randrange(12)))
 
     @property
-    def is_idle(self) -> bool:
+    def is_settled(self) -> bool:
         return not self._asking and not any(self._queues.values())
+
+    def settle(self) -> None:
+        """Send again what is not acknowledged."""
+        self.act(new=False)
 
     @property
     def _known_as(self) -> str:
@@ -126,7 +133,7 @@ class IdempotentProducer:
         """Send one request; false when there is nothing to send."""
         if self._asking:
             return False
-        if self._producer_id is None or (new and self.is_idle and self.world.rng.random() < 0.03):
+        if self._producer_id is None or (new and self.is_settled and self.world.rng.random() < 0.03):
             self._ask_for_id()
             return True
         self._drop_deleted()
@@ -178,7 +185,7 @@ class IdempotentProducer:
                 return batch
         if not new or len(queue) >= IN_FLIGHT_MAX:
             return None
-        batch = self._make(known.partition)
+        batch = self._make(known)
         queue.append(batch)
         return batch
 
@@ -190,21 +197,18 @@ class IdempotentProducer:
                 chosen.append((self.world.known(partition), batch))
         return chosen
 
-    def _make(self, partition: Partition) -> SimulatedBatch:
+    def _make(self, known: KnownPartition) -> SimulatedBatch:
         assert self._producer_id is not None
         self._number += 1
-        values = make_values(self.world, self._known_as, self._number)
-        sequence = self._next_sequence.get(partition, self._first_sequence)
-        self._next_sequence[partition] = (sequence + len(values)) % (SEQUENCE_MAX + 1)
-        data = make_batch(
-            values,
-            timestamp=self.world.clock.now().wall_ms,
-            producer_id=self._producer_id[0],
-            producer_epoch=self._producer_id[1],
-            base_sequence=sequence,
-            codec=self.world.rng.choice((Codec.NONE, Codec.NONE, Codec.NONE, Codec.LZ4)),
+        contents = make_contents(self.world, known, self._known_as, self._number)
+        sequence = self._next_sequence.get(known.partition, self._first_sequence)
+        self._next_sequence[known.partition] = (sequence + len(contents.values)) % (SEQUENCE_MAX + 1)
+        timestamp = self.world.clock.now().wall_ms
+        codec = self.world.rng.choice((Codec.NONE, Codec.NONE, Codec.NONE, Codec.LZ4))
+        data = encode(contents, timestamp, producer=self._producer_id, sequence=sequence, codec=codec)
+        return SimulatedBatch(
+            known.partition, self._number, contents.values, contents.keys, timestamp, data, sequence
         )
-        return SimulatedBatch(partition, self._number, values, data, sequence)
 
     def _send(self, chosen: list[tuple[KnownPartition, SimulatedBatch]]) -> None:
         version = self.world.produce_version()
@@ -213,9 +217,7 @@ class IdempotentProducer:
             batch.attempts += 1
             batch.sent_as_first = self._queues[known.partition][0] is batch
             if batch.attempts == 1:
-                self.world.observe(
-                    history.BatchSent(known.partition, self._known_as, batch.number, batch.values)
-                )
+                self.world.observe(batch.sent(self._known_as))
         names = ", ".join(
             f"{known} #{batch.number}@{batch.sequence}{' again' if batch.attempts > 1 else ''}"
             for known, batch in chosen
@@ -279,6 +281,11 @@ class PlainProducer:
         self.link = Link(world, name)
         self._number = 0
 
+    is_settled = True
+
+    def settle(self) -> None:
+        """Nothing is sent twice."""
+
     def act(self) -> bool:
         rng = self.world.rng
         chosen = [
@@ -288,8 +295,8 @@ class PlainProducer:
             return False
         acks = rng.choice((-1, -1, 1, 0))
         version = self.world.produce_version()
-        for known, batch in chosen:
-            self.world.observe(history.BatchSent(known.partition, self.name, batch.number, batch.values))
+        for _, batch in chosen:
+            self.world.observe(batch.sent(self.name))
         names = ", ".join(f"{known} #{batch.number}" for known, batch in chosen)
         self.world.say(f"{self.name}: produce acks={acks} {names}")
         fields = produce_fields(version, acks, [(known, batch.data) for known, batch in chosen])
@@ -302,9 +309,10 @@ class PlainProducer:
 
     def _make(self, known: KnownPartition) -> SimulatedBatch:
         self._number += 1
-        values = make_values(self.world, self.name, self._number)
-        data = make_batch(values, timestamp=self.world.clock.now().wall_ms)
-        return SimulatedBatch(known.partition, self._number, values, data)
+        contents = make_contents(self.world, known, self.name, self._number)
+        timestamp = self.world.clock.now().wall_ms
+        data = encode(contents, timestamp)
+        return SimulatedBatch(known.partition, self._number, contents.values, contents.keys, timestamp, data)
 
     def _answered(
         self,

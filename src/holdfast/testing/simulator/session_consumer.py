@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.testing import history
 from holdfast.testing.history import Partition
-from holdfast.testing.simulator.consumers import EARLIEST, FETCH, LATEST, Consumer, asking
+from holdfast.testing.simulator.consumers import FETCH, Consumer, asking
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.world import KnownPartition, World
@@ -31,8 +31,8 @@ _SESSION_ERRORS = frozenset(
 
 
 class SessionConsumer(Consumer):
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, committed_only: bool = False) -> None:
+        super().__init__(world, name, committed_only)
         self._session_id = 0
         self._epoch = 0
         self._asked: dict[Partition, int] = {}
@@ -48,7 +48,7 @@ class SessionConsumer(Consumer):
         if rng.random() < 0.05:
             self._rewind(rng.sample(every, 1))
         elif rng.random() < 0.05:
-            self.list_offsets(rng.sample(every, 1), rng.choice((EARLIEST, LATEST)))
+            self.list_offsets(rng.sample(every, 1), self._some_time())
             return True
         self.fetch(every, max_wait_ms=rng.choice((0, 0, 20, 500)))
         return True
@@ -74,6 +74,7 @@ class SessionConsumer(Consumer):
             "max_wait": max_wait_ms,
             "min_bytes": self.world.rng.choice((0, 1, 1, 1000)),
             "max_bytes": 1 << 24,
+            "isolation_level": int(self.committed_only),
             "session_id": self._session_id,
             "session_epoch": self._epoch,
             "topics": list(topics.values()),
@@ -114,5 +115,13 @@ class SessionConsumer(Consumer):
     def _unchanged(self, key: Partition) -> None:
         if key in self.ends:
             self.world.observe(
-                history.BatchesRead(self.name, key, self._asked[key], (), self.ends[key], limited=False)
+                history.BatchesRead(
+                    self.name,
+                    key,
+                    self._asked[key],
+                    (),
+                    self.ends[key],
+                    last_stable=self.stable_ends.get(key, -1),
+                    committed_only=self.committed_only,
+                )
             )

@@ -21,20 +21,26 @@ from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, SeededRandomness
 from holdfast.testing.history import Event, Partition
-from holdfast.testing.simulator.admin import PARTITIONS_MAX, Administrator
+from holdfast.testing.simulator.admin import PARTITIONS_MAX, Trait
 from holdfast.testing.simulator.broker import Broker, Seams, SimulatedFlusher
-from holdfast.testing.simulator.consumers import EARLIEST, BatchReader, Consumer
+from holdfast.testing.simulator.contents import BatchReader
 from holdfast.testing.simulator.faults import Faults
 from holdfast.testing.simulator.link import Link
 from holdfast.testing.simulator.mutants import HEALTHY, Mutant
 from holdfast.testing.simulator.node_broker import DATA_DIRECTORIES, start_node
-from holdfast.testing.simulator.producers import IdempotentProducer, PlainProducer
 from holdfast.testing.simulator.report import Report, SeedFailed
-from holdfast.testing.simulator.session_consumer import SessionConsumer
+from holdfast.testing.simulator.workloads import Workload
 
 OPERATIONS_MIN = 200
 SETTLE_STEPS_MAX = 4_000
 """Steps without faults after which every request must have been answered."""
+
+
+_TOLD: dict[Trait, Callable[[Partition], Event]] = {
+    "expires": history.ExpiryAllowed,
+    "compacted": history.CompactionAllowed,
+    "unflushed": history.LossAllowed,
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +49,11 @@ class KnownTopic:
     topic_id: str
     uuid: UUID
     partitions: int
+    trait: Trait | None = None
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.trait == "compacted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +88,8 @@ class World:
         self.broker: Broker | None = None
         self.flusher = SimulatedFlusher(self.disk)
         self.worker = InlineWorker(self.disk)
-        self.expiring: set[str] = set()
-        """Names of topics whose retention removes records."""
+        self.traits: dict[str, Trait | None] = {}
+        """What topics of a name promise less than others."""
         self.dies_by_kill = False
         """The power loss that is planned takes the process only."""
         self.storage_trouble = False
@@ -90,16 +101,8 @@ class World:
         self._later: list[tuple[int, Callable[[], None]]] = []
         self._restart_at = 0
         self._operations = 0
-        self.idempotent = [IdempotentProducer(self, "p1"), IdempotentProducer(self, "p2")]
-        self.plain = [PlainProducer(self, "q1"), PlainProducer(self, "q2")]
-        self.consumers = [Consumer(self, "c1"), Consumer(self, "c2"), SessionConsumer(self, "c3")]
-        self.admin = Administrator(self, "admin")
-        self.links = [
-            *(producer.link for producer in self.idempotent),
-            *(producer.link for producer in self.plain),
-            *(consumer.link for consumer in self.consumers),
-            self.admin.link,
-        ]
+        self.links: list[Link] = []
+        self.workload = Workload(self)
 
     # What clients use.
 
@@ -109,8 +112,9 @@ class World:
     def observe(self, event: Event) -> None:
         self.checkers.observe(event)
 
-    def count(self, kind: str, outcome: str) -> None:
-        self.report.operations[kind, outcome] += 1
+    def count(self, kind: str, outcome: str, times: int = 1) -> None:
+        if times:
+            self.report.operations[kind, outcome] += times
 
     def unexpected(self, message: str) -> None:
         raise Violation("unexpected-answer", message)
@@ -154,14 +158,15 @@ class World:
         return KnownPartition(topic, partition[1])
 
     def add_topic(self, name: str, topic_id: str, partitions: int) -> None:
-        self.topics[name] = KnownTopic(name, topic_id, UUID(hex=topic_id), partitions)
-        if name in self.expiring:
+        trait = self.traits.get(name)
+        self.topics[name] = KnownTopic(name, topic_id, UUID(hex=topic_id), partitions, trait)
+        if trait is not None:
             for index in range(PARTITIONS_MAX):
-                self.observe(history.ExpiryAllowed((topic_id, index)))
+                self.observe(_TOLD[trait]((topic_id, index)))
 
     def remove_topic(self, name: str) -> None:
         """Nobody sends to it any more; what was sent by name arrives before another topic of that name."""
-        for link in self.links:
+        for link in list(self.links):
             link.deliver()
         del self.topics[name]
 
@@ -216,6 +221,7 @@ class World:
         self.say("*** power loss")
         self.disk.crash()
         self._boot += 1
+        self.observe(history.PageCacheLost())
         self._after_death()
 
     def kill(self) -> None:
@@ -224,6 +230,8 @@ class World:
             self.lose_power()
             return
         self.say("*** process killed")
+        if self.storage_trouble:
+            self.observe(history.PageCacheLost())  # a flush that failed may have taken pages with it
         self.disk.kill()
         self.disk.clear_faults()
         self._after_death()
@@ -237,6 +245,8 @@ class World:
         self.broker.stop_cleanly(self.clock.now())
         self.pump()
         self.report.faults["clean restart"] += 1
+        if self.storage_trouble:
+            self.observe(history.PageCacheLost())
         self.disk.kill_handles()
         self.disk.clear_faults()
         self._after_death()
@@ -244,7 +254,7 @@ class World:
     def _after_death(self) -> None:
         self.broker = None
         self.inbox.clear()
-        for link in self.links:
+        for link in list(self.links):
             link.forget()
         self._later.clear()
         self._restart_at = self._steps + self.rng.randint(1, 8)
@@ -296,7 +306,9 @@ class World:
         elif draw < 0.94:
             rng.choice(self.links).deliver()
         elif draw < 0.97:
-            self.worker.run_one()
+            if self.worker.jobs:
+                self.count("background", self.worker.jobs[0].task)
+                self.worker.run_one()
         else:
             elapsed_ms = rng.choice((30, 300, 1_500))
         if self.broker is not broker:
@@ -332,16 +344,7 @@ class World:
 
     def _operate(self) -> None:
         """One client acts."""
-        draw = self.rng.random()
-        if draw < 0.3:
-            acted = self.rng.choice(self.idempotent).act()
-        elif draw < 0.5:
-            acted = self.rng.choice(self.plain).act()
-        elif draw < 0.8:
-            acted = self.rng.choice(self.consumers).act()
-        else:
-            acted = self.admin.act()
-        if acted:
+        if self.workload.act():
             self._operations += 1
             self.report.operations_sent += 1
 
@@ -355,7 +358,7 @@ class World:
                 self._died()
         self._heal()
         self._settle()
-        self._leave_unflushed()
+        self.workload.leave_unflushed()
         self.kill()
         self._verify("after a kill")
         self.lose_power()
@@ -374,27 +377,15 @@ class World:
         """Retry until every batch is acknowledged and every request answered."""
 
         def act() -> None:
-            for producer in self.idempotent:
-                producer.act(new=False)
-            if not self.admin.is_idle:
-                self.admin.act(may_change=False)
-            for link in self.links:
+            self.workload.settle()
+            for link in list(self.links):
                 link.deliver()
 
         self._until(lambda: self.broker is not None and self._is_settled(), act, "settle")
 
-    def _leave_unflushed(self) -> None:
-        """Something written and not flushed, for the next start to find in the page cache."""
-        for producer in self.plain:
-            producer.act()
-            producer.link.deliver()
-
     def _is_settled(self) -> bool:
         return (
-            all(producer.is_idle for producer in self.idempotent)
-            and self.admin.is_idle
-            and not any(link.waiting for link in self.links)
-            and self.flusher.is_idle
+            self.workload.is_settled and not any(link.waiting for link in self.links) and self.flusher.is_idle
         )
 
     def _until(self, done: Callable[[], bool], act: Callable[[], None], what: str) -> None:
@@ -406,40 +397,13 @@ class World:
         raise Violation("stuck", f"{what}: no end in sight; still without an answer: {waiting}")
 
     def _verify(self, when: str) -> None:
-        """A reader that knows nothing reads every partition to its end."""
+        """Readers that know nothing read everything to its end."""
         self.say(f"reading everything {when}")
-        self.admin.link.forget()
+        for link in list(self.links):
+            link.forget()
         self._until(lambda: self.broker is not None, lambda: None, "start")
-        self._until(lambda: self.admin.is_idle, lambda: self._read_metadata_once(), "metadata")
-        reader = Consumer(self, f"reader {when}")
-        self.links.append(reader.link)
-        waiting = self.all_partitions()
-        asked: set[Partition] = set()
-
-        def act() -> None:
-            reader.link.deliver()
-            if not reader.is_idle:
-                return
-            unknown = [known for known in waiting if known.partition not in asked]
-            if unknown:
-                asked.update(known.partition for known in unknown)
-                reader.list_offsets(unknown, EARLIEST)
-            else:
-                reader.fetch(waiting)
-
-        def done() -> bool:
-            waiting[:] = [known for known in waiting if not self._is_read(reader, known.partition)]
-            return not waiting and reader.is_idle
-
-        self._until(done, act, f"read {', '.join(map(str, waiting))}")
-
-    def _read_metadata_once(self) -> None:
-        self.admin.link.deliver()
-        self.admin.act(may_change=False)
-
-    def _is_read(self, reader: Consumer, partition: Partition) -> bool:
-        end = reader.ends.get(partition)
-        return end is not None and reader.positions.get(partition, 0) >= end
+        for reading in self.workload.readings(when):
+            self._until(reading.is_done, reading.act, str(reading))
 
 
 def run_seed(seed: int, mutant: Mutant = HEALTHY) -> Report:

@@ -1,0 +1,142 @@
+"""Which clients a seed has, and how often each acts.
+
+Not each seed does everything: a seed draws one of the workloads, so that its 200 operations are enough to get
+somewhere with each of its clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.testing import history
+from holdfast.testing.history import Partition
+from holdfast.testing.simulator.admin import Administrator
+from holdfast.testing.simulator.consumers import EARLIEST, Consumer
+from holdfast.testing.simulator.producers import IdempotentProducer, PlainProducer
+from holdfast.testing.simulator.session_consumer import SessionConsumer
+
+if TYPE_CHECKING:
+    from holdfast.testing.simulator.world import World
+
+
+class Actor(Protocol):
+    """A client, or several that belong together."""
+
+    def act(self) -> bool:
+        """Send one request of its own accord; false when there is nothing to send."""
+        ...
+
+    def settle(self) -> None:
+        """Faults are over: bring what is under way to its end, begin nothing."""
+        ...
+
+    @property
+    def is_settled(self) -> bool: ...
+
+
+class Reading(Protocol):
+    """Something to find out after a restart."""
+
+    def act(self) -> None: ...
+
+    def is_done(self) -> bool: ...
+
+
+class Workload:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._actors: list[Actor] = []
+        self._weights: list[int] = []
+        self._plain = [PlainProducer(world, "q1"), PlainProducer(world, "q2")]
+        self._admin = Administrator(world, "admin")
+        self._add(15, IdempotentProducer(world, "p1"), IdempotentProducer(world, "p2"))
+        self._add(10, *self._plain)
+        self._add(10, Consumer(world, "c1"), Consumer(world, "c2"), SessionConsumer(world, "c3"))
+        self._add(20, self._admin)
+
+    def _add(self, weight: int, *actors: Actor) -> None:
+        self._actors += actors
+        self._weights += [weight] * len(actors)
+        self._bounds = list(accumulate(self._weights))
+
+    def act(self) -> bool:
+        """Let one client act."""
+        return self._world.rng.choices(self._actors, cum_weights=self._bounds)[0].act()
+
+    def settle(self) -> None:
+        for actor in self._actors:
+            actor.settle()
+
+    @property
+    def is_settled(self) -> bool:
+        return all(actor.is_settled for actor in self._actors)
+
+    def leave_unflushed(self) -> None:
+        """Something written and not flushed, for the next start to find in the page cache."""
+        for producer in self._plain:
+            producer.act()
+            producer.link.deliver()
+
+    def readings(self, when: str) -> Iterator[Reading]:
+        """What readers that know nothing find out after a restart, one after the other."""
+        yield MetadataReading(self._admin)
+        yield LogReading(self._world, f"reader {when}")
+        yield LogReading(self._world, f"reader of committed {when}", committed_only=True)
+
+
+class MetadataReading:
+    def __init__(self, admin: Administrator) -> None:
+        self._admin = admin
+        self._asked = False
+
+    def __str__(self) -> str:
+        return "metadata"
+
+    def act(self) -> None:
+        self._admin.link.deliver()
+        self._asked = self._admin.act(may_change=False) or self._asked
+
+    def is_done(self) -> bool:
+        return self._asked and self._admin.is_settled
+
+
+class LogReading:
+    """Every partition from its start to its end."""
+
+    def __init__(self, world: World, name: str, committed_only: bool = False) -> None:
+        self._world = world
+        self._reader = Consumer(world, name, committed_only)
+        self._waiting = world.all_partitions()
+        self._asked: set[Partition] = set()
+        if committed_only:
+            for known in self._waiting:
+                world.observe(history.ScanBegun(name, known.partition))
+
+    def __str__(self) -> str:
+        return f"read {', '.join(map(str, self._waiting))}"
+
+    def act(self) -> None:
+        reader = self._reader
+        reader.link.deliver()
+        if not reader.is_idle:
+            return
+        unknown = [known for known in self._waiting if known.partition not in self._asked]
+        if unknown:
+            self._asked.update(known.partition for known in unknown)
+            reader.list_offsets(unknown, EARLIEST)
+        else:
+            reader.fetch(self._waiting)
+
+    def is_done(self) -> bool:
+        for known in [known for known in self._waiting if self._is_read(known.partition)]:
+            self._waiting.remove(known)
+            if self._reader.committed_only:
+                shown = tuple(self._reader.shown.get(known.partition, ()))
+                self._world.observe(history.PartitionScanned(self._reader.name, known.partition, shown))
+        return not self._waiting and self._reader.is_idle
+
+    def _is_read(self, partition: Partition) -> bool:
+        end = self._reader.ends.get(partition)
+        return end is not None and self._reader.positions.get(partition, 0) >= end
