@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.errors import ApiError
 from holdfast.groups.classic import ClassicGroup, append_error
 from holdfast.groups.classic_records import new_group_record, restore_group
+from holdfast.groups.consumer import ConsumerGroups
 from holdfast.groups.model import (
     NO_MEMBER_ID,
     ClassicDescription,
@@ -66,6 +67,7 @@ class GroupCoordinator:
         self.surroundings = surroundings
         self.groups: dict[str, Group] = {}
         self.offsets = OffsetStore(surroundings)
+        self.consumer_groups = ConsumerGroups(self)
         self._expiry_timer: Scheduled | None = None
 
     # Groups coming and going
@@ -295,6 +297,7 @@ class GroupCoordinator:
 
     def topics_changed(self, names: set[str], now: Now) -> None:
         """Topics were made, grown or deleted."""
+        self.consumer_groups.topics_changed(names, now)
         if all(self.surroundings.topics.by_name(name) is not None for name in names):
             return
         self._forget_strangers(now)
@@ -336,6 +339,8 @@ class GroupCoordinator:
                 group = ClassicGroup(key.group, self.surroundings)
                 restore_group(group, value)
                 self.put(group)
+        else:
+            self.consumer_groups.replay(key, value)
 
     def loaded(self, now: Now) -> None:
         for group_id in self.offsets.groups():

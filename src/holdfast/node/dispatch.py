@@ -61,6 +61,8 @@ MODULES: Final = {
     61: "k61_describe_producers",
     65: "k65_describe_transactions",
     66: "k66_list_transactions",
+    68: "k68_consumer_group_heartbeat",
+    69: "k69_consumer_group_describe",
     74: "k74_list_config_resources",
     75: "k75_describe_topic_partitions",
 }
