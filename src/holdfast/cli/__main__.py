@@ -7,11 +7,11 @@ import sys
 
 def main() -> None:
     arguments = sys.argv[1:]
+    # kio must not find hypothesis, with which it registers its types wherever that is installed: it takes long.
+    for module in ("hypothesis", "hypothesis.strategies"):
+        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
     if arguments[:1] == ["serve"]:
-        # The broker must be ready in a fraction of a second: nothing here imports typer or rich, and kio must not
-        # find hypothesis, with which it registers its types wherever that is installed.
-        for module in ("hypothesis", "hypothesis.strategies"):
-            sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+        # The broker must be ready in a fraction of a second: nothing here imports typer or rich.
         from holdfast.cli import exits
         from holdfast.cli.serve import serve_command
 

@@ -24,6 +24,14 @@ ADVICE: Mapping[int, str] = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user may not do that; see --command-config",
     KafkaError.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of '{name}' and max.request.size of the producer",
     KafkaError._MSG_TIMED_OUT: "no broker confirmed it within delivery.timeout.ms; it may be stored all the same",
+    KafkaError.NON_EMPTY_GROUP: "stop its members first; "
+    "'holdfast groups describe --group {name} --members' names them",
+    KafkaError.GROUP_ID_NOT_FOUND: "'holdfast groups list' shows which there are",
+    KafkaError.INVALID_GROUP_ID: "a group's name has at least one character",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "this user may not do that to '{name}'; see --command-config",
+    KafkaError.UNKNOWN_MEMBER_ID: "the group has active members; stop them first",
+    KafkaError.COORDINATOR_NOT_AVAILABLE: "the cluster has no coordinator for it at the moment; try again",
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS: "its coordinator is still reading its log; try again",
     KafkaError.NOT_ENOUGH_REPLICAS: "too few replicas are in sync; 'holdfast topics describe --topic {name}'",
 }
 
@@ -31,7 +39,7 @@ ADVICE: Mapping[int, str] = {
 def describe_error(error: KafkaError, name: str) -> str:
     """What the broker said and what to do about it."""
     advice = ADVICE.get(error.code())
-    said = f"{error.str().rstrip('.')} ({error.name()})"
+    said = f"{error.str().removeprefix('Broker: ').rstrip('.')} ({error.name()})"
     return f"{said}; {advice.format(name=name)}" if advice else said
 
 

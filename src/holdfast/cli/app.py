@@ -27,6 +27,8 @@ COMMANDS: dict[str, CommandPlace] = {
     "configs": CommandPlace("holdfast.cli.configs"),
     "produce": CommandPlace("holdfast.cli.produce"),
     "consume": CommandPlace("holdfast.cli.consume"),
+    "groups": CommandPlace("holdfast.cli.groups"),
+    "transactions": CommandPlace("holdfast.cli.transactions"),
     "dump-log": CommandPlace("holdfast.cli.dump_log"),
     "demo": CommandPlace("holdfast.cli.demo"),
     "version": CommandPlace("holdfast.cli.version"),

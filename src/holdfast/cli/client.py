@@ -73,6 +73,15 @@ class Connection:
         given.pop("bootstrap.servers", None)
         return cls(bootstrap_server, connect_timeout_ms, translate(given))
 
+    @property
+    def security_protocol(self) -> str:
+        return self.settings.get("security.protocol", "plaintext").upper()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it can be spoken to without librdkafka: neither TLS nor SASL."""
+        return self.security_protocol == "PLAINTEXT"
+
     def client_config(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """`defaults`, then the user's settings, then what makes the client ours."""
         return {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias
 
 import typer
+from typer.core import TyperCommand
 
 from holdfast.cli.output import Output
 
@@ -43,3 +45,20 @@ OutputOption: TypeAlias = Annotated[
 def examples(*lines: str) -> str:
     """The end of a --help text; rich keeps a line break only where there is an empty line."""
     return "\n\n".join(["[bold]Examples[/bold]", *(f"  {line}" for line in lines)])
+
+
+class OptionalValues(TyperCommand):
+    """A command some of whose options may stand without a value, which is then empty.
+
+    Kafka's tools take `--state` as well as `--state Stable,Empty`; typer's options always have a value or never.
+    """
+
+    flags: Sequence[str] = ()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        completed: list[str] = []
+        for index, argument in enumerate(args):
+            completed.append(argument)
+            if argument in self.flags and (index + 1 == len(args) or args[index + 1].startswith("-")):
+                completed.append("")
+        return super().parse_args(ctx, completed)

@@ -67,10 +67,11 @@ class Refused(CommandFailed):
 
     def __init__(self, subject: str, code: ErrorCode, said: str | None = None, advice: str = "") -> None:
         known = error_table.BY_CODE.get(int(code))
-        name = known.name if known is not None else f"error {int(code)}"
+        name = known.name if known is not None else f"ERROR_{int(code)}"
         reason = said.rstrip(".") if said else known.meaning if known is not None else "no reason was given"
         super().__init__(f"{subject}: {reason} ({name})" + (f"; {advice}" if advice else ""))
         self.code = code
+        self.name = name
 
 
 def check(code: ErrorCode, subject: str, said: str | None = None, advice: str = "") -> None:
@@ -88,10 +89,9 @@ class Cluster(AbstractContextManager["Cluster"]):
     """The brokers of a cluster, each spoken to over a connection of its own."""
 
     def __init__(self, connection: Connection, timeout_ms: int = int(REQUEST_TIMEOUT_S * 1000)) -> None:
-        protocol = connection.settings.get("security.protocol", "PLAINTEXT")
-        if protocol.upper() != "PLAINTEXT":
+        if not connection.is_plain:
             raise CommandFailed(
-                f"this can be asked over a plain connection only, not {protocol}: "
+                f"this can be asked over a plain connection only, not {connection.security_protocol}: "
                 "librdkafka has no such request, and holdfast's own client speaks without TLS and SASL"
             )
         self._connection = connection

@@ -1,0 +1,427 @@
+"""`holdfast groups list|describe|reset-offsets|delete|delete-offsets`, with the flags of kafka-consumer-groups."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka import KafkaError
+from typer.exceptions import Exit
+
+from holdfast.cli.advice import describe_error
+from holdfast.cli.client import Connection
+from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.groups_admin import STATE_NAMES, TYPE_NAMES, Group, GroupAdmin
+from holdfast.cli.groups_output import (
+    export_resets,
+    members_as_json,
+    positions_as_json,
+    print_members,
+    print_positions,
+    print_resets,
+    print_state,
+    read_positions,
+    state_as_json,
+)
+from holdfast.cli.groups_reset import (
+    Planner,
+    Scenario,
+    Target,
+    parse_datetime,
+    parse_duration,
+    parse_topics,
+    places_of,
+    places_to_delete,
+    read_plans,
+)
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    CommandConfigOption,
+    ConnectTimeoutOption,
+    OptionalValues,
+    OutputOption,
+    examples,
+)
+from holdfast.cli.output import Output, print_json, print_table
+from holdfast.errors import UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List, describe and delete consumer groups, and move their positions.",
+)
+
+DEFAULT_TIMEOUT_MS = 30_000
+
+GroupNames = Annotated[
+    list[str] | None,
+    typer.Option("--group", metavar="ID", help="The group; may be repeated."),
+]
+AllGroups = Annotated[bool, typer.Option("--all-groups", help="Every group.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic", metavar="NAME[:0,1]", help="A topic, or some of its partitions; may be repeated."
+    ),
+]
+TimeoutMs = Annotated[
+    int,
+    typer.Option("--timeout", min=1, metavar="MS", help="How long a request to the cluster may take."),
+]
+
+
+class _ListCommand(OptionalValues):
+    flags = ("--state", "--type")
+
+
+@app.command(
+    "list",
+    cls=_ListCommand,
+    help="List groups, one name per line; with --state or --type a table.",
+    epilog=examples("holdfast groups list", "holdfast groups list --state stable,empty --type consumer"),
+)
+def list_groups(
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="[STATES]", help="Show the state; given some, only groups in those."),
+    ] = None,
+    type_: Annotated[
+        str | None,
+        typer.Option("--type", metavar="[TYPES]", help="Show the type; given some, only groups of those."),
+    ] = None,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    states = _choices(state, STATE_NAMES, "--state")
+    types = _choices(type_, TYPE_NAMES, "--type")
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    found = [
+        each
+        for each in GroupAdmin(connection, timeout_ms).listings()
+        if (not states or each.state in states) and (not types or each.type in types)
+    ]
+    if output is Output.JSON:
+        print_json(
+            {"groups": [{"group": each.group, "type": each.type, "state": each.state} for each in found]}
+        )
+    elif state is None and type_ is None:
+        for each in found:
+            print(each.group)
+    else:
+        columns = [
+            "GROUP",
+            *(["TYPE"] if type_ is not None else []),
+            *(["STATE"] if state is not None else []),
+        ]
+        rows = [
+            [
+                each.group,
+                *([each.type] if type_ is not None else []),
+                *([each.state] if state is not None else []),
+            ]
+            for each in found
+        ]
+        print_table(columns, rows)
+
+
+def _choices(text: str | None, known: Sequence[str], flag: str) -> set[str]:
+    by_name = {name.lower(): name for name in known}
+    wanted = [each.strip() for each in (text or "").split(",") if each.strip()]
+    if unknown := [each for each in wanted if each.lower() not in by_name]:
+        raise UsageError(f"{flag} {', '.join(unknown)}: there are {', '.join(known)}")
+    return {by_name[each.lower()] for each in wanted}
+
+
+@app.command(
+    help="Show groups: the positions and lag of every partition, or their members, or their state.",
+    epilog=examples(
+        "holdfast groups describe --group billing",
+        "holdfast groups describe --group billing --members --verbose",
+        "holdfast groups describe --all-groups --state",
+    ),
+)
+def describe(
+    group: GroupNames = None,
+    all_groups: AllGroups = False,
+    offsets: Annotated[
+        bool, typer.Option("--offsets", help="Positions and lag of every partition; the default.")
+    ] = False,
+    members: Annotated[bool, typer.Option("--members", help="The members and what they own.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="State, coordinator and number of members.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="More columns: epochs, and assignments of members.")
+    ] = False,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    if offsets + members + state > 1:
+        raise UsageError("choose one of --offsets, --members, --state")
+    _check_chosen(group, all_groups)
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    admin = GroupAdmin(connection, timeout_ms)
+    names = admin.names() if all_groups else group or []
+    found = admin.describe(names, with_epochs=verbose or output is Output.JSON)
+    present = [each for each in found.values() if each is not None]
+    for name in found.keys() - {each.group for each in present}:
+        complain(f"group '{name}' does not exist; 'holdfast groups list' shows which there are")
+    for index, each in enumerate(present):
+        _tell_state(each)
+        if output is Output.TABLE:
+            if index:
+                print()
+            _show(admin, each, members=members, state=state, verbose=verbose)
+    if output is Output.JSON:
+        print_json({"groups": [_document(admin, each, members=members, state=state) for each in present]})
+    if len(present) < len(found):
+        raise Exit(ExitCode.FINDINGS)
+
+
+def _tell_state(group: Group) -> None:
+    if not group.has_members:
+        complain(f"group '{group.group}' has no active members")
+    elif group.state != "Stable":
+        complain(f"group '{group.group}' is rebalancing ({group.state})")
+
+
+def _show(admin: GroupAdmin, group: Group, *, members: bool, state: bool, verbose: bool) -> None:
+    if members:
+        print_members(group, verbose=verbose)
+    elif state:
+        print_state(group, verbose=verbose)
+    elif rows := read_positions(admin, group):
+        print_positions(group, rows, verbose=verbose)
+    else:
+        complain(f"group '{group.group}' has no positions and owns no partitions")
+
+
+def _document(admin: GroupAdmin, group: Group, *, members: bool, state: bool) -> dict[str, Any]:
+    if members:
+        return members_as_json(group)
+    if state:
+        return state_as_json(group)
+    return positions_as_json(group, read_positions(admin, group))
+
+
+@app.command(
+    "reset-offsets",
+    help="Move the positions of groups without active members. Without --execute the plan is only shown.",
+    epilog=examples(
+        "holdfast groups reset-offsets --group billing --topic orders --to-earliest --execute",
+        "holdfast groups reset-offsets --group billing --all-topics --by-duration PT2H --dry-run",
+        "holdfast groups reset-offsets --group billing --all-topics --to-current --export > plan.csv",
+        "holdfast groups reset-offsets --group billing --from-file plan.csv --execute",
+    ),
+)
+def reset_offsets(
+    group: GroupNames = None,
+    all_groups: AllGroups = False,
+    topic: Topics = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="Every partition the group has a position for.")
+    ] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first message.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False,
+    to_current: Annotated[
+        bool,
+        typer.Option("--to-current", help="To where they are; to the end of the log where there is none."),
+    ] = False,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", min=0, metavar="N", help="To this offset.")
+    ] = None,
+    to_datetime: Annotated[
+        str | None,
+        typer.Option(
+            "--to-datetime",
+            metavar="YYYY-MM-DDThh:mm:ss.sss",
+            help="To the first message at or after this time, UTC unless a zone follows.",
+        ),
+    ] = None,
+    by_duration: Annotated[
+        str | None,
+        typer.Option(
+            "--by-duration", metavar="PnDTnHnMnS", help="To the first message since so long before now."
+        ),
+    ] = None,
+    shift_by: Annotated[
+        int | None, typer.Option("--shift-by", metavar="N", help="Forward by N, or back by -N.")
+    ] = None,
+    from_file: Annotated[
+        str | None,
+        typer.Option(
+            "--from-file",
+            metavar="FILE",
+            help="To the offsets in a CSV file: topic,partition,offset, or with the group in front.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan; the default.")] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Carry the plan out.")] = False,
+    export: Annotated[bool, typer.Option("--export", help="Print the plan as CSV for --from-file.")] = False,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    target = _target(
+        {
+            Scenario.EARLIEST: 0 if to_earliest else None,
+            Scenario.LATEST: 0 if to_latest else None,
+            Scenario.CURRENT: 0 if to_current else None,
+            Scenario.OFFSET: to_offset,
+            Scenario.DATETIME: None if to_datetime is None else parse_datetime(to_datetime),
+            Scenario.DURATION: None
+            if by_duration is None
+            else int(time.time() * 1000) - parse_duration(by_duration),
+            Scenario.SHIFT: shift_by,
+            Scenario.FILE: None if from_file is None else 0,
+        }
+    )
+    if dry_run and execute:
+        raise UsageError("choose one of --dry-run and --execute")
+    if export and output is Output.JSON:
+        raise UsageError("--export prints CSV: it does not go with --output json")
+    _check_scope(group, all_groups, topic, all_topics, from_file)
+    topics = parse_topics(topic or [])
+    plans = None if from_file is None else read_plans(from_file, group or [])
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    admin = GroupAdmin(connection, timeout_ms)
+    names = admin.names() if all_groups else list(dict.fromkeys(group or plans or ()))
+    if plans is not None and (others := sorted(plans.keys() - set(names))):
+        complain(f"{from_file} also has offsets for {', '.join(others)}, which were not asked for")
+    planner = Planner(admin, target, places_of(admin, topics) if topics else None, plans)
+    resets = [planner.reset(name, found, execute=execute) for name, found in admin.describe(names).items()]
+    if output is Output.JSON:
+        print_json({"executed": execute, "groups": [each.as_json() for each in resets]})
+    elif export:
+        export_resets(resets, with_group=len(names) != 1)
+    else:
+        print_resets(resets)
+    if not (execute or dry_run or export) and any(each.moves for each in resets):
+        complain("nothing was changed: this is the plan, --execute carries it out")
+    if any(each.error for each in resets):
+        raise Exit(ExitCode.FINDINGS)
+
+
+def _target(given: Mapping[Scenario, int | None]) -> Target:
+    chosen = [Target(scenario, number) for scenario, number in given.items() if number is not None]
+    if len(chosen) != 1:
+        flags = ", ".join(scenario.value for scenario in Scenario)
+        raise UsageError(f"say where to, by exactly one of {flags}")
+    return chosen[0]
+
+
+def _check_scope(
+    groups: list[str] | None,
+    all_groups: bool,
+    topics: list[str] | None,
+    all_topics: bool,
+    from_file: str | None,
+) -> None:
+    if from_file is not None:
+        if topics or all_topics:
+            raise UsageError(
+                "--from-file names its topics itself: it goes with neither --topic nor --all-topics"
+            )
+        if not groups and not all_groups:
+            return  # the file names its groups too
+    elif bool(topics) == all_topics:
+        raise UsageError("say which positions to move: --topic or --all-topics, one of them")
+    _check_chosen(groups, all_groups)
+
+
+@app.command(
+    help="Delete groups without active members, and with them their positions.",
+    epilog=examples("holdfast groups delete --group billing --group audit"),
+)
+def delete(
+    group: GroupNames = None,
+    all_groups: AllGroups = False,
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    _check_chosen(group, all_groups)
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    admin = GroupAdmin(connection, timeout_ms)
+    names = admin.names() if all_groups else list(dict.fromkeys(group or []))
+    outcomes = admin.delete(names) if names else {}
+    for name, error in outcomes.items():
+        if error is not None:
+            complain(f"cannot delete group '{name}': {describe_error(error, name)}")
+        elif output is Output.TABLE:
+            print(f"Deleted group {name}.")
+    if output is Output.JSON:
+        print_json({"results": [_outcome(name, error) for name, error in outcomes.items()]})
+    if any(outcomes.values()):
+        raise Exit(ExitCode.FINDINGS)
+
+
+def _outcome(name: str, error: KafkaError | None) -> dict[str, Any]:
+    return {
+        "group": name,
+        "action": "deleted" if error is None else "failed",
+        "error": None if error is None else {"code": error.name(), "message": error.str()},
+    }
+
+
+@app.command(
+    "delete-offsets",
+    help="Delete the positions of a group for topics that none of its members is subscribed to.",
+    epilog=examples("holdfast groups delete-offsets --group billing --topic orders --topic payments:0,1"),
+)
+def delete_offsets(
+    group: Annotated[str, typer.Option("--group", metavar="ID", help="The group.")],
+    topic: Annotated[
+        list[str],
+        typer.Option(
+            "--topic", metavar="NAME[:0,1]", help="A topic, or some of its partitions; may be repeated."
+        ),
+    ],
+    timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    topics = parse_topics(topic)
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    admin = GroupAdmin(connection, timeout_ms)
+    outcomes = admin.delete_positions(group, places_to_delete(admin, group, topics))
+    for refused in filter(None, outcomes.values()):
+        complain(str(refused))
+    if output is Output.JSON:
+        results = [
+            {
+                "topic": name,
+                "partition": partition,
+                "action": "deleted" if refused is None else "failed",
+                "error": None if refused is None else {"code": refused.name, "message": str(refused)},
+            }
+            for (name, partition), refused in outcomes.items()
+        ]
+        print_json({"group": group, "results": results})
+    else:
+        rows = [
+            (name, str(partition), "Deleted" if refused is None else f"Failed: {refused.name}")
+            for (name, partition), refused in outcomes.items()
+        ]
+        print_table(("TOPIC", "PARTITION", "STATUS"), rows)
+    if any(outcomes.values()):
+        raise Exit(ExitCode.FINDINGS)
+
+
+def _check_chosen(groups: list[str] | None, all_groups: bool) -> None:
+    if bool(groups) == all_groups:
+        raise UsageError("say which groups: --group ID or --all-groups, one of them")

@@ -1,0 +1,201 @@
+"""How groups are printed: Kafka's columns for people, stable keys for programs."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from holdfast.cli.groups_admin import Group, GroupAdmin, Member, Place, Position
+from holdfast.cli.groups_reset import Reset
+from holdfast.cli.output import print_table
+
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class PositionRow:
+    """One partition a group reads or has a position for."""
+
+    place: Place
+    position: Position | None
+    log_end: int | None
+    member: Member | None
+
+    @property
+    def lag(self) -> int | None:
+        if self.position is None or self.log_end is None:
+            return None
+        return self.log_end - self.position.offset
+
+
+def read_positions(admin: GroupAdmin, group: Group) -> list[PositionRow]:
+    """Every partition that has a position or an owner, by topic and number."""
+    positions = admin.positions(group.group)
+    owners = {place: member for member in group.members for place in member.assignment}
+    places = sorted({*positions, *owners})
+    log_ends = admin.log_ends(places)
+    return [PositionRow(each, positions.get(each), log_ends.get(each), owners.get(each)) for each in places]
+
+
+def print_positions(group: Group, rows: Iterable[PositionRow], *, verbose: bool) -> None:
+    columns = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    columns += ["CONSUMER-ID", "HOST", "CLIENT-ID"]
+    if verbose:
+        columns.insert(3, "LEADER-EPOCH")
+    table = []
+    for row in rows:
+        topic, partition = row.place
+        member = row.member
+        cells = [
+            group.group,
+            topic,
+            str(partition),
+            _text(row.position.offset if row.position else None),
+            _text(row.log_end),
+            _text(row.lag),
+            *((member.member_id, member.host, member.client_id) if member else (NONE, NONE, NONE)),
+        ]
+        if verbose:
+            cells.insert(3, _text(row.position.leader_epoch if row.position else None))
+        table.append(cells)
+    print_table(columns, table)
+
+
+def positions_as_json(group: Group, rows: Iterable[PositionRow]) -> dict[str, Any]:
+    return {
+        **_head(group),
+        "positions": [
+            {
+                "topic": row.place[0],
+                "partition": row.place[1],
+                "current_offset": row.position.offset if row.position else None,
+                "log_end_offset": row.log_end,
+                "lag": row.lag,
+                "leader_epoch": row.position.leader_epoch if row.position else None,
+                "member_id": row.member.member_id if row.member else None,
+                "host": row.member.host if row.member else None,
+                "client_id": row.member.client_id if row.member else None,
+            }
+            for row in rows
+        ],
+    }
+
+
+def print_members(group: Group, *, verbose: bool) -> None:
+    static = any(member.instance_id for member in group.members)
+    columns = ["GROUP", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS"]
+    if static:
+        columns.insert(2, "GROUP-INSTANCE-ID")
+    if verbose:
+        columns += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT"]
+    table = []
+    for member in group.members:
+        cells = [
+            group.group,
+            member.member_id,
+            member.host,
+            member.client_id,
+            str(len(member.assignment)),
+        ]
+        if static:
+            cells.insert(2, member.instance_id or NONE)
+        if verbose:
+            cells += [_text(member.epoch), _assignment(member.assignment)]
+            cells += [_text(group.assignment_epoch), _assignment(member.target_assignment or ())]
+        table.append(cells)
+    print_table(columns, table)
+
+
+def members_as_json(group: Group) -> dict[str, Any]:
+    return {
+        **_head(group),
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "host": member.host,
+                "client_id": member.client_id,
+                "epoch": member.epoch,
+                "assignment": _assignment_as_json(member.assignment),
+                "target_epoch": group.assignment_epoch,
+                "target_assignment": None
+                if member.target_assignment is None
+                else _assignment_as_json(member.target_assignment),
+            }
+            for member in group.members
+        ],
+    }
+
+
+def print_state(group: Group, *, verbose: bool) -> None:
+    columns = ["GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS"]
+    cells = [
+        group.group,
+        f"{group.coordinator_address} ({group.coordinator_id})",
+        group.assignor or NONE,
+        group.state,
+        str(len(group.members)),
+    ]
+    if verbose:
+        columns[4:4] = ["GROUP-EPOCH", "TARGET-ASSIGNMENT-EPOCH"]
+        cells[4:4] = [_text(group.epoch), _text(group.assignment_epoch)]
+    print_table(columns, [cells])
+
+
+def state_as_json(group: Group) -> dict[str, Any]:
+    return {
+        **_head(group),
+        "coordinator": {"id": group.coordinator_id, "address": group.coordinator_address},
+        "assignment_strategy": group.assignor or None,
+        "group_epoch": group.epoch,
+        "target_assignment_epoch": group.assignment_epoch,
+        "member_count": len(group.members),
+    }
+
+
+def print_resets(resets: Sequence[Reset]) -> None:
+    rows = [
+        (each.group, move.place[0], str(move.place[1]), str(move.new_offset), _text(move.old_offset))
+        for each in resets
+        for move in each.moves
+        if move.error is None
+    ]
+    if rows:
+        print_table(("GROUP", "TOPIC", "PARTITION", "NEW-OFFSET", "OLD-OFFSET"), rows)
+
+
+def export_resets(resets: Sequence[Reset], *, with_group: bool) -> None:
+    """CSV as `--from-file` reads it."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for each in resets:
+        for move in each.moves:
+            row = (*move.place, move.new_offset)
+            writer.writerow((each.group, *row) if with_group else row)
+
+
+def _head(group: Group) -> dict[str, Any]:
+    return {"group": group.group, "type": group.type, "state": group.state}
+
+
+def _text(number: int | None) -> str:
+    return NONE if number is None else str(number)
+
+
+def _by_topic(places: Iterable[Place]) -> list[tuple[str, list[int]]]:
+    return [
+        (topic, [partition for _, partition in group])
+        for topic, group in groupby(sorted(places), key=lambda place: place[0])
+    ]
+
+
+def _assignment(places: Iterable[Place]) -> str:
+    """`orders:0,1;payments:2`, as Kafka writes it."""
+    return ";".join(f"{topic}:{','.join(map(str, numbers))}" for topic, numbers in _by_topic(places)) or NONE
+
+
+def _assignment_as_json(places: Iterable[Place]) -> list[dict[str, Any]]:
+    return [{"topic": topic, "partitions": numbers} for topic, numbers in _by_topic(places)]

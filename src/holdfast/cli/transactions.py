@@ -1,0 +1,420 @@
+"""`holdfast transactions list|describe|describe-producers|abort|find-hanging`, as kafka-transactions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.client import Connection
+from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    CommandConfigOption,
+    ConnectTimeoutOption,
+    OutputOption,
+    examples,
+)
+from holdfast.cli.output import Output, print_json, print_table
+from holdfast.cli.transactions_admin import ActiveProducer, Transaction, TransactionAdmin
+from holdfast.cli.wire import Cluster
+from holdfast.errors import UsageError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="List and describe transactions, find those that hang, and abort them.",
+)
+
+NONE = "None"
+DEFAULT_LONGEST_MINUTES = 15
+"""Kafka's default of transaction.max.timeout.ms: no transaction of a live producer lasts longer."""
+
+TopicName = Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic.")]
+OptionalTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="The topic.")]
+PartitionNumber = Annotated[int, typer.Option("--partition", min=0, metavar="N", help="The partition.")]
+OptionalPartition = Annotated[
+    int | None, typer.Option("--partition", min=0, metavar="N", help="The partition.")
+]
+BrokerId = Annotated[
+    int | None,
+    typer.Option("--broker-id", min=0, metavar="ID", help="Ask this broker, instead of each leader."),
+]
+
+
+@app.command(
+    "list",
+    help="List transactional ids, with their producers and states.",
+    epilog=examples(
+        "holdfast transactions list",
+        "holdfast transactions list --duration-filter 60000 --transactional-id-pattern 'billing-.*'",
+    ),
+)
+def list_transactions(
+    duration_filter: Annotated[
+        int,
+        typer.Option(
+            "--duration-filter",
+            metavar="MS",
+            help="Only transactions that have been open for longer; all when negative.",
+        ),
+    ] = -1,
+    transactional_id_pattern: Annotated[
+        str | None,
+        typer.Option(
+            "--transactional-id-pattern",
+            metavar="REGEX",
+            help="Only transactional ids that match, in the syntax of RE2.",
+        ),
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only those in this state; may be repeated."),
+    ] = None,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    states = [_state_name(each) for each in state or []]
+    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+        found = admin.listings(states=states, duration_ms=duration_filter, pattern=transactional_id_pattern)
+    if output is Output.JSON:
+        keys = ("transactional_id", "coordinator_id", "producer_id", "state")
+        print_json({"transactions": [{key: getattr(each, key) for key in keys} for each in found]})
+        return
+    rows = [
+        (each.transactional_id, str(each.coordinator_id), str(each.producer_id), each.state) for each in found
+    ]
+    print_table(("TransactionalId", "Coordinator", "ProducerId", "TransactionState"), rows)
+
+
+STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "PrepareEpochFence",
+    "Dead",
+)
+
+
+def _state_name(text: str) -> str:
+    for name in STATES:
+        if name.lower() == text.strip().lower():
+            return name
+    raise UsageError(f"--state {text}: there are {', '.join(STATES)}")
+
+
+@app.command(
+    help="Show what the coordinator knows of a transactional id.",
+    epilog=examples("holdfast transactions describe --transactional-id billing-1"),
+)
+def describe(
+    transactional_id: Annotated[
+        str, typer.Option("--transactional-id", metavar="ID", help="The transactional id.")
+    ],
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+        found = admin.describe(transactional_id)
+    if found is None:
+        raise _no_such_id(transactional_id)
+    now_ms = _now_ms()
+    if output is Output.JSON:
+        print_json(_transaction_as_json(found, now_ms))
+        return
+    columns = (
+        "CoordinatorId",
+        "TransactionalId",
+        "ProducerId",
+        "ProducerEpoch",
+        "TransactionState",
+        "TransactionTimeoutMs",
+        "CurrentTransactionStartTimeMs",
+        "TransactionDurationMs",
+        "TopicPartitions",
+    )
+    row = (
+        str(found.coordinator_id),
+        found.transactional_id,
+        str(found.producer_id),
+        str(found.producer_epoch),
+        found.state,
+        str(found.timeout_ms),
+        _text(found.start_time_ms),
+        _text(found.duration_ms(now_ms)),
+        ",".join(f"{topic}-{partition}" for topic, partition in found.places),
+    )
+    print_table(columns, [row])
+
+
+def _transaction_as_json(found: Transaction, now_ms: int) -> dict[str, Any]:
+    return {
+        "transactional_id": found.transactional_id,
+        "coordinator_id": found.coordinator_id,
+        "producer_id": found.producer_id,
+        "producer_epoch": found.producer_epoch,
+        "state": found.state,
+        "timeout_ms": found.timeout_ms,
+        "start_time_ms": found.start_time_ms,
+        "duration_ms": found.duration_ms(now_ms),
+        "partitions": [{"topic": topic, "partition": partition} for topic, partition in found.places],
+    }
+
+
+@app.command(
+    "describe-producers",
+    help="Show the producers a partition remembers, and where their open transactions begin.",
+    epilog=examples("holdfast transactions describe-producers --topic orders --partition 0"),
+)
+def describe_producers(
+    topic: TopicName,
+    partition: PartitionNumber,
+    broker_id: BrokerId = None,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+        found = sorted(admin.producers([(topic, partition)], broker_id), key=lambda each: each.producer_id)
+    if output is Output.JSON:
+        print_json({"producers": [_producer_as_json(each) for each in found]})
+        return
+    columns = ("ProducerId", "ProducerEpoch", "LatestCoordinatorEpoch", "LastSequence", "LastTimestamp")
+    rows = [
+        (
+            str(each.producer_id),
+            str(each.producer_epoch),
+            str(each.coordinator_epoch),
+            str(each.last_sequence),
+            str(each.last_timestamp_ms),
+            _text(each.start_offset),
+        )
+        for each in found
+    ]
+    print_table((*columns, "CurrentTransactionStartOffset"), rows)
+
+
+def _producer_as_json(producer: ActiveProducer) -> dict[str, Any]:
+    topic, partition = producer.place
+    return {
+        "topic": topic,
+        "partition": partition,
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.producer_epoch,
+        "coordinator_epoch": producer.coordinator_epoch,
+        "last_sequence": producer.last_sequence,
+        "last_timestamp_ms": producer.last_timestamp_ms,
+        "start_offset": producer.start_offset,
+    }
+
+
+@app.command(
+    help="Abort a transaction: the open one of a transactional id, whose producer is fenced; or a hanging one "
+    "in a partition, by the offset where it begins or by its producer.",
+    epilog=examples(
+        "holdfast transactions abort --transactional-id billing-1",
+        "holdfast transactions abort --topic orders --partition 0 --start-offset 4711",
+    ),
+)
+def abort(
+    transactional_id: Annotated[
+        str | None,
+        typer.Option(
+            "--transactional-id",
+            metavar="ID",
+            help="Abort the open transaction of this id and fence its producer.",
+        ),
+    ] = None,
+    topic: OptionalTopic = None,
+    partition: OptionalPartition = None,
+    start_offset: Annotated[
+        int | None,
+        typer.Option("--start-offset", min=0, metavar="N", help="The offset where the transaction begins."),
+    ] = None,
+    producer_id: Annotated[
+        int | None, typer.Option("--producer-id", min=0, metavar="ID", help="The producer, with its epochs.")
+    ] = None,
+    producer_epoch: Annotated[
+        int | None, typer.Option("--producer-epoch", min=0, metavar="N", help="The producer's epoch.")
+    ] = None,
+    coordinator_epoch: Annotated[
+        int | None,
+        typer.Option(
+            "--coordinator-epoch",
+            metavar="N",
+            help="The epoch of the coordinator that last wrote to the partition; -1 when none did.",
+        ),
+    ] = None,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    by_producer = (producer_id, producer_epoch, coordinator_epoch)
+    if transactional_id is not None:
+        if any(flag is not None for flag in (topic, partition, start_offset, *by_producer)):
+            raise UsageError("--transactional-id aborts in all partitions: it goes with no other choice")
+        with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+            _abort_id(admin, transactional_id, output)
+        return
+    if topic is None or partition is None:
+        raise UsageError("say what to abort: --transactional-id, or --topic and --partition")
+    if (start_offset is None) == all(flag is None for flag in by_producer) or (
+        start_offset is None and None in by_producer
+    ):
+        raise UsageError(
+            "say which transaction: --start-offset, or --producer-id, --producer-epoch and --coordinator-epoch"
+        )
+    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+        if producer_id is None or producer_epoch is None or coordinator_epoch is None:
+            assert start_offset is not None
+            found = _open_transaction(admin, topic, partition, start_offset)
+            producer_id, producer_epoch = found.producer_id, found.producer_epoch
+            coordinator_epoch = found.coordinator_epoch
+        # No coordinator has written here yet: epoch 0 is one that no leader can find too old.
+        admin.abort((topic, partition), producer_id, producer_epoch, max(coordinator_epoch, 0))
+    if output is Output.JSON:
+        keys = ("topic", "partition", "producer_id", "producer_epoch")
+        print_json({"aborted": dict(zip(keys, (topic, partition, producer_id, producer_epoch), strict=True))})
+    else:
+        print(f"Aborted the transaction of producer {producer_id} on {topic}-{partition}.")
+
+
+def _open_transaction(
+    admin: TransactionAdmin, topic: str, partition: int, start_offset: int
+) -> ActiveProducer:
+    open_ones = [each for each in admin.producers([(topic, partition)]) if each.start_offset is not None]
+    for each in open_ones:
+        if each.start_offset == start_offset:
+            return each
+    offsets = ", ".join(str(each.start_offset) for each in open_ones)
+    there_are = f"those that are open there begin at {offsets}" if offsets else "none is open there"
+    raise CommandFailed(f"no transaction of {topic}-{partition} begins at offset {start_offset}: {there_are}")
+
+
+def _abort_id(admin: TransactionAdmin, transactional_id: str, output: Output) -> None:
+    before = admin.describe(transactional_id)
+    if before is None:  # taking it over would create it
+        raise _no_such_id(transactional_id)
+    producer_id, producer_epoch = admin.fence(transactional_id)
+    if output is Output.JSON:
+        document = {
+            "transactional_id": transactional_id,
+            "state_before": before.state,
+            "producer_id": producer_id,
+            "producer_epoch": producer_epoch,
+        }
+        print_json({"aborted": document})
+    elif before.state == "Ongoing":
+        print(f"Aborted the transaction of {transactional_id} and fenced its producer.")
+    else:
+        print(f"Fenced the producer of {transactional_id}; it had no open transaction ({before.state}).")
+
+
+@app.command(
+    "find-hanging",
+    help="Find transactions that are open in a partition and that no coordinator will ever end. Exit code 1 "
+    "when there are any.",
+    epilog=examples(
+        "holdfast transactions find-hanging --topic orders",
+        "holdfast transactions find-hanging --broker-id 1 --max-transaction-timeout 60",
+    ),
+)
+def find_hanging(
+    broker_id: Annotated[
+        int | None,
+        typer.Option("--broker-id", min=0, metavar="ID", help="Search the partitions of this broker."),
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="NAME", help="Search this topic only.")
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option("--partition", min=0, metavar="N", help="Search this partition of --topic only."),
+    ] = None,
+    max_transaction_timeout: Annotated[
+        int,
+        typer.Option(
+            "--max-transaction-timeout",
+            min=0,
+            metavar="MINUTES",
+            help="Only transactions whose last message is older; transaction.max.timeout.ms of the cluster.",
+        ),
+    ] = DEFAULT_LONGEST_MINUTES,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    if topic is None and broker_id is None:
+        raise UsageError("say where to search: --topic or --broker-id")
+    if partition is not None and topic is None:
+        raise UsageError("--partition needs --topic")
+    now_ms = _now_ms()
+    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+        places = admin.places(topic, partition, broker_id)
+        found = admin.hanging(places, broker_id, max_transaction_timeout * 60_000, now_ms)
+    if output is Output.JSON:
+        print_json({"hanging": [_producer_as_json(each) for each in found]})
+    else:
+        columns = ("Topic", "Partition", "ProducerId", "ProducerEpoch", "CoordinatorEpoch", "StartOffset")
+        rows = [
+            (
+                each.place[0],
+                str(each.place[1]),
+                str(each.producer_id),
+                str(each.producer_epoch),
+                str(each.coordinator_epoch),
+                _text(each.start_offset),
+                str(each.last_timestamp_ms),
+                str((now_ms - each.last_timestamp_ms) // 60_000),
+            )
+            for each in found
+        ]
+        print_table((*columns, "LastTimestamp", "Duration(min)"), rows)
+    if found:
+        name, number = found[0].place
+        complain(
+            f"{len(found)} hanging: readers of committed messages wait there for ever; end each as in "
+            f"'holdfast transactions abort --topic {name} --partition {number} "
+            f"--start-offset {found[0].start_offset}'"
+        )
+        raise Exit(ExitCode.FINDINGS)
+
+
+@contextmanager
+def _admin(
+    bootstrap_server: str, connect_timeout_ms: int, command_config: str | None
+) -> Iterator[TransactionAdmin]:
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    with Cluster(connection) as cluster:
+        yield TransactionAdmin(cluster)
+
+
+def _no_such_id(transactional_id: str) -> CommandFailed:
+    return CommandFailed(
+        f"transactional id '{transactional_id}' is not known to its coordinator; "
+        "'holdfast transactions list' shows which are"
+    )
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def _text(number: int | None) -> str:
+    return NONE if number is None else str(number)
