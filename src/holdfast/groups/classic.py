@@ -138,7 +138,7 @@ class ClassicGroup:
         return topic in self._topics if self._topics is not None else self.is_of_consumers
 
     def describe(self) -> ClassicDescription:
-        """What members said and were given is shown once it is settled."""
+        """What members said is shown while it holds; what they were given, until they are given something else."""
         stable = self.is_stable
         return ClassicDescription(
             self.group_id,
@@ -152,7 +152,7 @@ class ClassicGroup:
                     member.client_id,
                     member.client_host,
                     member.metadata(self.protocol_name) if stable else b"",
-                    member.assignment if stable else b"",
+                    member.assignment,
                 )
                 for member in self.members.values()
             ),

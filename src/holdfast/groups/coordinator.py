@@ -1,7 +1,7 @@
 """The coordinator of one partition of `__consumer_offsets`: its groups and their positions.
 
 It finds the group a request is about, makes it when it is the first to speak of it, and lets it decide. Groups of both
-kinds look alike from here (`model.Group`); the new protocol's own requests are in `consumer`.
+kinds look alike from here (`model.Group`); the requests of the consumer protocol go to `consumer_groups`.
 
 A group exists while it has members, positions, or a record of its own. A group that only commits positions, a *simple*
 one, has no record: it is there because its positions are.

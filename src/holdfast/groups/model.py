@@ -39,10 +39,10 @@ Records: TypeAlias = list[tuple[bytes, bytes | None]]
 
 
 class GroupType(Enum):
-    """The kinds of groups, named as Kafka's tools name them."""
+    """The kinds of groups, under the names the protocol has for them."""
 
-    CLASSIC = "Classic"
-    CONSUMER = "Consumer"
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
 
 
 # The world around a group

@@ -58,10 +58,11 @@ class Shard:
             is_transactional=producer is not None,
         )
         hosted = self.hosted
-        if len(batch) > hosted.log.config.segment_bytes:
+        limit = min(hosted.log.config.max_message_bytes, hosted.log.config.segment_bytes)
+        if len(batch) > limit:
             raise ApiError(
-                ErrorCode.record_list_too_large,
-                f"{len(batch)} bytes do not fit into a segment of {hosted.topic}",
+                ErrorCode.message_too_large,
+                f"{len(batch)} bytes in {hosted.topic}, whose batches have at most {limit}",
             )
         header = read_header(batch)
         if producer is not None:

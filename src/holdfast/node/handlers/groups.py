@@ -82,18 +82,25 @@ def known_topics(node: Node, topics: Any, *, by_id: bool) -> Committing:
 def commit_fields(
     node: Node, request: Any, refused: dict[tuple[str | UUID, int], ErrorCode], reply: CommitReply | ErrorCode
 ) -> Fields:
-    """The answer in the order of the request; one error for all that exists, or one for each partition."""
-    topics: list[Fields] = []
+    """One error for all that exists, or one for each partition; what does not exist comes first, as in Kafka."""
+    topics: list[tuple[bool, Fields]] = []
     for topic in request.topics:
         topic_id = getattr(topic, "topic_id", None)
         given: str | UUID = topic.name if hasattr(topic, "name") else topic_id or NO_TOPIC_ID
         name = given if isinstance(given, str) else node.topic_name(given)
-        partitions: list[Fields] = []
+        wrong: list[Fields] = []
+        right: list[Fields] = []
         for partition in topic.partitions:
             index = partition.partition_index
             error = refused.get((given, index))
-            if error is None:
+            if error is not None:
+                wrong.append({"partition_index": index, "error_code": error})
+            else:
                 error = reply if isinstance(reply, ErrorCode) else reply[name or "", index]
-            partitions.append({"partition_index": index, "error_code": error})
-        topics.append({"name": name or "", "topic_id": topic_id, "partitions": partitions})
-    return {"throttle_time": 0, "topics": topics}
+                right.append({"partition_index": index, "error_code": error})
+        if wrong or right:
+            fields = {"name": name or "", "topic_id": topic_id, "partitions": wrong + right}
+            topics.append((not wrong, fields))
+    if refused:
+        topics.sort(key=lambda entry: entry[0])
+    return {"throttle_time": 0, "topics": [fields for _, fields in topics]}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.groups.classic import append_error
 from holdfast.groups.model import CommitReply, CommitRequest
 from holdfast.node.context import Answer, Fields, RequestContext
 from holdfast.node.handlers.groups import commit_fields, known_topics, milliseconds
@@ -32,6 +33,10 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     retention = getattr(request, "retention_time", None)
     try:
         shard, machine = node.groups.find(request.group_id, now)
+    except ApiError as error:
+        return fields(error.code)
+    reply: CommitReply | ErrorCode
+    try:
         reply = machine.commit(
             CommitRequest(
                 request.group_id,
@@ -45,5 +50,5 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
             now,
         )
     except ApiError as error:
-        return fields(error.code)
+        reply = append_error(error)
     return shard.answer(fields(reply), fields)

@@ -69,12 +69,12 @@ def _group(
 ) -> Fields:
     try:
         shard, machine = node.groups.find(group.group_id, now)
+        shards.append(shard)
         machine.check_offset_fetch(
             group.group_id, getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
         )
     except ApiError as error:
         return _failed(group, error.code)
-    shards.append(shard)
     if group.topics is None:
         topics = _all(node, context, machine, group.group_id, require_stable)
     else:

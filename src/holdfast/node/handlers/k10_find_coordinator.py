@@ -62,8 +62,6 @@ def _find(node: Node, context: RequestContext, key_type: int, key: str, now: Now
 def _coordination(node: Node, key_type: int) -> Coordination[Any]:
     if key_type == GROUP:
         return node.groups
-    transactions = getattr(node, "transactions", None)
-    if key_type == TRANSACTION and transactions is not None:
-        found: Coordination[Any] = transactions
-        return found
+    if key_type == TRANSACTION:
+        return node.transactions
     raise ApiError(ErrorCode.invalid_request, f"no coordinators of type {key_type} here")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.groups.classic import append_error
 from holdfast.groups.model import LeaveReply, LeaveRequest, LeavingMember
 from holdfast.node.context import Answer, Fields, RequestContext
 from holdfast.seams import Now
@@ -29,10 +30,13 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
         members = (LeavingMember(request.member_id, None),)
     try:
         shard, machine = node.groups.find(request.group_id, now)
-        reply = machine.leave(LeaveRequest(request.group_id, members), now)
     except ApiError as error:
         return _refusal(error.code)
-    return shard.answer(_fields(reply, context.version), _refusal)
+    try:
+        fields = _fields(machine.leave(LeaveRequest(request.group_id, members), now), context.version)
+    except ApiError as error:
+        fields = _refusal(append_error(error))
+    return shard.answer(fields, _refusal)
 
 
 def _refusal(code: ErrorCode) -> Fields:

@@ -1,11 +1,11 @@
 """SyncGroup (14), versions 0 to 5: a member asks for its part of the work; the leader brings everybody's.
 
-Parked until the leader's has come and is recorded.
+Parked until the leader's has come and is recorded. From version 5 on a member names the protocol it has agreed to.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -17,8 +17,12 @@ from holdfast.seams import Now
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
+PROTOCOL_NAMED_FROM: Final = 5
+
 
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+    if context.version >= PROTOCOL_NAMED_FROM and not (request.protocol_type and request.protocol_name):
+        return _refusal(ErrorCode.inconsistent_group_protocol)
     if not request.group_id:
         return _refusal(ErrorCode.invalid_group_id)
     try:

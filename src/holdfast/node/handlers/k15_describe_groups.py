@@ -31,7 +31,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     def refusal(code: ErrorCode) -> Fields:
         return {
             "throttle_time": 0,
-            "groups": [_failed(group_id, ApiError(code), operations) for group_id in request.groups],
+            "groups": [_failed(group_id, ApiError(code)) for group_id in request.groups],
         }
 
     return answer_all(shards, {"throttle_time": 0, "groups": groups}, refusal)
@@ -46,9 +46,9 @@ def _group(
         described = machine.describe(group_id)
     except ApiError as error:
         if error.code is not ErrorCode.group_id_not_found:
-            return _failed(group_id, error, operations)
+            return _failed(group_id, error)
         if context.version >= NOT_FOUND_FROM:
-            return {**_failed(group_id, error, operations), "group_state": "Dead"}
+            return {**_failed(group_id, error), "group_state": "Dead"}
         described = ClassicDescription(group_id, "Dead", "", "", ())
     return {
         "error_code": ErrorCode.none,
@@ -72,10 +72,10 @@ def _group(
     }
 
 
-def _failed(group_id: str, error: ApiError, operations: int) -> Fields:
+def _failed(group_id: str, error: ApiError) -> Fields:
     return {
         "error_code": error.code,
         "error_message": error.message,
         "group_id": group_id,
-        "authorized_operations": operations,
+        "authorized_operations": group_operations(False),
     }

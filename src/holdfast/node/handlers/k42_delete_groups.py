@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.groups.classic import append_error
 from holdfast.node.context import Answer, Fields, RequestContext
 from holdfast.node.group_service import answer_all
 from holdfast.node.shard import Shard
@@ -34,7 +35,7 @@ def _delete(node: Node, group_id: str, shards: list[Shard], now: Now) -> ErrorCo
         shards.append(shard)
         machine.delete(group_id, now)
     except ApiError as error:
-        return error.code
+        return append_error(error)
     return ErrorCode.none
 
 

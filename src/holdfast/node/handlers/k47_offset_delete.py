@@ -2,50 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.groups.classic import append_error
 from holdfast.node.context import Answer, Fields, RequestContext
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
+Outcomes: TypeAlias = dict[tuple[str, int], ErrorCode]
+
 
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
     if not request.group_id:
         return _refusal(ErrorCode.invalid_group_id)
-    outcomes: dict[tuple[str, int], ErrorCode] = {}
+    refused: Outcomes = {}
     known: list[tuple[str, int]] = []
     for topic in request.topics:
         facts = node.groups.topics.by_name(topic.name)
         for partition in topic.partitions:
             place = (topic.name, partition.partition_index)
             if facts is None or not 0 <= partition.partition_index < facts.partitions:
-                outcomes[place] = ErrorCode.unknown_topic_or_partition
+                refused[place] = ErrorCode.unknown_topic_or_partition
             else:
                 known.append(place)
     try:
         shard, machine = node.groups.find(request.group_id, now)
-        outcomes |= machine.delete_offsets(request.group_id, known, now)
     except ApiError as error:
         return _refusal(error.code)
-    topics = [
-        {
-            "name": topic.name,
-            "partitions": [
-                {
-                    "partition_index": partition.partition_index,
-                    "error_code": outcomes[topic.name, partition.partition_index],
-                }
-                for partition in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
-    return shard.answer({"error_code": ErrorCode.none, "throttle_time": 0, "topics": topics}, _refusal)
+    try:
+        deleted = machine.delete_offsets(request.group_id, known, now)
+    except ApiError as error:
+        return shard.answer(_refusal(append_error(error)), _refusal)
+    return shard.answer(_fields(request, refused, deleted), _refusal)
+
+
+def _fields(request: Any, refused: Outcomes, deleted: Outcomes) -> Fields:
+    """What does not exist comes first, as in Kafka."""
+    topics: list[Fields] = []
+    for topic in request.topics:
+        indexes = [partition.partition_index for partition in topic.partitions]
+        outcomes = [
+            (index, refused[topic.name, index]) for index in indexes if (topic.name, index) in refused
+        ]
+        outcomes += [
+            (index, deleted[topic.name, index]) for index in indexes if (topic.name, index) in deleted
+        ]
+        topics.append(
+            {
+                "name": topic.name,
+                "partitions": [{"partition_index": index, "error_code": code} for index, code in outcomes],
+            }
+        )
+    return {"error_code": ErrorCode.none, "throttle_time": 0, "topics": topics}
 
 
 def _refusal(code: ErrorCode) -> Fields:
