@@ -1,0 +1,152 @@
+"""Sending without a spool: librdkafka's memory is the only store, and nothing in it is forgotten silently.
+
+A thread of ours serves the delivery reports, so that callbacks come without the application polling. Every message that
+was handed over is remembered until its report has come; what is left when the producer is closed is named.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException
+from confluent_kafka import Producer as RawProducer
+
+from holdfast.client.delivery import Delivered, Delivery, Waiting
+from holdfast.client.errors import DeliveryFailed, ProducerClosed, SendTimeout
+from holdfast.client.settings import Settings
+from holdfast.client.spool.format import Headers
+
+POLL_SECONDS: Final = 0.1
+FULL_WAIT_SECONDS: Final = 0.05
+"""How long to serve reports before trying again to hand a message to a full queue."""
+
+FINAL_CODES: Final = frozenset(
+    (
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.INVALID_RECORD,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+    )
+)
+"""Errors that no further attempt can mend: the message itself is refused."""
+
+
+def failure(error: KafkaError, topic: str, partition: int | None) -> DeliveryFailed:
+    return DeliveryFailed(
+        error.str(),
+        code=error.name(),
+        is_final=error.code() in FINAL_CODES,
+        topic=topic,
+        partition=partition,
+    )
+
+
+class DirectSender:
+    """Messages go straight to librdkafka."""
+
+    def __init__(self, settings: Settings, make: Callable[[Settings], Any] = RawProducer) -> None:
+        self._producer = make({"partitioner": "murmur2_random", **settings})
+        self._waiting = Waiting()
+        self._under_way: set[Delivery] = set()
+        self._is_closed = False
+        self._poller = threading.Thread(target=self._serve, name="holdfast-deliveries", daemon=True)
+        self._poller.start()
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            self._producer.poll(POLL_SECONDS)
+
+    def send(
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        timestamp_ms: int,
+        timeout: float,
+    ) -> Delivery:
+        if self._is_closed:
+            raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
+        delivery = Delivery(self._waiting, topic, partition, key)
+        under_way = self._under_way
+
+        def report(error: KafkaError | None, message: Any) -> None:
+            # The settling comes first: whoever finds nothing under way must find every outcome in its place.
+            if error is None:
+                delivery.set_delivered(
+                    Delivered(topic, message.partition(), message.offset(), _timestamp(message))
+                )
+            else:
+                delivery.set_failed(failure(error, topic, partition))
+            under_way.discard(delivery)
+
+        arguments: dict[str, Any] = {"key": key, "on_delivery": report, "headers": list(headers) or None}
+        if partition is not None:
+            arguments["partition"] = partition
+        if timestamp_ms >= 0:
+            arguments["timestamp"] = timestamp_ms
+        under_way.add(delivery)
+        try:
+            self._hand_over(topic, value, arguments, timeout)
+        except KafkaException as refused:
+            under_way.discard(delivery)
+            delivery.set_failed(failure(refused.args[0], topic, partition))
+        except BaseException:
+            under_way.discard(delivery)
+            raise
+        return delivery
+
+    def _hand_over(self, topic: str, value: bytes | None, arguments: dict[str, Any], timeout: float) -> None:
+        try:
+            self._producer.produce(topic, value, **arguments)
+        except BufferError:
+            self._hand_over_when_there_is_room(topic, value, arguments, time.monotonic() + timeout)
+
+    def _hand_over_when_there_is_room(
+        self, topic: str, value: bytes | None, arguments: dict[str, Any], deadline: float
+    ) -> None:
+        while True:
+            self._producer.poll(FULL_WAIT_SECONDS)
+            try:
+                self._producer.produce(topic, value, **arguments)
+            except BufferError as full:
+                if time.monotonic() >= deadline:
+                    raise SendTimeout(
+                        f"no room for a message for {topic}: {len(self._under_way)} messages wait for the broker"
+                    ) from full
+            else:
+                return
+
+    # Ending
+
+    @property
+    def undelivered(self) -> list[Delivery]:
+        """What was handed over and has not been reported on."""
+        return list(self._under_way)
+
+    def flush(self, timeout: float | None) -> int:
+        """Wait until every message is reported on; returns how many are not."""
+        self._producer.flush(-1 if timeout is None else timeout)
+        self._waiting.wait(lambda: not self._under_way, 0 if timeout is not None else None)
+        return len(self._under_way)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._poller.join()
+        self._producer.poll(0)
+
+
+def _timestamp(message: Any) -> int:
+    kind, value = message.timestamp()
+    return -1 if kind == TIMESTAMP_NOT_AVAILABLE else int(value)
