@@ -24,7 +24,6 @@ Rules kept:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
 from typing import Final
 from uuid import UUID
 
@@ -33,15 +32,16 @@ from kio.schema.errors import ErrorCode
 from holdfast.errors import ApiError
 from holdfast.groups.classic_members import ClassicMember, Membership
 from holdfast.groups.classic_records import group_record, group_tombstone
+from holdfast.groups.classic_states import TRANSITIONS, ClassicState
+from holdfast.groups.classic_time import Gathering, Sessions
+from holdfast.groups.classic_views import described, joined
 from holdfast.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
     NO_MEMBER_ID,
     ClassicDescription,
-    DescribedMember,
     GroupType,
     HeartbeatRequest,
     JoinCallback,
-    JoinedMember,
     JoinReply,
     JoinRequest,
     LeaveReply,
@@ -53,30 +53,12 @@ from holdfast.groups.model import (
     SyncCallback,
     SyncReply,
     SyncRequest,
+    append_error,
 )
 from holdfast.seams import Now, Scheduled
-from holdfast.wire.consumer_protocol import decode_subscription
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """A client that gave up on its first JoinGroup leaves a member nobody speaks for; it is not waited for longer."""
-
-
-class ClassicState(Enum):
-    EMPTY = "Empty"
-    PREPARING = "PreparingRebalance"
-    COMPLETING = "CompletingRebalance"
-    STABLE = "Stable"
-    DEAD = "Dead"
-
-
-TRANSITIONS: Final = {
-    ClassicState.EMPTY: {ClassicState.PREPARING, ClassicState.DEAD},
-    ClassicState.PREPARING: {ClassicState.COMPLETING, ClassicState.EMPTY, ClassicState.DEAD},
-    ClassicState.COMPLETING: {ClassicState.STABLE, ClassicState.PREPARING, ClassicState.DEAD},
-    ClassicState.STABLE: {ClassicState.PREPARING, ClassicState.DEAD},
-    ClassicState.DEAD: set(),
-}
-"""Where a group can go from where it is."""
 
 
 class ClassicGroup:
@@ -94,13 +76,12 @@ class ClassicGroup:
         self._protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.membership = Membership()
+        self._sessions = Sessions(surroundings.schedule, self.membership, self._silent)
         self._topics: frozenset[str] | None = None
         """What the members read; None when that cannot be known."""
         self._syncs_due: set[str] = set()
         """Members of this generation that have not sent SyncGroup."""
-        self._newcomers = False
-        """Somebody new came since the delay of a first rebalance began."""
-        self._join_timer: Scheduled | None = None
+        self._gathering = Gathering(surroundings, self._complete_join)
         self._sync_timer: Scheduled | None = None
 
     # Looking
@@ -138,25 +119,7 @@ class ClassicGroup:
         return topic in self._topics if self._topics is not None else self.is_of_consumers
 
     def describe(self) -> ClassicDescription:
-        """What members said is shown while it holds; what they were given, until they are given something else."""
-        stable = self.is_stable
-        return ClassicDescription(
-            self.group_id,
-            self.state,
-            self._protocol_type or "",
-            (self.protocol_name or "") if stable else "",
-            tuple(
-                DescribedMember(
-                    member.member_id,
-                    member.group_instance_id,
-                    member.client_id,
-                    member.client_host,
-                    member.metadata(self.protocol_name) if stable else b"",
-                    member.assignment,
-                )
-                for member in self.members.values()
-            ),
-        )
+        return described(self)
 
     # Joining
 
@@ -231,9 +194,9 @@ class ClassicGroup:
         is_leader = self.leader == member.member_id
         if self._state is ClassicState.COMPLETING and unchanged:
             # Its answer may have been lost.
-            reply(self._joined(member))
+            reply(joined(self, member))
         elif self._state is ClassicState.STABLE and unchanged and not is_leader:
-            reply(self._joined(member))
+            reply(joined(self, member))
         elif self._state is ClassicState.EMPTY:
             raise ApiError(ErrorCode.unknown_member_id)
         else:
@@ -253,11 +216,11 @@ class ClassicGroup:
         )
         member.is_new = True
         if self._is_first_rebalance:
-            self._newcomers = True
+            self._gathering.newcomers = True
         if not self.members:
             self._protocol_type = request.protocol_type
         self.membership.add(member, reply)
-        self._expect(member, NEW_MEMBER_JOIN_TIMEOUT_MS, now)
+        self._sessions.expect(member, NEW_MEMBER_JOIN_TIMEOUT_MS, now)
         self._rebalance(now)
 
     def _update(self, member: ClassicMember, request: JoinRequest, reply: JoinCallback) -> None:
@@ -287,20 +250,20 @@ class ClassicGroup:
                 reply(JoinReply(append_error(error), NO_MEMBER_ID))
                 return
             self._fence(member, old_id)
-            self._expect(member, member.session_timeout_ms, now)
+            self._sessions.expect(member, member.session_timeout_ms, now)
             is_leader = self.leader == member_id
             if request.supports_skipping_assignment:
-                reply(self._joined(member)._replace(skip_assignment=is_leader))
+                reply(joined(self, member)._replace(skip_assignment=is_leader))
             else:
                 # It must not share work out anew, and so is not told that it leads.
-                reply(self._joined(member)._replace(leader=led_by or "", members=()))
+                reply(joined(self, member)._replace(leader=led_by or "", members=()))
             return
         self._fence(member, old_id)
         if member_id != old_id and old_id in self._syncs_due:
             self._syncs_due.discard(old_id)
             self._syncs_due.add(member_id)
         self.membership.await_join(member, reply)
-        self._expect(member, member.session_timeout_ms, now)
+        self._sessions.expect(member, member.session_timeout_ms, now)
         self._rebalance(now)
 
     def _fence(self, member: ClassicMember, old_id: str) -> None:
@@ -329,38 +292,11 @@ class ClassicGroup:
         first = self._state is ClassicState.EMPTY
         self._move_to(ClassicState.PREPARING, now)
         if first:
-            delay_ms = max(self._around.settings().group_initial_rebalance_delay_ms, 0)
-            remaining_ms = max(self.membership.rebalance_timeout_ms - delay_ms, 0)
-            self._newcomers = False
-            if delay_ms:
-                self._await_newcomers(delay_ms, remaining_ms, now)
-            else:
-                self._complete_join(now)
+            self._gathering.await_newcomers(self.membership.rebalance_timeout_ms, now)
         elif self.membership.have_all_joined:
             self._complete_join(now)
         else:
-            self._set_join_timer(self.membership.rebalance_timeout_ms, now)
-
-    def _await_newcomers(self, delay_ms: int, remaining_ms: int, now: Now) -> None:
-        def look(now: Now) -> None:
-            if not (self._newcomers and remaining_ms):
-                self._complete_join(now)
-                return
-            self._newcomers = False
-            initial_ms = max(self._around.settings().group_initial_rebalance_delay_ms, 0)
-            self._await_newcomers(min(initial_ms, remaining_ms), max(remaining_ms - delay_ms, 0), now)
-
-        self._cancel_join_timer()
-        self._join_timer = self._around.schedule.at(now.monotonic_ms + delay_ms, look)
-
-    def _set_join_timer(self, timeout_ms: int, now: Now) -> None:
-        self._cancel_join_timer()
-        self._join_timer = self._around.schedule.at(now.monotonic_ms + timeout_ms, self._complete_join)
-
-    def _cancel_join_timer(self) -> None:
-        if self._join_timer is not None:
-            self._join_timer.cancel()
-            self._join_timer = None
+            self._gathering.limit(self.membership.rebalance_timeout_ms, now)
 
     def _complete_if_all_joined(self, now: Now) -> None:
         if self._state is ClassicState.PREPARING and self.membership.have_all_joined:
@@ -368,7 +304,7 @@ class ClassicGroup:
 
     def _complete_join(self, now: Now) -> None:
         """The members that are here make the next generation."""
-        self._cancel_join_timer()
+        self._gathering.end()
         if self._state is not ClassicState.PREPARING:
             return
         for member in self.membership:
@@ -378,14 +314,14 @@ class ClassicGroup:
             self._become_empty(now)
         elif not self.membership.elect_joined_leader():
             # Only static members that keep silent: their sessions will end, or they come back.
-            self._set_join_timer(self.membership.rebalance_timeout_ms, now)
+            self._gathering.limit(self.membership.rebalance_timeout_ms, now)
         else:
             self._begin_generation(now)
 
     def _begin_generation(self, now: Now) -> None:
         self.generation += 1
         self.protocol_name = self.membership.choose_protocol()
-        self._topics = self._topics_of_members()
+        self._topics = self._read_topics()
         self._move_to(ClassicState.COMPLETING, now)
         self._syncs_due = set(self.members)
         generation = self.generation
@@ -394,14 +330,14 @@ class ClassicGroup:
             lambda later: self._syncs_late(generation, later),
         )
         for member in self.membership:
-            self._expect(member, member.session_timeout_ms, now)
+            self._sessions.expect(member, member.session_timeout_ms, now)
             member.is_new = False
-            self.membership.answer_join(member, self._joined(member))
+            self.membership.answer_join(member, joined(self, member))
 
     def _become_empty(self, now: Now) -> None:
         self.generation += 1
         self.protocol_name = None
-        self._topics = self._topics_of_members()
+        self._topics = self._read_topics()
         self._move_to(ClassicState.EMPTY, now)
         self._end_sync_phase()
         try:
@@ -409,24 +345,6 @@ class ClassicGroup:
         except ApiError as error:
             # After a crash the generation before comes back, with members that will time out again.
             self._around.say(f"group {self.group_id!r} is empty, which could not be recorded: {error}")
-
-    def _joined(self, member: ClassicMember) -> JoinReply:
-        leads = self.leader == member.member_id
-        return JoinReply(
-            ErrorCode.none,
-            member.member_id,
-            self.generation,
-            self._protocol_type,
-            self.protocol_name,
-            self.leader or "",
-            False,
-            tuple(
-                JoinedMember(other.member_id, other.group_instance_id, other.metadata(self.protocol_name))
-                for other in self.members.values()
-            )
-            if leads
-            else (),
-        )
 
     # Syncing
 
@@ -477,7 +395,7 @@ class ClassicGroup:
         for member in self.membership:
             answer = self._synced(member) if error is ErrorCode.none else SyncReply(error)
             if self.membership.answer_sync(member, answer):
-                self._expect(member, member.session_timeout_ms, now)
+                self._sessions.expect(member, member.session_timeout_ms, now)
 
     def _sync_came(self, member: ClassicMember) -> None:
         self._syncs_due.discard(member.member_id)
@@ -515,32 +433,14 @@ class ClassicGroup:
             return ErrorCode.illegal_generation
         member.deadline_ms = now.monotonic_ms + member.session_timeout_ms
         if member.timer is None:
-            self._expect(member, member.session_timeout_ms, now)
+            self._sessions.expect(member, member.session_timeout_ms, now)
         if self._state is ClassicState.PREPARING:
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
 
-    def _expect(self, member: ClassicMember, timeout_ms: int, now: Now) -> None:
-        """A sign of life of this member, and when the next one is due."""
-        member.deadline_ms = deadline_ms = now.monotonic_ms + timeout_ms
-        if member.timer is not None:
-            if member.timer_ms <= deadline_ms:
-                return
-            member.timer.cancel()
-        self._watch(member, deadline_ms)
-
-    def _watch(self, member: ClassicMember, at_ms: int) -> None:
-        member.timer_ms = at_ms
-        member.timer = self._around.schedule.at(at_ms, lambda now: self._look_at(member, now))
-
-    def _look_at(self, member: ClassicMember, now: Now) -> None:
-        member.timer = None
-        if self.members.get(member.member_id) is not member:
-            return
-        if member.deadline_ms > now.monotonic_ms:
-            self._watch(member, member.deadline_ms)
-        elif member.is_new or not member.is_waiting:
-            # Whoever waits for us is expected again once answered.
+    def _silent(self, member: ClassicMember, now: Now) -> None:
+        # Whoever waits for us is expected again once answered.
+        if member.is_new or not member.is_waiting:
             self._dismiss(member)
             self._members_went(now)
 
@@ -607,7 +507,7 @@ class ClassicGroup:
             if not is_transactional:
                 if self._state is ClassicState.COMPLETING:
                     raise ApiError(ErrorCode.rebalance_in_progress)
-                self._expect(member, member.session_timeout_ms, now)
+                self._sessions.expect(member, member.session_timeout_ms, now)
         elif not is_transactional:
             raise ApiError(ErrorCode.unknown_member_id, "the group has members, and this is none of them")
         return None
@@ -628,18 +528,8 @@ class ClassicGroup:
             return commit_ms
         return None
 
-    def _topics_of_members(self) -> frozenset[str] | None:
-        if not self.is_of_consumers:
-            return None
-        topics: set[str] = set()
-        try:
-            for member in self.members.values():
-                # All versions begin with the topics; what follows does not matter here.
-                as_oldest = b"\0\0" + member.metadata(self.protocol_name)[2:]
-                topics.update(decode_subscription(as_oldest)[1].topics)
-        except ValueError:
-            return None
-        return frozenset(topics)
+    def _read_topics(self) -> frozenset[str] | None:
+        return self.membership.subscribed_topics(self.protocol_name) if self.is_of_consumers else None
 
     # Life
 
@@ -669,7 +559,7 @@ class ClassicGroup:
         if leader in self.members:
             self.membership.leader = leader
         self._state = ClassicState.STABLE if self.members else ClassicState.EMPTY
-        self._topics = self._topics_of_members()
+        self._topics = self._read_topics()
 
     def begin_rebalance(self, now: Now) -> None:
         """Have everybody join again, because what they agreed on does not hold any more."""
@@ -678,12 +568,12 @@ class ClassicGroup:
 
     def loaded(self, now: Now) -> None:
         for member in self.membership:
-            self._expect(member, member.session_timeout_ms, now)
+            self._sessions.expect(member, member.session_timeout_ms, now)
         if len(self.members) > self._around.settings().group_max_size:
             self.begin_rebalance(now)
 
     def unload(self) -> None:
-        self._cancel_join_timer()
+        self._gathering.end()
         self._end_sync_phase()
         for member_id in list(self.membership.pending):
             self.membership.forget_pending(member_id)
@@ -703,10 +593,3 @@ class ClassicGroup:
 
 def _differ(said: str | None, known: str | None) -> bool:
     return said is not None and known is not None and said != known
-
-
-def append_error(error: ApiError) -> ErrorCode:
-    """A record that does not fit is nothing the client can mend by finding the coordinator again."""
-    if error.code in (ErrorCode.message_too_large, ErrorCode.record_list_too_large):
-        return ErrorCode.unknown_server_error
-    return error.code

@@ -24,6 +24,7 @@ from holdfast.groups.model import (
     SyncReply,
 )
 from holdfast.seams import Scheduled
+from holdfast.wire.consumer_protocol import decode_subscription
 
 
 class ClassicMember:
@@ -232,6 +233,18 @@ class Membership:
             choice = member.vote(candidates)
             votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=lambda name: votes[name])
+
+    def subscribed_topics(self, protocol: str | None) -> frozenset[str] | None:
+        """What consumers read, by the metadata they gave for a protocol; None when it cannot be understood."""
+        topics: set[str] = set()
+        try:
+            for member in self.members.values():
+                # All versions begin with the topics; what follows does not matter here.
+                as_oldest = b"\0\0" + member.metadata(protocol)[2:]
+                topics.update(decode_subscription(as_oldest)[1].topics)
+        except ValueError:
+            return None
+        return frozenset(topics)
 
     def _count(self, member: ClassicMember, by: int) -> None:
         # A protocol named twice is one protocol.

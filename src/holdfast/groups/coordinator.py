@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
-from holdfast.groups.classic import ClassicGroup, append_error
+from holdfast.groups.classic import ClassicGroup
 from holdfast.groups.classic_records import new_group_record, restore_group
 from holdfast.groups.consumer import ConsumerGroups
 from holdfast.groups.model import (
@@ -39,6 +39,7 @@ from holdfast.groups.model import (
     SyncReply,
     SyncRequest,
     TransactionalCommit,
+    append_error,
 )
 from holdfast.groups.offsets import OffsetStore, batches, refuse_id_too_long
 from holdfast.seams import Now, Scheduled
@@ -288,7 +289,8 @@ class GroupCoordinator:
         group = self.groups[group_id]
         due, all_due = self.offsets.expired(group, now)
         self._forget(group_id, due, now)
-        if all_due and group.is_empty:
+        somebody_comes = isinstance(group, ClassicGroup) and group.membership.pending
+        if all_due and group.is_empty and not somebody_comes:
             self.surroundings.journal.append(group.tombstones(), now)
             group.unload()
             self.drop(group_id)

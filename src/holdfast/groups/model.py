@@ -26,6 +26,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.errors import ApiError
 from holdfast.seams import Journal, Now, Randomness, Schedule
 
 NO_GENERATION: Final = -1
@@ -397,3 +398,10 @@ class Registry(Protocol):
         ...
 
     def drop(self, group_id: str) -> None: ...
+
+
+def append_error(error: ApiError) -> ErrorCode:
+    """What a client is told when the journal refused: that a record does not fit is nothing it can mend."""
+    if error.code in (ErrorCode.message_too_large, ErrorCode.record_list_too_large):
+        return ErrorCode.unknown_server_error
+    return error.code

@@ -136,15 +136,10 @@ class OffsetStore:
 
     def end_transaction(self, producer_id: int, is_commit: bool) -> list[str]:
         """The marker is in the log: what was pending counts or is gone. Returns the groups it was about."""
-        pending = self._pending.pop(producer_id, None)
-        if pending is None:
-            return []
+        pending = dict(self._pending.get(producer_id, {}))
         for group_id, partitions in pending.items():
-            producers = self._open[group_id]
-            producers.discard(producer_id)
-            if not producers:
-                del self._open[group_id]
-            if not (is_commit and partitions):
+            self._close(producer_id, group_id)
+            if not is_commit:
                 continue
             positions = self._positions.setdefault(group_id, {})
             for key, position in partitions.items():
@@ -168,13 +163,27 @@ class OffsetStore:
             positions.pop((topic, partition), None)
             if not positions:
                 del self._positions[group_id]
-        for producer_id in self._open.get(group_id, ()):
-            self._pending[producer_id][group_id].pop((topic, partition), None)
+        for producer_id in list(self._open.get(group_id, ())):
+            pending = self._pending[producer_id][group_id]
+            pending.pop((topic, partition), None)
+            if not pending:
+                self._close(producer_id, group_id)
 
     def forget_group(self, group_id: str) -> None:
         self._positions.pop(group_id, None)
-        for producer_id in self._open.get(group_id, ()):
-            self._pending[producer_id][group_id].clear()
+        for producer_id in list(self._open.get(group_id, ())):
+            self._close(producer_id, group_id)
+
+    def _close(self, producer_id: int, group_id: str) -> None:
+        """Nothing of this group is pending for this producer any more."""
+        groups = self._pending[producer_id]
+        del groups[group_id]
+        if not groups:
+            del self._pending[producer_id]
+        producers = self._open[group_id]
+        producers.discard(producer_id)
+        if not producers:
+            del self._open[group_id]
 
     def expired(self, group: Group, now: Now) -> tuple[list[tuple[str, int]], bool]:
         """Positions whose time is up, and whether these are all that the group has."""

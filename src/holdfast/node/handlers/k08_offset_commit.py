@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
-from holdfast.groups.classic import append_error
-from holdfast.groups.model import CommitReply, CommitRequest
+from holdfast.groups.model import CommitReply, CommitRequest, append_error
 from holdfast.node.context import Answer, Fields, RequestContext
 from holdfast.node.handlers.groups import commit_fields, known_topics, milliseconds
 from holdfast.seams import Now

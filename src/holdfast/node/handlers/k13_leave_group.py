@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
-from holdfast.groups.classic import append_error
-from holdfast.groups.model import LeaveReply, LeaveRequest, LeavingMember
+from holdfast.groups.model import LeaveReply, LeaveRequest, LeavingMember, append_error
 from holdfast.node.context import Answer, Fields, RequestContext
 from holdfast.seams import Now
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
-from holdfast.groups.classic import append_error
+from holdfast.groups.model import append_error
 from holdfast.node.context import Answer, Fields, RequestContext
 from holdfast.node.group_service import answer_all
 from holdfast.node.shard import Shard

@@ -1,0 +1,93 @@
+"""What time does to a classic group: sessions end, and gathering for a rebalance does not go on for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from holdfast.groups.classic_members import ClassicMember, Membership
+from holdfast.groups.model import Surroundings
+from holdfast.seams import Now, Schedule, Scheduled
+
+
+class Sessions:
+    """Watches members that must be heard of.
+
+    Hearing of a member moves its `deadline_ms`; its timer stays where it is, looks when it fires, and is set again if
+    the deadline has moved. So a heartbeat costs an assignment, and each member one timer per session time-out.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        membership: Membership,
+        silent: Callable[[ClassicMember, Now], None],
+    ) -> None:
+        self._schedule = schedule
+        self._membership = membership
+        self._silent = silent
+
+    def expect(self, member: ClassicMember, timeout_ms: int, now: Now) -> None:
+        """A sign of life of this member, and when the next one is due."""
+        member.deadline_ms = deadline_ms = now.monotonic_ms + timeout_ms
+        if member.timer is not None:
+            if member.timer_ms <= deadline_ms:
+                return
+            member.timer.cancel()
+        self._watch(member, deadline_ms)
+
+    def _watch(self, member: ClassicMember, at_ms: int) -> None:
+        member.timer_ms = at_ms
+        member.timer = self._schedule.at(at_ms, lambda now: self._look_at(member, now))
+
+    def _look_at(self, member: ClassicMember, now: Now) -> None:
+        member.timer = None
+        if self._membership.members.get(member.member_id) is not member:
+            return
+        if member.deadline_ms > now.monotonic_ms:
+            self._watch(member, member.deadline_ms)
+        else:
+            self._silent(member, now)
+
+
+class Gathering:
+    """How long a rebalance waits for members: `done` is called when time is up."""
+
+    def __init__(self, surroundings: Surroundings, done: Callable[[Now], None]) -> None:
+        self._around = surroundings
+        self._done = done
+        self._timer: Scheduled | None = None
+        self.newcomers = False
+        """Somebody new has come since the last look."""
+
+    def limit(self, timeout_ms: int, now: Now) -> None:
+        self.end()
+        self._timer = self._around.schedule.at(now.monotonic_ms + timeout_ms, self._done)
+
+    def await_newcomers(self, rebalance_timeout_ms: int, now: Now) -> None:
+        """A first rebalance: wait, and wait again while new ones come, no longer than the rebalance time-out."""
+        self.newcomers = False
+        delay_ms = self._delay_ms
+        if delay_ms:
+            self._look_in(delay_ms, max(rebalance_timeout_ms - delay_ms, 0), now)
+        else:
+            self._done(now)
+
+    @property
+    def _delay_ms(self) -> int:
+        return max(self._around.settings().group_initial_rebalance_delay_ms, 0)
+
+    def _look_in(self, delay_ms: int, remaining_ms: int, now: Now) -> None:
+        def look(now: Now) -> None:
+            if self.newcomers and remaining_ms:
+                self.newcomers = False
+                self._look_in(min(self._delay_ms, remaining_ms), max(remaining_ms - delay_ms, 0), now)
+            else:
+                self._done(now)
+
+        self.end()
+        self._timer = self._around.schedule.at(now.monotonic_ms + delay_ms, look)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,17 @@
+"""Classic groups and positions, told as scenarios; see `holdfast.testing.group_scenarios` for the language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.group_scenarios import GroupInterpreter
+from holdfast.testing.scenarios import check_scenario, scenario_files
+
+
+@pytest.mark.parametrize(
+    "path", scenario_files(Path(__file__).parent / "scenarios" / "classic"), ids=lambda path: path.stem
+)
+def test_scenario(path: Path) -> None:
+    check_scenario(path, GroupInterpreter())
