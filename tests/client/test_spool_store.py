@@ -44,15 +44,15 @@ def test_what_is_stored_is_read_back_as_it_was() -> None:
         Message("orders", 3, None, None, (), -1),
         Message("payments-€", 0, b"", b"", (("ünïcode", b"\x00\xff"),), 5),
     ]
-    stored = store.write(sent)
+    stored = store.write(sent).entries
     assert [entry.message for entry in stored] == sent
     assert read_all(store) == stored
 
 
 def test_sequences_count_each_partition_of_each_topic_from_zero() -> None:
     store = SpoolStore(new_disk(), HOME)
-    first = store.write([message(b"a"), message(b"b", partition=1), message(b"c")])
-    second = store.write([message(b"d"), message(b"e", topic="payments")])
+    first = store.write([message(b"a"), message(b"b", partition=1), message(b"c")]).entries
+    second = store.write([message(b"d"), message(b"e", topic="payments")]).entries
     assert [entry.sequence for entry in first + second] == [0, 0, 1, 2, 0]
 
 
@@ -63,12 +63,12 @@ def test_sequences_go_on_when_everything_was_trimmed_and_the_spool_reopened() ->
         store.write([message(b"%d" % number)])
     store.trim(store.end)
     reopened = SpoolStore(disk, HOME, segment_bytes=200)
-    assert [entry.sequence for entry in reopened.write([message(b"next")])] == [20]
+    assert [entry.sequence for entry in reopened.write([message(b"next")]).entries] == [20]
 
 
 def test_trim_frees_delivered_segments_and_nothing_else() -> None:
     store = SpoolStore(new_disk(), HOME, segment_bytes=300)
-    entries = [entry for number in range(30) for entry in store.write([message(b"%d" % number)])]
+    entries = [entry for number in range(30) for entry in store.write([message(b"%d" % number)]).entries]
     before = store.used_bytes
     store.trim(entries[15].position)
     assert store.used_bytes < before
@@ -90,7 +90,7 @@ def test_a_full_disk_refuses_the_group_and_what_was_stored_stays() -> None:
     with pytest.raises(SpoolFull):
         store.write([message(b"y" * 5000)])
     disk.capacity_bytes = None
-    assert [entry.sequence for entry in store.write([message(b"after")])] == [1]
+    assert [entry.sequence for entry in store.write([message(b"after")]).entries] == [1]
     assert values(SpoolStore(disk, HOME)) == [b"kept", b"after"]
 
 

@@ -15,7 +15,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, KafkaError, KafkaException
 from confluent_kafka import Producer as RawProducer
 
 from holdfast.client.delivery import Delivered, Delivery, Waiting
-from holdfast.client.errors import DeliveryFailed, ProducerClosed, SendTimeout
+from holdfast.client.errors import DeliveryFailed, ProducerClosed, SendTimeout, Undelivered
 from holdfast.client.settings import Settings
 from holdfast.client.spool.format import Headers
 
@@ -51,13 +51,41 @@ def failure(error: KafkaError, topic: str, partition: int | None) -> DeliveryFai
     )
 
 
+class _DirectDelivery(Delivery):
+    """A delivery that librdkafka reports on."""
+
+    __slots__ = ("_sender",)
+
+    def __init__(
+        self, sender: DirectSender, waiting: Waiting, topic: str, partition: int | None, key: bytes | None
+    ) -> None:
+        super().__init__(waiting, topic, partition, key)
+        self._sender = sender
+
+    def report(self, error: KafkaError | None, message: Any) -> None:
+        sender = self._sender
+        if error is None:
+            sender.delivered += 1
+            kind, timestamp_ms = message.timestamp()
+            if kind == TIMESTAMP_NOT_AVAILABLE:
+                timestamp_ms = -1
+            # The settling comes first: whoever finds nothing under way must find every outcome in its place.
+            self.set_delivered(Delivered(self.topic, message.partition(), message.offset(), timestamp_ms))
+        else:
+            sender.refuse(self, error)
+        sender.under_way.discard(self)
+
+
 class DirectSender:
     """Messages go straight to librdkafka."""
 
     def __init__(self, settings: Settings, make: Callable[[Settings], Any] = RawProducer) -> None:
         self._producer = make({"partitioner": "murmur2_random", **settings})
         self._waiting = Waiting()
-        self._under_way: set[Delivery] = set()
+        self.under_way: set[Delivery] = set()
+        """Handed over and not reported on."""
+        self.delivered = 0
+        self._refused: list[Undelivered] = []
         self._is_closed = False
         self._poller = threading.Thread(target=self._serve, name="holdfast-deliveries", daemon=True)
         self._poller.start()
@@ -78,34 +106,28 @@ class DirectSender:
     ) -> Delivery:
         if self._is_closed:
             raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
-        delivery = Delivery(self._waiting, topic, partition, key)
-        under_way = self._under_way
-
-        def report(error: KafkaError | None, message: Any) -> None:
-            # The settling comes first: whoever finds nothing under way must find every outcome in its place.
-            if error is None:
-                delivery.set_delivered(
-                    Delivered(topic, message.partition(), message.offset(), _timestamp(message))
-                )
-            else:
-                delivery.set_failed(failure(error, topic, partition))
-            under_way.discard(delivery)
-
-        arguments: dict[str, Any] = {"key": key, "on_delivery": report, "headers": list(headers) or None}
+        delivery = _DirectDelivery(self, self._waiting, topic, partition, key)
+        arguments: dict[str, Any] = {"key": key, "on_delivery": delivery.report}
+        if headers:
+            arguments["headers"] = list(headers)
         if partition is not None:
             arguments["partition"] = partition
         if timestamp_ms >= 0:
             arguments["timestamp"] = timestamp_ms
-        under_way.add(delivery)
+        self.under_way.add(delivery)
         try:
             self._hand_over(topic, value, arguments, timeout)
         except KafkaException as refused:
-            under_way.discard(delivery)
-            delivery.set_failed(failure(refused.args[0], topic, partition))
+            self.refuse(delivery, refused.args[0])
+            self.under_way.discard(delivery)
         except BaseException:
-            under_way.discard(delivery)
+            self.under_way.discard(delivery)
             raise
         return delivery
+
+    def refuse(self, delivery: Delivery, error: KafkaError) -> None:
+        delivery.set_failed(failure(error, delivery.topic, delivery.partition))
+        self._refused.append(delivery.as_undelivered())
 
     def _hand_over(self, topic: str, value: bytes | None, arguments: dict[str, Any], timeout: float) -> None:
         try:
@@ -123,30 +145,29 @@ class DirectSender:
             except BufferError as full:
                 if time.monotonic() >= deadline:
                     raise SendTimeout(
-                        f"no room for a message for {topic}: {len(self._under_way)} messages wait for the broker"
+                        f"no room for a message for {topic}: {len(self.under_way)} messages wait for the broker"
                     ) from full
             else:
                 return
 
     # Ending
 
+    def take_refused(self) -> list[Undelivered]:
+        """What failed since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
+
     @property
-    def undelivered(self) -> list[Delivery]:
-        """What was handed over and has not been reported on."""
-        return list(self._under_way)
+    def undelivered(self) -> list[Undelivered]:
+        return [delivery.as_undelivered() for delivery in list(self.under_way)]
 
     def flush(self, timeout: float | None) -> int:
         """Wait until every message is reported on; returns how many are not."""
         self._producer.flush(-1 if timeout is None else timeout)
-        self._waiting.wait(lambda: not self._under_way, 0 if timeout is not None else None)
-        return len(self._under_way)
+        self._waiting.wait(lambda: not self.under_way, 0 if timeout is not None else None)
+        return len(self.under_way)
 
     def close(self) -> None:
         self._is_closed = True
         self._poller.join()
         self._producer.poll(0)
-
-
-def _timestamp(message: Any) -> int:
-    kind, value = message.timestamp()
-    return -1 if kind == TIMESTAMP_NOT_AVAILABLE else int(value)

@@ -13,6 +13,7 @@ delivered by a thread that never gives up: through restarts of the broker, of th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivery
-from holdfast.client.errors import DeliveryFailed, ProducerClosed, Undelivered, UndeliveredMessages
+from holdfast.client.errors import ProducerClosed, Undelivered, UndeliveredMessages
 from holdfast.client.serializers import Serializer, as_bytes
 from holdfast.client.settings import DELIVERY_TIMEOUT_MS, INFINITE, producer_settings
 from holdfast.client.spool.format import Headers
@@ -66,7 +67,16 @@ class Sender(Protocol):
     ) -> Delivery: ...
 
     @property
-    def undelivered(self) -> list[Delivery]: ...
+    def delivered(self) -> int: ...
+
+    def take_refused(self) -> list[Undelivered]:
+        """What was refused for good since the last call."""
+        ...
+
+    @property
+    def undelivered(self) -> list[Undelivered]:
+        """What would be lost if the process ended now."""
+        ...
 
     def flush(self, timeout: float | None) -> int: ...
 
@@ -93,8 +103,6 @@ class Producer(Generic[K, V]):
         self._key = key
         self._value = value
         self._send_timeout = send_timeout
-        self._delivered = 0
-        self._refused: list[Undelivered] = []
         self._is_closed = False
         self._sender = self._make_sender(
             bootstrap, spool, delivery, dict(config or {}), unsafe, spool_max_bytes
@@ -112,11 +120,16 @@ class Producer(Generic[K, V]):
     ) -> Sender:
         timeout_ms = DELIVERY_TIMEOUT_MS if spool is None else INFINITE
         settings = producer_settings(bootstrap, config, unsafe, message_timeout_ms=timeout_ms)
-        from holdfast.client.direct import DirectSender
+        if spool is None:
+            from holdfast.client.direct import DirectSender
 
-        if spool is not None:
-            raise UsageError("spools are not built in yet")
-        return DirectSender(settings)
+            return DirectSender(settings)
+        from holdfast.client.spool.sender import SpooledSender
+        from holdfast.real import RealFileSystem, RealRandomness
+
+        return SpooledSender(
+            RealFileSystem(), str(spool), RealRandomness(), settings, spool_max_bytes, say=_say
+        )
 
     # Sending
 
@@ -133,7 +146,7 @@ class Producer(Generic[K, V]):
         """Hand a message over. Raises only if it was not taken: a serializer that failed, or no room in time."""
         if self._is_closed:
             raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
-        sent = self._sender.send(
+        return self._sender.send(
             topic,
             partition,
             None if key is None else self._key(key, topic),
@@ -142,7 +155,6 @@ class Producer(Generic[K, V]):
             timestamp_ms,
             self._send_timeout,
         )
-        return sent.then(self._count)
 
     def send_many(
         self, topic: str, values: Iterable[V], *, key: Callable[[V], K] | None = None
@@ -150,17 +162,10 @@ class Producer(Generic[K, V]):
         """Hand over many messages; `key` makes the key of each from its value."""
         return [self.send(topic, value, key=None if key is None else key(value)) for value in values]
 
-    def _count(self, delivery: Delivery) -> None:
-        if delivery.error is None:
-            self._delivered += 1
-        else:
-            self._refused.append(delivery.as_undelivered())
-
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until everything sent so far is delivered or refused, or the time has passed; and say which."""
         under_way = self._sender.flush(timeout)
-        refused, self._refused = self._refused, []
-        return FlushReport(self._delivered, refused, under_way)
+        return FlushReport(self._sender.delivered, self._sender.take_refused(), under_way)
 
     # Ending
 
@@ -171,7 +176,7 @@ class Producer(Generic[K, V]):
         self._is_closed = True
         try:
             report = self.flush(timeout)
-            left = [delivery.as_undelivered() for delivery in self._sender.undelivered]
+            left = self._sender.undelivered
             self._sender.close()
         finally:
             exit_guard.unwatch(self)
@@ -181,7 +186,8 @@ class Producer(Generic[K, V]):
     def abandon(self, timeout: float) -> int:
         """The program ends: a last attempt; returns how many messages are lost if it does."""
         self._is_closed = True
-        return self._sender.flush(timeout)
+        self._sender.flush(timeout)
+        return len(self._sender.undelivered)
 
     def __enter__(self) -> Producer[K, V]:
         return self
@@ -198,9 +204,10 @@ class Producer(Generic[K, V]):
             error.add_note(str(undelivered))
 
 
+def _say(line: str) -> None:
+    print(f"holdfast: {line}", file=sys.stderr, flush=True)
+
+
 def _headers(headers: HeadersLike) -> Headers:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)
-
-
-__all__ = ["DeliveryFailed", "FlushReport", "Guarantee", "Producer"]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.client.spool import format as frames
 from holdfast.client.spool.format import Body, DamagedSpool, Entry, Message, PartitionKey
@@ -40,6 +40,15 @@ class SpoolFull(StorageError):
 
 class SpoolFailed(StorageError):
     """The disk under the spool failed. What was reported stored is safe; nothing more is taken until it is reopened."""
+
+
+class Group(NamedTuple):
+    """Messages that were stored together."""
+
+    start: int
+    """The position of its mark: where the group before it ended."""
+    end: int
+    entries: list[Entry]
 
 
 class _Segment:
@@ -96,10 +105,8 @@ class SpoolStore:
 
     # Writing
 
-    def write(self, messages: Sequence[Message]) -> list[Entry]:
-        """Store a group; returns its entries when all of them are on disk."""
-        if not messages:
-            return []
+    def write(self, messages: Sequence[Message]) -> Group:
+        """Store one message or more; returns when all of them are on disk."""
         if self._failure is not None:
             raise SpoolFailed(self._failure)
         rolls = self._must_roll()
@@ -114,7 +121,7 @@ class SpoolStore:
         for entry in entries:
             message = entry.message
             self.counters[message.topic, message.partition] = entry.sequence + 1
-        return entries
+        return Group(position, entries[-1].end, entries)
 
     def _must_roll(self) -> bool:
         return not self._segments or self._roll_wanted or self._segments[-1].size >= self._segment_bytes
@@ -195,7 +202,7 @@ class SpoolStore:
         if segment is None:
             return [], position
         limit = segment.end - max(position, segment.base)
-        want = min(max_bytes, limit)
+        want = min(max(max_bytes, frames.FRAME_BYTES), limit)
         at = max(position, segment.base)
         file = self._file(segment)
         buffer = file.pread(want, at - segment.base)

@@ -27,11 +27,12 @@ class NotStored(ClientError):
     """The spool did not take the message; the reason is its cause."""
 
 
-class StoredMessage(NamedTuple):
-    """A message on disk, with whoever wants to hear of it."""
+class StoredGroup(NamedTuple):
+    """Messages on disk, with whoever wants to hear of them."""
 
-    entry: Entry
-    delivery: Delivery
+    start: int
+    end: int
+    messages: list[tuple[Entry, Delivery]]
 
 
 class SpoolWriter:
@@ -39,7 +40,7 @@ class SpoolWriter:
         self,
         store: SpoolStore,
         max_bytes: int,
-        on_stored: Callable[[list[StoredMessage]], None],
+        on_stored: Callable[[StoredGroup], None],
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes
@@ -132,14 +133,16 @@ class SpoolWriter:
 
     def _write(self, group: Sequence[tuple[Message, Delivery]]) -> None:
         try:
-            entries = self._store.write([message for message, _ in group])
+            stored = self._store.write([message for message, _ in group])
         except StorageError as error:
             refusal = NotStored(str(error))
             refusal.__cause__ = error
             for _, delivery in group:
                 delivery.set_failed(refusal)
             return
-        stored = [StoredMessage(entry, delivery) for entry, (_, delivery) in zip(entries, group, strict=True)]
-        for _, delivery in group:
+        deliveries = [delivery for _, delivery in group]
+        for delivery in deliveries:
             delivery.set_stored()
-        self._on_stored(stored)
+        self._on_stored(
+            StoredGroup(stored.start, stored.end, list(zip(stored.entries, deliveries, strict=True)))
+        )

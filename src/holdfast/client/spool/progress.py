@@ -1,0 +1,71 @@
+"""How far a spool was delivered, kept beside it in the file `progress`.
+
+It may lie behind the truth, never ahead of it: what it does not know is sent again, recognisable by its `hf-id`. So it
+is replaced in one step but not flushed while delivering goes on, and a file that is missing or damaged counts as one
+that knows nothing.
+"""
+
+from __future__ import annotations
+
+from struct import Struct, error
+from typing import Final, NamedTuple
+
+from holdfast.atomic import ASIDE_SUFFIX, read_whole, write_atomically
+from holdfast.client.spool import format as frames
+from holdfast.client.spool.format import DamagedSpool, PartitionKey
+from holdfast.seams import FileSystem
+
+PROGRESS_FILE: Final = "progress"
+_POSITION: Final = Struct(">q")
+
+
+class Progress(NamedTuple):
+    prefix: int
+    """Every message in front of this position is delivered or set aside."""
+    confirmed: dict[PartitionKey, int]
+    """The sequence of the first message of each partition that is neither."""
+
+
+NOTHING: Final = Progress(0, {})
+
+
+def encode_progress(progress: Progress) -> bytes:
+    return frames.frame(_POSITION.pack(progress.prefix)) + frames.encode_counters(progress.confirmed)
+
+
+def decode_progress(data: bytes) -> Progress:
+    head = frames.read_frame(data, 0, 0)
+    body = frames.read_frame(data, head.end, 0) if head is not None else None
+    if head is None or body is None:
+        raise DamagedSpool("the progress of a spool cannot be read")
+    try:
+        (prefix,) = _POSITION.unpack(head.data)
+    except error as problem:
+        raise DamagedSpool(f"the progress of a spool cannot be read: {problem}") from problem
+    return Progress(prefix, frames.decode_counters(body))
+
+
+def read_progress(fs: FileSystem, directory: str) -> Progress:
+    path = f"{directory}/{PROGRESS_FILE}"
+    if not fs.exists(path):
+        return NOTHING
+    try:
+        return decode_progress(read_whole(fs, path))
+    except DamagedSpool:
+        return NOTHING
+
+
+def write_progress(fs: FileSystem, directory: str, progress: Progress, *, durably: bool) -> None:
+    path = f"{directory}/{PROGRESS_FILE}"
+    data = encode_progress(progress)
+    if durably:
+        write_atomically(fs, path, data)
+        return
+    aside = path + ASIDE_SUFFIX
+    file = fs.open(aside, "create")
+    try:
+        file.truncate(0)
+        file.pwritev([data], 0)
+    finally:
+        file.close()
+    fs.rename(aside, path)
