@@ -28,14 +28,15 @@ class ProtocolError(Exception):
     """A broker answered with an error, or with something else than was asked."""
 
 
-def _string(text: str) -> bytes:
+def string(text: str) -> bytes:
+    """Text with its length."""
     data = text.encode()
     return struct.pack(">h", len(data)) + data
 
 
 def frame(api_key: int, version: int, body: bytes, correlation_id: int = 1) -> bytes:
     """One request, length included."""
-    request = struct.pack(">hhi", api_key, version, correlation_id) + _string("holdfast-bench") + body
+    request = struct.pack(">hhi", api_key, version, correlation_id) + string("holdfast-bench") + body
     return struct.pack(">i", len(request)) + request
 
 
@@ -66,7 +67,7 @@ def record_batch(values: Sequence[bytes], timestamp_ms: int) -> bytes:
 def produce_frame(topic: str, partition: int, batch: bytes, correlation_id: int = 1) -> bytes:
     """A Produce request with acks=all."""
     body = struct.pack(">hhi", -1, ACKS_ALL, REQUEST_TIMEOUT_MS)
-    body += struct.pack(">i", 1) + _string(topic) + struct.pack(">ii", 1, partition)
+    body += struct.pack(">i", 1) + string(topic) + struct.pack(">ii", 1, partition)
     body += struct.pack(">i", len(batch)) + batch
     return frame(PRODUCE, 8, body, correlation_id)
 
@@ -91,7 +92,15 @@ class Connection:
 
     def ask(self, request: bytes) -> bytes:
         """Send one frame and return the answer without its length."""
+        self.send(request)
+        return self.receive()
+
+    def send(self, request: bytes) -> None:
+        """Send one frame."""
         self.socket.sendall(request)
+
+    def receive(self) -> bytes:
+        """The next answer without its length."""
         (size,) = struct.unpack(">i", self._exactly(4))
         return self._exactly(size)
 
@@ -110,7 +119,7 @@ class Connection:
 
     def end_offset(self, topic: str, partition: int) -> int | None:
         """The offset after the last readable record, or None while the broker cannot say."""
-        body = struct.pack(">ii", -1, 1) + _string(topic) + struct.pack(">iiq", 1, partition, LATEST)
+        body = struct.pack(">ii", -1, 1) + string(topic) + struct.pack(">iiq", 1, partition, LATEST)
         answer = self.ask(frame(LIST_OFFSETS, 1, body))
         error, _, offset = struct.unpack_from(">hqq", answer, 4 + 4 + 2 + len(topic.encode()) + 4 + 4)
         return int(offset) if error == 0 else None

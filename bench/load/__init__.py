@@ -68,6 +68,16 @@ class RunningLoad:
         """Tell a closed loop when it begins or ends to count."""
         self._send(times)
 
+    def answer(self) -> dict[str, Any]:
+        """The line a generator of several windows answers one with."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self.result()
+            raise LoadFailed("a load generator ended before its last window")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
     def result(self) -> dict[str, Any]:
         """Wait for its end and return what it found."""
         out, err = self._process.communicate()

@@ -14,6 +14,11 @@ GENERATORS: Final = {
     "bulk_produce": "bench.load.bulk:produce",
     "bulk_consume": "bench.load.bulk:consume",
     "end_to_end": "bench.load.end_to_end:run",
+    "group_join": "bench.load.group_member:join",
+    "group_client_join": "bench.load.group_member:client_join",
+    "group_succeed": "bench.load.group_member:succeed",
+    "group_heartbeats": "bench.load.group_heartbeats:run",
+    "transactions": "bench.load.transactions:run",
     "redis": "bench.load.redis_streams:run",
     "nats": "bench.load.nats_jetstream:run",
 }

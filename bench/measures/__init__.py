@@ -11,11 +11,14 @@ from bench.measures.clients16 import Clients16, Clients16Raw
 from bench.measures.compaction import Compaction
 from bench.measures.cpu import Cpu
 from bench.measures.end_to_end import EndToEnd
+from bench.measures.groups import GroupJoin, GroupSuccession
+from bench.measures.heartbeats import Heartbeats
 from bench.measures.latency import Latency, LatencyRaw
 from bench.measures.many import ManyPartitions
 from bench.measures.partitions100 import Partitions100
 from bench.measures.recovery import Recovery
 from bench.measures.startup import Startup
+from bench.measures.transactions import Transactions
 
 ALL: Final[tuple[Measure, ...]] = (
     Latency(),
@@ -25,10 +28,14 @@ ALL: Final[tuple[Measure, ...]] = (
     Partitions100(),
     Alternatives(),
     EndToEnd(),
+    Transactions(),
     Bulk(),
     Cpu(),
     Compaction(),
     Startup(),
     Recovery(),
     ManyPartitions(),
+    GroupJoin(),
+    GroupSuccession(),
+    Heartbeats(),
 )
