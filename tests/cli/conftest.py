@@ -88,14 +88,12 @@ def run(run_anywhere: Run, bootstrap_servers: str) -> Run:
 
 
 @pytest.fixture
-def run_here(
-    bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> Run:
-    """Run the command against the broker, within this process: twenty times as fast."""
+def run_here_anywhere(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Run the command within this process, which is many times as fast; `serve` is not among its commands."""
     from holdfast.cli import exits
     from holdfast.cli.app import run_command
 
-    monkeypatch.setenv("HOLDFAST_BOOTSTRAP_SERVER", bootstrap_servers)
+    monkeypatch.delenv("HOLDFAST_BOOTSTRAP_SERVER", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
 
     def run_inside(*arguments: str) -> Result:
@@ -105,6 +103,13 @@ def run_here(
         return Result(arguments, code, captured.out, captured.err)
 
     return run_inside
+
+
+@pytest.fixture
+def run_here(run_here_anywhere: Run, bootstrap_servers: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command against the broker, within this process."""
+    monkeypatch.setenv("HOLDFAST_BOOTSTRAP_SERVER", bootstrap_servers)
+    return run_here_anywhere
 
 
 @pytest.fixture
@@ -163,9 +168,14 @@ def dead_address() -> str:
 
 
 @pytest.fixture
-def silent_address() -> Iterator[str]:
-    """An address that accepts connections and never says a word."""
+def silent_listener() -> Iterator[socket.socket]:
+    """A socket that accepts connections and never says a word."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        yield listening
+
+
+@pytest.fixture
+def silent_address(silent_listener: socket.socket) -> str:
+    return f"127.0.0.1:{silent_listener.getsockname()[1]}"

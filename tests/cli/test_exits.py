@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 from collections.abc import Callable
 
@@ -18,6 +20,16 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
         ("configs", "describe", "--topic", "t"),
         ("produce", "--topic", "t"),
         ("consume", "--topic", "t"),
+        ("consume", "--topic", "t", "--group", "g"),
+        ("groups", "list"),
+        ("groups", "describe", "--group", "g"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-earliest"),
+        ("groups", "delete", "--group", "g"),
+        ("groups", "delete-offsets", "--group", "g", "--topic", "t"),
+        ("transactions", "list"),
+        ("transactions", "describe", "--transactional-id", "i"),
+        ("transactions", "abort", "--transactional-id", "i"),
+        ("transactions", "find-hanging", "--topic", "t"),
     ],
 )
 def test_no_broker_is_one_line_and_exit_code_3(
@@ -31,9 +43,12 @@ def test_no_broker_is_one_line_and_exit_code_3(
     assert result.stdout == b""
 
 
-def test_a_broker_that_never_answers_is_exit_code_3(run_anywhere: Run, silent_address: str) -> None:
+@pytest.mark.parametrize("command", ["topics", "groups", "transactions"])
+def test_a_broker_that_never_answers_is_exit_code_3(
+    run_anywhere: Run, silent_address: str, command: str
+) -> None:
     result = run_anywhere(
-        "topics", "list", "--bootstrap-server", silent_address, "--connect-timeout-ms", "300"
+        command, "list", "--bootstrap-server", silent_address, "--connect-timeout-ms", "300"
     )
     assert result.returncode == 3
     assert b"cannot connect" in result.stderr
@@ -74,14 +89,53 @@ def test_the_bootstrap_server_comes_from_the_environment(run_anywhere: Run, dead
         ("consume", "--topic", "t", "--group", "g", "--partition", "0"),
         ("consume", "--topic", "t", "--isolation-level", "nonsense"),
         ("consume", "--topic", "t", "--formatter-property", "print.keys=true"),
-        ("serve", "--nonsense"),
-        ("serve", "--override", "nonsense"),
+        ("groups", "list", "--state", "nonsense"),
+        ("groups", "list", "--type", "share"),
+        ("groups", "list", "--group", "g"),
+        ("groups", "describe"),
+        ("groups", "describe", "--group", "g", "--all-groups"),
+        ("groups", "describe", "--group", "g", "--members", "--state"),
+        ("groups", "delete"),
+        ("groups", "delete", "--group", "g", "--topic", "t"),
+        ("groups", "delete-offsets", "--group", "g"),
+        ("groups", "delete-offsets", "--group", "g", "--topic", "t:x"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics"),
+        ("groups", "reset-offsets", "--group", "g", "--to-earliest"),
+        ("groups", "reset-offsets", "--all-topics", "--to-earliest"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics", "--topic", "t", "--to-earliest"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-earliest", "--to-latest"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-latest", "--dry-run", "--execute"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-datetime", "yesterday"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics", "--by-duration", "1h"),
+        ("groups", "reset-offsets", "--group", "g", "--from-file", "/no/such/file"),
+        ("groups", "reset-offsets", "--group", "g", "--all-topics", "--from-file", "/dev/null"),
+        ("transactions", "list", "--state", "nonsense"),
+        ("transactions", "describe"),
+        ("transactions", "describe-producers", "--topic", "t"),
+        ("transactions", "abort"),
+        ("transactions", "abort", "--topic", "t", "--start-offset", "0"),
+        ("transactions", "abort", "--topic", "t", "--partition", "0"),
+        ("transactions", "abort", "--topic", "t", "--partition", "0", "--producer-id", "1"),
+        ("transactions", "abort", "--transactional-id", "i", "--topic", "t"),
+        ("transactions", "find-hanging"),
+        ("transactions", "find-hanging", "--broker-id", "1", "--partition", "0"),
     ],
 )
 def test_a_wrong_command_line_is_exit_code_2_without_a_traceback(
-    run_anywhere: Run, arguments: tuple[str, ...]
+    run_here_anywhere: Run, arguments: tuple[str, ...]
 ) -> None:
-    result = run_anywhere(*arguments)
+    check_usage_error(run_here_anywhere(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("serve", "--nonsense"), ("serve", "--override", "nonsense"), ("topics", "list", "--nonsense")],
+)
+def test_a_wrong_command_line_ends_its_process_with_2(run_anywhere: Run, arguments: tuple[str, ...]) -> None:
+    check_usage_error(run_anywhere(*arguments))
+
+
+def check_usage_error(result: subprocess.CompletedProcess[bytes]) -> None:
     assert result.returncode == 2
     assert result.stderr.strip()
     assert b"Traceback" not in result.stderr
@@ -110,6 +164,21 @@ def test_an_unexpected_error_is_a_line_too(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err == (
         "holdfast: unexpected error, ZeroDivisionError: by nought (HOLDFAST_TRACEBACK=1 shows where)\n"
     )
+
+
+@pytest.mark.parametrize("command", ["groups", "transactions"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_ended_while_it_waits_is_130(
+    start: Callable[..., subprocess.Popen[bytes]], silent_listener: socket.socket, command: str, number: int
+) -> None:
+    host, port = silent_listener.getsockname()
+    process = start(command, "list", "--bootstrap-server", f"{host}:{port}")
+    silent_listener.settimeout(60)
+    connection, _ = silent_listener.accept()  # it waits for an answer now
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    connection.close()
+    assert (process.returncode, errors) == (130, b"")
 
 
 def test_an_interrupt_is_130() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -16,6 +17,8 @@ def main() -> None:
         from holdfast.cli.serve import serve_command
 
         sys.exit(exits.run(lambda: serve_command(arguments[1:])))
+    # A command that is ended says so by its exit code, as it does when Ctrl-C ends it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     from holdfast.cli import exits
     from holdfast.cli.app import run_command
 
