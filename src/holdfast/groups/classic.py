@@ -249,7 +249,6 @@ class ClassicGroup:
                 self.membership.rename(member, old_id)
                 reply(JoinReply(append_error(error), NO_MEMBER_ID))
                 return
-            self._fence(member, old_id)
             self._sessions.expect(member, member.session_timeout_ms, now)
             is_leader = self.leader == member_id
             if request.supports_skipping_assignment:

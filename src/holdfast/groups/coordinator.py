@@ -41,7 +41,7 @@ from holdfast.groups.model import (
     TransactionalCommit,
     append_error,
 )
-from holdfast.groups.offsets import OffsetStore, batches, refuse_id_too_long
+from holdfast.groups.offsets import OffsetStore, Tombstone, refuse_id_too_long
 from holdfast.seams import Now, Scheduled
 from holdfast.wire.batch import BatchHeader, Record
 from holdfast.wire.control_records import decode_end_marker
@@ -233,11 +233,33 @@ class GroupCoordinator:
         self._forget(group_id, doomed, now)
         return reply
 
-    def _forget(self, group_id: str, partitions: Sequence[tuple[str, int]], now: Now) -> None:
-        for part in batches(self.offsets.tombstones(group_id, partitions)):
-            self.surroundings.journal.append(part, now)
-        for topic, partition in partitions:
-            self.offsets.forget(group_id, topic, partition)
+    def _forget(
+        self,
+        group_id: str,
+        partitions: Iterable[tuple[str, int]] | None,
+        now: Now,
+        *,
+        and_then: Records | None = None,
+    ) -> None:
+        """Take positions, or all of a group, out of the log and out of memory, as many at a time as fit a batch."""
+        *parts, last = self.offsets.tombstones(group_id, partitions) or [[]]
+        for part in parts:
+            self._append_tombstones(group_id, part, [], now)
+        self._append_tombstones(group_id, last, and_then or [], now)
+
+    def _append_tombstones(
+        self,
+        group_id: str,
+        part: list[Tombstone],
+        and_then: Records,
+        now: Now,
+    ) -> None:
+        records: Records = [(tombstone.key, None) for tombstone in part]
+        records += and_then
+        if records:
+            self.surroundings.journal.append(records, now)
+        for tombstone in part:
+            self.offsets.forget(group_id, tombstone.topic, tombstone.partition)
 
     # Looking after groups
 
@@ -258,10 +280,7 @@ class GroupCoordinator:
     def delete(self, group_id: str, now: Now) -> None:
         group = self._existing(group_id)
         group.check_delete()
-        records = self.offsets.tombstones(group_id) + group.tombstones()
-        for part in batches(records):
-            self.surroundings.journal.append(part, now)
-        self.offsets.forget_group(group_id)
+        self._forget(group_id, None, now, and_then=group.tombstones())
         group.unload()
         self.drop(group_id)
 

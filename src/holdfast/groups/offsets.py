@@ -14,8 +14,8 @@ Rules kept:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -44,6 +44,14 @@ BATCH_BYTES: Final = 512 * 1024
 
 Partitions = dict[tuple[str, int], Position]
 NOTHING: Final[Mapping[tuple[str, int], Position]] = {}
+
+
+class Tombstone(NamedTuple):
+    """The record that takes one position out of the log: a key without a value."""
+
+    topic: str
+    partition: int
+    key: bytes
 
 
 class OffsetStore:
@@ -150,12 +158,23 @@ class OffsetStore:
 
     # Forgetting
 
-    def tombstones(self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> Records:
-        """What takes positions, or all of a group, out of the log."""
+    def tombstones(
+        self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> list[list[Tombstone]]:
+        """What takes positions, or all of a group, out of the log, in parts that fit a batch each."""
         wanted = self.of_group(group_id).keys() | self.pending_of(group_id)
         if partitions is not None:
             wanted &= set(partitions)
-        return [(OffsetCommitKey(group_id, *key).encode(), None) for key in sorted(wanted)]
+        parts: list[list[Tombstone]] = []
+        size = BATCH_BYTES
+        for topic, partition in sorted(wanted):
+            key = OffsetCommitKey(group_id, topic, partition).encode()
+            if size >= BATCH_BYTES:
+                parts.append([])
+                size = 0
+            size += len(key)
+            parts[-1].append(Tombstone(topic, partition, key))
+        return parts
 
     def forget(self, group_id: str, topic: str, partition: int) -> None:
         positions = self._positions.get(group_id)
@@ -168,11 +187,6 @@ class OffsetStore:
             pending.pop((topic, partition), None)
             if not pending:
                 self._close(producer_id, group_id)
-
-    def forget_group(self, group_id: str) -> None:
-        self._positions.pop(group_id, None)
-        for producer_id in list(self._open.get(group_id, ())):
-            self._close(producer_id, group_id)
 
     def _close(self, producer_id: int, group_id: str) -> None:
         """Nothing of this group is pending for this producer any more."""
@@ -264,20 +278,6 @@ def _records(group_id: str, accepted: Partitions) -> Records:
         )
         for (topic, partition), position in accepted.items()
     ]
-
-
-def batches(records: Records) -> Iterator[Records]:
-    """Records in parts that fit a batch each."""
-    part: Records = []
-    size = 0
-    for key, value in records:
-        size += len(key) + len(value or b"")
-        part.append((key, value))
-        if size >= BATCH_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
 
 
 def refuse_id_too_long(group_id: str) -> None:
