@@ -10,7 +10,8 @@ A delivery is settled once, by the thread that hears of it first; waiting and ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import Condition
+from threading import Condition, Lock
+from time import monotonic
 from typing import Final, NamedTuple
 
 from holdfast.client.errors import ClientError, DeliveryFailed, Undelivered
@@ -25,26 +26,62 @@ class Delivered(NamedTuple):
     timestamp_ms: int
 
 
+SERVE_SECONDS: Final = 0.05
+"""How long one serving of reports lasts at most before the outcome is looked at again."""
+HANDOVER_SECONDS: Final = 0.01
+
 Callback = Callable[["Delivery"], None]
 _NOTHING: Final[tuple[Callback, ...]] = ()
 
 
 class Waiting:
-    """Those who wait for any delivery of one producer: one lock for all of them, taken only when somebody waits."""
+    """Those who wait for any delivery of one producer: one lock for all of them, taken only when somebody waits.
 
-    __slots__ = ("condition", "count")
+    With `serve`, a function that brings reports for so many seconds, one thread at a time serves: a report that two
+    wait for goes to one of them, and the other would sleep on.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_serve", "_serving", "condition", "count")
+
+    def __init__(self, serve: Callable[[float], object] | None = None) -> None:
         self.condition = Condition()
         self.count = 0
+        self._serve = serve
+        self._serving = Lock()
 
     def wait(self, is_over: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until `is_over`, which others bring about; false when the time has passed first."""
+        deadline = None if timeout is None else monotonic() + timeout
         with self.condition:
             self.count += 1
-            try:
-                return self.condition.wait_for(is_over, timeout)
-            finally:
+        try:
+            while not is_over():
+                left = None if deadline is None else deadline - monotonic()
+                if left is not None and left <= 0:
+                    return False
+                if not self.serve(SERVE_SECONDS if left is None else min(left, SERVE_SECONDS)):
+                    self._sleep(is_over, left)
+        finally:
+            with self.condition:
                 self.count -= 1
+        return True
+
+    def _sleep(self, is_over: Callable[[], bool], left: float | None) -> None:
+        if self._serve is not None:
+            # Whoever serves now may stop.
+            left = HANDOVER_SECONDS if left is None else min(left, HANDOVER_SECONDS)
+        with self.condition:
+            self.condition.wait_for(is_over, left)
+
+    def serve(self, seconds: float) -> bool:
+        """Bring reports, unless there is nothing to serve with or another thread does it already."""
+        if self._serve is None or not self._serving.acquire(blocking=False):
+            return False
+        try:
+            self._serve(seconds)
+        finally:
+            self._serving.release()
+        return True
 
     def wake(self) -> None:
         # Read without the lock: whoever begins to wait looks at the outcome after it has counted itself.

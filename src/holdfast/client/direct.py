@@ -1,7 +1,11 @@
 """Sending without a spool: librdkafka's memory is the only store, and nothing in it is forgotten silently.
 
-A thread of ours serves the delivery reports, so that callbacks come without the application polling. Every message that
-was handed over is remembered until its report has come; what is left when the producer is closed is named.
+Delivery reports are served without the application polling: by the thread that sends, every so many messages, by
+whoever waits, and by a thread of ours while nobody does either. Two threads that serve at once would hand Python's lock
+to and fro for every report, which costs more than all the rest.
+
+Every message that was handed over is remembered until its report has come; what is left when the producer is closed is
+named.
 """
 
 from __future__ import annotations
@@ -19,7 +23,11 @@ from holdfast.client.errors import DeliveryFailed, ProducerClosed, SendTimeout, 
 from holdfast.client.settings import Settings
 from holdfast.client.spool.format import Headers
 
-POLL_SECONDS: Final = 0.1
+SERVE_SECONDS: Final = 0.05
+ASIDE_SECONDS: Final = 0.005
+"""How long our thread stays aside while the application sends, and so serves."""
+SERVE_EVERY: Final = 64
+"""Messages between two servings by the thread that sends."""
 FULL_WAIT_SECONDS: Final = 0.05
 """How long to serve reports before trying again to hand a message to a full queue."""
 
@@ -81,7 +89,8 @@ class DirectSender:
 
     def __init__(self, settings: Settings, make: Callable[[Settings], Any] = RawProducer) -> None:
         self._producer = make({"partitioner": "murmur2_random", **settings})
-        self._waiting = Waiting()
+        self._waiting = Waiting(self._producer.poll)
+        self._sent = 0
         self.under_way: set[Delivery] = set()
         """Handed over and not reported on."""
         self.delivered = 0
@@ -91,8 +100,13 @@ class DirectSender:
         self._poller.start()
 
     def _serve(self) -> None:
+        seen = 0
         while not self._is_closed:
-            self._producer.poll(POLL_SECONDS)
+            if self._sent != seen:
+                seen = self._sent
+                time.sleep(ASIDE_SECONDS)
+            elif not self._waiting.serve(SERVE_SECONDS):
+                time.sleep(ASIDE_SECONDS)
 
     def send(
         self,
@@ -123,6 +137,9 @@ class DirectSender:
         except BaseException:
             self.under_way.discard(delivery)
             raise
+        self._sent += 1
+        if self._sent % SERVE_EVERY == 0:
+            self._producer.poll(0)
         return delivery
 
     def refuse(self, delivery: Delivery, error: KafkaError) -> None:
@@ -163,8 +180,7 @@ class DirectSender:
 
     def flush(self, timeout: float | None) -> int:
         """Wait until every message is reported on; returns how many are not."""
-        self._producer.flush(-1 if timeout is None else timeout)
-        self._waiting.wait(lambda: not self.under_way, 0 if timeout is not None else None)
+        self._waiting.wait(lambda: not self.under_way, timeout)
         return len(self.under_way)
 
     def close(self) -> None:
