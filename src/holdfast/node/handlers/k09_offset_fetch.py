@@ -99,8 +99,8 @@ def _all(
             _partition(index, machine.position(group_id, name, index, require_stable=require_stable))
             for index in indexes
         ]
-        topic_id = None if facts is None else facts.topic_id
-        topics.append({"name": name, "topic_id": topic_id, "partitions": partitions})
+        topic_id = NO_TOPIC_ID if facts is None else facts.topic_id
+        topics.append({**_named(context, name, topic_id), "partitions": partitions})
     return topics
 
 
@@ -129,7 +129,11 @@ def _topic(
         if fetched.position is not None and _differ(fetched.position.topic_id, topic_id):
             fetched = FetchedPosition(ErrorCode.none, None)
         partitions.append(_partition(index, fetched))
-    return {"name": name, "topic_id": topic_id, "partitions": partitions}
+    return {**_named(context, name, topic_id), "partitions": partitions}
+
+
+def _named(context: RequestContext, name: str, topic_id: UUID) -> Fields:
+    return {"topic_id": topic_id} if context.version >= TOPIC_IDS_FROM else {"name": name}
 
 
 def _differ(committed_for: UUID, asked: UUID) -> bool:
