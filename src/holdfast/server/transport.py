@@ -36,6 +36,8 @@ WRITE_HIGH_BYTES: Final = 512 * 1024
 OUTGOING_PARTS_MAX: Final = 256
 """Pieces of answers that wait for a file to be read, after which no more requests are taken."""
 LENGTH_BYTES: Final = 4
+PULSES: Final = (b"\x00\x0c", b"\x00\x44")
+"""How requests begin after whose answer a client is silent for seconds: Heartbeat and ConsumerGroupHeartbeat."""
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
@@ -56,6 +58,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._reading = True
         self._socket_paused = False
         self._consuming = False
+        self._is_pulse = False
+        """The last request was a heartbeat: staying awake for the next one would cost more than the heartbeat."""
         self.waits_for_memory = False
         self.last_active = 0.0
         """The loop's time when a byte last came or unsent bytes drained: what idleness is counted from."""
@@ -141,6 +145,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _receive(self, frame: bytes | bytearray) -> None:
         connection = self.connection
         assert connection is not None
+        self._is_pulse = frame[:2] in PULSES
         connection.receive(frame, self._server.now())
         if connection.is_saturated or len(self._outgoing) >= OUTGOING_PARTS_MAX:
             self._pause()
@@ -163,7 +168,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._outgoing += parts
         if self._writable:
             self._send()
-            self._server.stay_awake()
+            if not self._is_pulse:
+                self._server.stay_awake()
 
     def _send(self) -> None:
         transport = self._transport

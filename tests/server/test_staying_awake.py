@@ -1,0 +1,92 @@
+"""After which answers the loop looks for the next request before it sleeps."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from holdfast.server.server import Server
+from holdfast.server.transport import ClientProtocol
+
+HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, PRODUCE, METADATA = 12, 68, 0, 3
+
+
+class Connection:
+    """Answers every request at once."""
+
+    is_saturated = False
+
+    def __init__(self, transmit: Callable[[list[bytes]], None]) -> None:
+        self._transmit = transmit
+
+    def receive(self, frame: bytes, now: object) -> None:
+        self._transmit([b"answer"])
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high > 0
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return "127.0.0.1", 1
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+class CountingServer:
+    """As much of a server as a connection uses to answer; it counts how often it was kept awake."""
+
+    frame_bytes_max = 1024
+
+    def __init__(self) -> None:
+        self.receive_view = memoryview(bytearray(1024))
+        self.loop = self.node = self
+        self.kept_awake = 0
+
+    def time(self) -> float:
+        return 0.0
+
+    def now(self) -> None:
+        return None
+
+    def connect(self, listener: str, address: str, transmit: Any, close: Any) -> Connection:
+        return Connection(transmit)
+
+    def connected(self, protocol: ClientProtocol) -> None:
+        return None
+
+    def stay_awake(self) -> None:
+        self.kept_awake += 1
+
+
+def kept_awake_by(*api_keys: int) -> int:
+    server, transport = CountingServer(), Transport()
+    protocol = ClientProtocol(cast(Server, server), "PLAINTEXT")
+    protocol.connection_made(cast(Any, transport))
+    for api_key in api_keys:
+        frame = struct.pack(">ihhi", 8, api_key, 0, 1)
+        server.receive_view[: len(frame)] = frame
+        protocol.buffer_updated(len(frame))
+    assert len(transport.written) == len(api_keys)
+    return server.kept_awake
+
+
+@pytest.mark.parametrize("api_key", [PRODUCE, METADATA])
+def test_an_answer_keeps_the_loop_awake_for_what_the_client_asks_next(api_key: int) -> None:
+    assert kept_awake_by(api_key) == 1
+
+
+@pytest.mark.parametrize("api_key", [HEARTBEAT, CONSUMER_GROUP_HEARTBEAT])
+def test_a_heartbeat_does_not(api_key: int) -> None:
+    assert kept_awake_by(api_key) == 0
+    assert kept_awake_by(api_key, PRODUCE, api_key) == 1
