@@ -1,0 +1,81 @@
+"""How far a partition has been worked through: the first message that is not finished, whatever finished behind it.
+
+Messages are begun in the order of their offsets, which may have gaps (compaction, transaction markers, aborted records),
+and finish in any order. Only the front of finished work may be committed: a position says that everything before it is
+done. One slow message holds back its own partition and no other.
+
+A tracker belongs to one assignment of its partition. When the partition is taken away the tracker is closed, and
+whatever finishes afterwards is told that it does not count: another member may have the partition by now.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from holdfast.errors import UsageError
+
+
+class PartitionTracker:
+    def __init__(self, topic: str, partition: int, start: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._position = start
+        self._under_way: deque[int] = deque()
+        self._finished: set[int] = set()
+        """Finished behind the first that is not."""
+        self._next = start
+        """Where the next message begins at the earliest."""
+        self.is_closed = False
+        self.committed = start
+        """What is committed, as far as this member knows."""
+
+    def __repr__(self) -> str:
+        return f"<{self.topic}-{self.partition} at {self._position}, {len(self)} under way>"
+
+    def __len__(self) -> int:
+        """Messages begun and not finished."""
+        return len(self._under_way) - len(self._finished)
+
+    @property
+    def position(self) -> int:
+        """What may be committed: everything before it is finished."""
+        return self._position
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to commit."""
+        return self._position != self.committed
+
+    def begin(self, offset: int) -> None:
+        """A message was taken up."""
+        if offset < self._next:
+            raise UsageError(f"{self.topic}-{self.partition}: {offset} was begun behind {self._next}")
+        if not self._under_way:
+            # What lies between was never a message for us: nothing before this one is unfinished.
+            self._position = offset
+        self._under_way.append(offset)
+        self._next = offset + 1
+
+    def finish(self, offset: int) -> bool:
+        """A message's work is done; false when that does not count any more."""
+        if self.is_closed:
+            return False
+        under_way = self._under_way
+        if not under_way or offset < under_way[0] or offset in self._finished:
+            raise UsageError(f"{self.topic}-{self.partition}: {offset} is not under way")
+        self._finished.add(offset)
+        while under_way and under_way[0] in self._finished:
+            self._finished.discard(under_way.popleft())
+        self._position = under_way[0] if under_way else self._next
+        return True
+
+    def passed(self, offset: int) -> None:
+        """The reader has come to `offset` and found no message before it that was not begun."""
+        if offset > self._next:
+            self._next = offset
+            if not self._under_way:
+                self._position = offset
+
+    def close(self) -> None:
+        """The partition is taken away: nothing that finishes from now on counts."""
+        self.is_closed = True
