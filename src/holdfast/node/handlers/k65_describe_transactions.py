@@ -53,4 +53,4 @@ def _one(node: Node, transactional_id: str, now: Now, shards: dict[Shard, None])
 
 
 def _unknown(transactional_id: str, code: ErrorCode) -> Fields:
-    return {"error_code": code, "transactional_id": transactional_id}
+    return {"error_code": code, "transactional_id": transactional_id, "transaction_start_time": 0}

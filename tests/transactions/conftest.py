@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from holdfast.testing.transaction_world import TransactionWorld
+
+
+@pytest.fixture
+def world() -> TransactionWorld:
+    return TransactionWorld()
