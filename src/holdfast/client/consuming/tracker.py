@@ -1,6 +1,6 @@
 """How far a partition has been worked through: the first message that is not finished, whatever finished behind it.
 
-Messages are begun in the order of their offsets, which may have gaps (compaction, transaction markers, aborted records),
+Messages are begun in the order of their offsets, which may have gaps (compaction, markers and aborted records),
 and finish in any order. Only the front of finished work may be committed: a position says that everything before it is
 done. One slow message holds back its own partition and no other.
 
