@@ -42,14 +42,14 @@ from holdfast.groups.model import (
     append_error,
 )
 from holdfast.groups.offsets import OffsetStore, Tombstone, refuse_id_too_long
+from holdfast.groups.offsets_replay import OffsetReplay
 from holdfast.seams import Now, Scheduled
 from holdfast.wire.batch import BatchHeader, Record
 from holdfast.wire.control_records import decode_end_marker
 from holdfast.wire.coordinator_records import (
+    CoordinatorRecord,
     GroupMetadataKey,
     GroupMetadataValue,
-    OffsetCommitKey,
-    OffsetCommitValue,
     UnknownRecord,
     decode_group_record,
 )
@@ -69,6 +69,7 @@ class GroupCoordinator:
         self.groups: dict[str, Group] = {}
         self.offsets = OffsetStore(surroundings)
         self.consumer_groups = ConsumerGroups(self)
+        self._replay = OffsetReplay()
         self._expiry_timer: Scheduled | None = None
 
     # Groups coming and going
@@ -337,21 +338,21 @@ class GroupCoordinator:
             for record in records:
                 marker = decode_end_marker(record.key, record.value)
                 if marker is not None:
-                    self.offsets.end_transaction(header.producer_id, marker.is_commit)
+                    self._replay.end_transaction(header.producer_id, marker.is_commit)
             return
         producer_id = header.producer_id if header.is_transactional else None
         for record in records:
-            if record.key is not None:
-                self._replay_one(bytes(record.key), record.value, producer_id)
+            if record.key is None:
+                continue
+            if OffsetReplay.is_about(record.key):
+                self._replay.record(record.key, record.value, producer_id)
+            else:
+                self._replay_group(*decode_group_record(record.key, record.value))
 
-    def _replay_one(self, key_bytes: bytes, value_bytes: bytes | None, producer_id: int | None) -> None:
-        key, value = decode_group_record(key_bytes, None if value_bytes is None else bytes(value_bytes))
+    def _replay_group(self, key: CoordinatorRecord, value: CoordinatorRecord | None) -> None:
         if isinstance(key, UnknownRecord) or isinstance(value, UnknownRecord):
             return
-        if isinstance(key, OffsetCommitKey):
-            assert value is None or isinstance(value, OffsetCommitValue)
-            self.offsets.replay(key, value, producer_id)
-        elif isinstance(key, GroupMetadataKey):
+        if isinstance(key, GroupMetadataKey):
             assert value is None or isinstance(value, GroupMetadataValue)
             # What a consumer group of this name left behind was taken out, or will be, by records of its own.
             if isinstance(self.groups.get(key.group), ClassicGroup):
@@ -364,6 +365,8 @@ class GroupCoordinator:
             self.consumer_groups.replay(key, value)
 
     def loaded(self, now: Now) -> None:
+        self.offsets.restore(self._replay)
+        self._replay = OffsetReplay()
         for group_id in self.offsets.groups():
             self._keep_simple_group(group_id)
         for group in list(self.groups.values()):

@@ -9,7 +9,7 @@ Rules kept:
 - Of a plain commit and a transactional one for the same partition the later *commit* wins, whenever the marker came.
   `Position.order` says which was later; replaying the log gives the same order again.
 - Forgetting a position forgets what is pending for it too.
-- What is here is what replaying the journal gives: `replay` and the requests change the state by the same functions.
+- What is here is what replaying the journal gives: `OffsetReplay` keeps the same rules on undecoded records.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from holdfast.groups.model import (
     TopicCommit,
     TransactionalCommit,
 )
+from holdfast.groups.offsets_replay import OffsetReplay
 from holdfast.seams import Now
 from holdfast.wire.coordinator_records import OffsetCommitKey, OffsetCommitValue
 
@@ -233,23 +234,15 @@ class OffsetStore:
 
     # The log
 
-    def replay(self, key: OffsetCommitKey, value: OffsetCommitValue | None, producer_id: int | None) -> None:
-        if value is None:
-            self.forget(key.group, key.topic, key.partition)
-            return
-        position = Position(
-            value.offset,
-            value.leader_epoch,
-            value.metadata,
-            value.commit_timestamp,
-            value.expire_timestamp,
-            value.topic_id,
-        )
-        if producer_id is None:
-            place = self._positions.setdefault(key.group, {})
-        else:
-            place = self._pending_for(producer_id, key.group)
-        self._store(place, {(key.topic, key.partition): position})
+    def restore(self, replay: OffsetReplay) -> None:
+        """Take over what was found in the log."""
+        for group_id, topic, partition, position, producer_id in replay.finish():
+            if producer_id is None:
+                place = self._positions.setdefault(group_id, {})
+            else:
+                place = self._pending_for(producer_id, group_id)
+            place[topic, partition] = position
+            self._order = max(self._order, position.order)
 
 
 def _position(partition: PartitionCommit, topic_id: UUID, now: Now, expire_ms: int) -> Position:
