@@ -661,3 +661,27 @@ def test_an_unloaded_coordinator_answers_whoever_waits_and_does_nothing_more(wor
     assert coming.only.error is ErrorCode.coordinator_not_available
     assert len(world.journal.batches) == written
     assert world.markers(A) == world.markers(B) == []
+
+
+# A producer that knows its next epoch before the last transaction is complete
+
+
+@pytest.mark.parametrize("epoch", [0, EPOCH_USABLE_MAX])
+def test_the_producer_of_the_next_transaction_is_not_fenced_by_the_last(
+    world: TransactionWorld, epoch: int
+) -> None:
+    alice = with_epoch(world, "copy", epoch)
+    world.written("copy", alice, A)
+    world.partitions[A].is_offline = True
+    reply = world.ended("copy", alice, is_commit=True)
+    assert reply.error is ErrorCode.none
+    assert world.metadata("copy").state is TransactionState.PREPARE_COMMIT
+    bob = ProducerIdentity(reply.producer_id, reply.producer_epoch)
+    assert world.produce("copy", bob, B, "early").only is ErrorCode.concurrent_transactions
+    assert world.add("copy", bob, B).only is ErrorCode.concurrent_transactions
+    assert world.end("copy", bob, is_commit=False).only.error is ErrorCode.concurrent_transactions
+    assert world.init("copy", expected=bob).only.error is ErrorCode.concurrent_transactions
+    world.partitions[A].is_offline = False
+    world.advance(1_000)
+    world.settle()
+    world.written("copy", bob, B)

@@ -6,7 +6,7 @@ markers in the partitions of a transaction. What the node needs of it goes throu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
@@ -60,14 +60,19 @@ class DurableProducerIds:
             barrier(hand_over)
 
 
-class PartitionMarkers:
-    """Markers of the transactions of one shard."""
+class HostedParticipants:
+    """The partitions of the transactions of one shard."""
 
     def __init__(self, node: Node, shard: Shard) -> None:
         self._node = node
         self._shard = shard
 
-    def write(
+    def when_recorded(
+        self, partitions: Iterable[TopicPartition], done: Callable[[Exception | None], None]
+    ) -> None:
+        self._shard.when_durable(done)
+
+    def write_markers(
         self,
         decision: Decision,
         partitions: Sequence[TopicPartition],
@@ -147,7 +152,7 @@ class TransactionService(Coordination[TransactionCoordinator]):
             self._schedule,
             lambda: node.config,
             self._producer_ids,
-            PartitionMarkers(node, shard),
+            HostedParticipants(node, shard),
             node.say,
         )
 

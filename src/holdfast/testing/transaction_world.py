@@ -14,7 +14,7 @@ kept as a list of data and markers for each, of which a part may be durable.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -187,7 +187,10 @@ class TransactionWorld:
             self.next_producer_id += 1
             self._ids_awaited.popleft()(refusal or self.next_producer_id)
 
-    def write(
+    def when_recorded(self, partitions: Iterable[TopicPartition], done: Waiter) -> None:
+        self.journal.when_durable(done)
+
+    def write_markers(
         self,
         decision: Decision,
         partitions: Sequence[TopicPartition],

@@ -22,7 +22,7 @@ CONCURRENT_TRANSACTIONS. A transactional id that is prepared answers the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from kio.schema.errors import ErrorCode
@@ -63,8 +63,20 @@ class ProducerIds(Protocol):
         ...
 
 
-class Markers(Protocol):
-    def write(
+class Participants(Protocol):
+    """The partitions that take part in transactions."""
+
+    def when_recorded(
+        self, partitions: Iterable[TopicPartition], done: Callable[[Exception | None], None]
+    ) -> None:
+        """Call `done` once no crash can take from the journal what it holds now and leave it to these partitions.
+
+        That is when the journal is durable, in the order of the calls. Where partitions are flushed and the journal
+        by its settings is not, it means more.
+        """
+        ...
+
+    def write_markers(
         self,
         decision: Decision,
         partitions: Sequence[TopicPartition],
@@ -103,14 +115,14 @@ class TransactionCoordinator:
         schedule: Schedule,
         settings: Callable[[], TransactionSettings],
         producer_ids: ProducerIds,
-        markers: Markers,
+        participants: Participants,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._journal = journal
         self._schedule = schedule
         self._settings = settings
         self._producer_ids = producer_ids
-        self._markers = markers
+        self._participants = participants
         self._say = say
         self.transactions: dict[str, Transaction] = {}
         self._new: set[str] = set()
@@ -294,7 +306,7 @@ class TransactionCoordinator:
                 # Asked again: the transaction may have been ended by somebody else while the record was flushed.
                 done(self.partitions_outside(request))
 
-        self._journal.when_durable(pass_on)
+        self._participants.when_recorded(request.partitions, pass_on)
 
     # EndTxn
 
@@ -352,7 +364,7 @@ class TransactionCoordinator:
             else:
                 self._tell_partitions(transaction, sorted(transaction.metadata.partitions), now)
 
-        self._journal.when_durable(pass_on)
+        self._participants.when_recorded(transaction.metadata.partitions, pass_on)
 
     def _tell_partitions(
         self, transaction: Transaction, partitions: Sequence[TopicPartition], now: Now
@@ -366,7 +378,9 @@ class TransactionCoordinator:
             metadata.state is TransactionState.PREPARE_COMMIT,
             metadata.client_version,
         )
-        self._markers.write(decision, partitions, now, lambda left: self._told(transaction, left, now))
+        self._participants.write_markers(
+            decision, partitions, now, lambda left: self._told(transaction, left, now)
+        )
 
     def _told(self, transaction: Transaction, left: Sequence[TopicPartition], now: Now) -> None:
         """Answered before the completion is appended, so that the answer does not wait for its flush."""

@@ -36,6 +36,19 @@ PREPARE_ABORT = TransactionState.PREPARE_ABORT
 EMPTY = TransactionState.EMPTY
 
 
+def successor(metadata: TransactionMetadata) -> ProducerIdentity:
+    """Who may write the next transaction once the prepared one is complete; its producer may know already."""
+    if metadata.next_producer_id != NO_PRODUCER_ID:
+        return ProducerIdentity(metadata.next_producer_id, 0)
+    return ProducerIdentity(metadata.producer_id, metadata.producer_epoch)
+
+
+def check_not_too_early(metadata: TransactionMetadata, producer: ProducerIdentity | None) -> None:
+    """The rightful producer of the next transaction is told to come again, not that it was fenced."""
+    if metadata.state.is_prepared and producer == successor(metadata):
+        raise not_complete()
+
+
 # InitProducerId
 
 
@@ -46,6 +59,7 @@ def check_successor(metadata: TransactionMetadata, expected: ProducerIdentity | 
     the epochs were used up, was lost. In the middle of a transaction it must be the very producer that has it open:
     one that was fenced ends nothing.
     """
+    check_not_too_early(metadata, expected)
     if expected is not None:
         is_present = expected.producer_id == metadata.producer_id
         lost_its_new_id = (
@@ -55,7 +69,7 @@ def check_successor(metadata: TransactionMetadata, expected: ProducerIdentity | 
         if not (is_present or lost_its_new_id) or (metadata.state is ONGOING and not is_owner):
             raise fenced(metadata, expected)
     if metadata.state.is_prepared:
-        raise ApiError(ErrorCode.concurrent_transactions, "the last transaction is not complete yet")
+        raise not_complete()
 
 
 def needs_new_id(metadata: TransactionMetadata, expected: ProducerIdentity | None) -> bool:
@@ -112,15 +126,10 @@ def with_next_epoch(
 
 
 def check_owner(metadata: TransactionMetadata, producer: ProducerIdentity) -> None:
-    if producer.producer_id != metadata.producer_id:
-        raise ApiError(
-            ErrorCode.invalid_producer_id_mapping,
-            f"the transactional id belongs to producer {metadata.producer_id}, not {producer.producer_id}",
-        )
-    if producer.epoch != metadata.producer_epoch:
-        raise fenced(metadata, producer)
+    check_not_too_early(metadata, producer)
+    check_identity(metadata, producer)
     if metadata.state.is_prepared:
-        raise ApiError(ErrorCode.concurrent_transactions, "the last transaction is not complete yet")
+        raise not_complete()
 
 
 def with_partitions(metadata: TransactionMetadata, enrolment: Enrolment, now_ms: int) -> TransactionMetadata:
@@ -167,6 +176,7 @@ def _older_end(metadata: TransactionMetadata, request: EndTransaction) -> Transa
 
 
 def _newer_end(metadata: TransactionMetadata, request: EndTransaction) -> TransactionState | None:
+    check_not_too_early(metadata, request.producer)
     producer_id, epoch = request.producer
     state = metadata.state
     is_retry_across_ids = (
@@ -251,6 +261,10 @@ def fenced(metadata: TransactionMetadata, producer: ProducerIdentity) -> ApiErro
         f"epoch {producer.epoch} of producer {producer.producer_id} is not the present one: the transactional id is "
         f"with epoch {metadata.producer_epoch} of producer {metadata.producer_id}",
     )
+
+
+def not_complete() -> ApiError:
+    return ApiError(ErrorCode.concurrent_transactions, "the last transaction is not complete yet")
 
 
 def invalid_end(metadata: TransactionMetadata, request: EndTransaction) -> ApiError:
