@@ -44,13 +44,23 @@ from holdfast.groups.consumer_model import (
 )
 from holdfast.groups.consumer_records import Change, encoded, holding_change
 from holdfast.groups.consumer_state import ConsumerMember
-from holdfast.groups.consumer_turn import Circumstances, Seat, Turn, departure, usable
+from holdfast.groups.consumer_turn import (
+    Circumstances,
+    Seat,
+    Turn,
+    departure,
+    may_assign,
+    topics_followed,
+    usable,
+)
 from holdfast.groups.model import Group, Records, Registry
 from holdfast.seams import Now
 from holdfast.wire.coordinator_records import ConsumerGroupMetadataKey, CoordinatorRecord
 
 RETRY_MS: Final = 1_000
 """How long a member that could not be taken out, because the log refused, is left alone."""
+BATCH_BYTES: Final = 512 * 1024
+"""What is appended at once, and a record more: well below what a partition takes as one batch by default."""
 ASSIGNOR_CLASSES: Final = {
     "org.apache.kafka.coordinator.group.assignor.UniformAssignor": "uniform",
     "org.apache.kafka.coordinator.group.assignor.RangeAssignor": "range",
@@ -83,7 +93,7 @@ class ConsumerGroups:
             member = group.members.get(request.member_id)
             if member is not None and self._is_keep_alive(group, member, request, now):
                 timing = self.timing(group)
-                member.deadline_ms = now.monotonic_ms + timing.session_timeout_ms
+                self.begin_session(group, member, timing.session_timeout_ms, now)
                 return ConsumerReply(request.member_id, request.member_epoch, timing.heartbeat_interval_ms)
         check_request(request, self.assignors)
         if request.member_epoch < 0:
@@ -253,6 +263,12 @@ class ConsumerGroups:
             group.timing_source = (settings, overrides)
         return group.timing
 
+    def is_target_due(self, group: ConsumerGroup, now: Now) -> bool:
+        """The target is not that of the group's epoch, and whoever speaks next computes it."""
+        return group.epoch > group.assignment_epoch and may_assign(
+            group, self.timing(group).assignment_interval_ms, now
+        )
+
     def circumstances(self, group: ConsumerGroup, now: Now) -> Circumstances:
         has_changed = group.seen_topics_version != self._topics_version
         return Circumstances(
@@ -270,19 +286,29 @@ class ConsumerGroups:
     def commit(
         self, group: ConsumerGroup, changes: Iterable[Change], now: Now, *, before: Records | None = None
     ) -> None:
-        """Append changes and make them count; a group that is new takes the place of what `before` ends."""
-        changes = list(changes)
-        self.around.journal.append([*(before or []), *encoded(changes)], now)
-        if self._registry.groups.get(group.group_id) is not group:
-            self._registry.put(group)
-        for change in changes:
-            group.apply(change)
+        """Append changes and make them count; a group that is new takes the place of what `before` ends.
+
+        What does not fit into one batch is appended, and counts, in parts. Any part of it is a good state: a target
+        has its epoch after it, and nobody is given what another has not let go of, whatever its target says.
+        """
+        for part in _parts(list(changes), before or []):
+            self.around.journal.append(part.records, now)
+            if self._registry.groups.get(group.group_id) is not group:
+                self._registry.put(group)
+            for change in part.changes:
+                group.apply(change)
 
     def looked_at_topics(self, group: ConsumerGroup, now: Now) -> None:
         if group.seen_topics_version != self._topics_version or now.monotonic_ms >= group.resolve_again_ms:
             group.seen_topics_version = self._topics_version
             interval_ms = self.around.settings().group_consumer_regex_refresh_interval_ms
             group.resolve_again_ms = now.monotonic_ms + interval_ms
+
+    def follow_topics(self, group: ConsumerGroup, now: Now) -> None:
+        """See to the topics of a group none of whose members may be of the consumer protocol."""
+        if group.seen_topics_version != self._topics_version and not group.expressions:
+            self.commit(group, topics_followed(group, self.around.topics), now)
+            self.looked_at_topics(group, now)
 
     def remove(self, group: ConsumerGroup, members: list[ConsumerMember], now: Now) -> None:
         """Members go, or are put out. If only members of the classic protocol stay, so does a classic group."""
@@ -332,9 +358,10 @@ class ConsumerGroups:
     # Time
 
     def begin_session(self, group: ConsumerGroup, member: ConsumerMember, timeout_ms: int, now: Now) -> None:
-        member.deadline_ms = now.monotonic_ms + timeout_ms
-        if member.session_timer is None:
-            self._watch_session(group, member, member.deadline_ms)
+        member.deadline_ms = deadline_ms = now.monotonic_ms + timeout_ms
+        if member.session_timer is None or deadline_ms < member.session_timer_ms:
+            member.cancel("session_timer")
+            self._watch_session(group, member, deadline_ms)
 
     def _watch_session(self, group: ConsumerGroup, member: ConsumerMember, at_ms: int) -> None:
         def look(now: Now) -> None:
@@ -347,6 +374,7 @@ class ConsumerGroups:
                 self._watch_session(group, member, now.monotonic_ms + RETRY_MS)
 
         member.session_timer = self.around.schedule.at(at_ms, look)
+        member.session_timer_ms = at_ms
 
     def _limit_revocation(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         """A member of the classic protocol has time-outs of its own for this."""
@@ -382,6 +410,25 @@ class ConsumerGroups:
             name = urlsafe_b64encode(self.around.randomness.uuid_bytes()).decode().rstrip("=")
             if not name.startswith("-"):
                 return name
+
+
+class _Part(NamedTuple):
+    records: Records
+    changes: list[Change]
+
+
+def _parts(changes: list[Change], before: Records) -> list[_Part]:
+    """Changes as records, in parts of about `BATCH_BYTES`; with nothing to append, none."""
+    parts: list[_Part] = []
+    room = 0
+    for change, record in zip(changes, encoded(changes), strict=True):
+        if room <= 0:
+            parts.append(_Part([] if parts else list(before), []))
+            room = BATCH_BYTES
+        parts[-1].records.append(record)
+        parts[-1].changes.append(change)
+        room -= len(record[0]) + len(record[1] or b"")
+    return parts
 
 
 def check_request(request: ConsumerHeartbeat, assignors: tuple[str, ...]) -> None:

@@ -130,7 +130,8 @@ class ClassicMembers:
             raise ApiError(ErrorCode.inconsistent_group_protocol)
         if request.protocol_name not in (None, protocol.name):
             raise ApiError(ErrorCode.inconsistent_group_protocol)
-        if group.epoch > member.holding.epoch and member.holding.state is not MemberState.UNREVOKED:
+        holding = member.holding
+        if group.assignment_epoch > holding.epoch and holding.state is not MemberState.UNREVOKED:
             self._expect_join(group, member, now)
             raise ApiError(ErrorCode.rebalance_in_progress)
         member.cancel("sync_timer")
@@ -148,10 +149,11 @@ class ClassicMembers:
         try:
             member, classic = _speaker(group, request.member_id, request.group_instance_id)
             _check_generation(member, request.generation)
+            self._home.follow_topics(group, now)
         except ApiError as error:
             return error.code
         self._home.begin_session(group, member, classic.session_timeout_ms, now)
-        if _has_to_join(group, member):
+        if _has_to_join(group, member) or self._home.is_target_due(group, now):
             self._expect_join(group, member, now)
             return ErrorCode.rebalance_in_progress
         return ErrorCode.none
@@ -225,7 +227,7 @@ def _check_generation(member: ConsumerMember, generation: int) -> None:
 def _has_to_join(group: ConsumerGroup, member: ConsumerMember) -> bool:
     """To catch up, to give something up, or because all that it waited for is free now."""
     holding = member.holding
-    if holding.epoch < group.epoch or holding.state is MemberState.UNREVOKED:
+    if holding.epoch < group.assignment_epoch or holding.state is MemberState.UNREVOKED:
         return True
     return holding.state is MemberState.UNRELEASED and not _waits_for_others(group, member)
 

@@ -63,6 +63,7 @@ class ConsumerMember:
         "profile",
         "rebalance_timer",
         "session_timer",
+        "session_timer_ms",
         "sync_timer",
     )
 
@@ -73,7 +74,8 @@ class ConsumerMember:
         self.deadline_ms = 0
         """When it counts as gone (monotonic clock). A heartbeat moves this and nothing else."""
         self.session_timer: Scheduled | None = None
-        """Fires at or before the deadline, looks at it, and is set again."""
+        self.session_timer_ms = 0
+        """When that timer fires: at or before the deadline, looks at it, and is set again."""
         self.rebalance_timer: Scheduled | None = None
         """By when it must have given up what it was told to."""
         self.join_timer: Scheduled | None = None

@@ -246,9 +246,7 @@ class Turn:
         return Target(epoch, targets.get(seat.member_id, NOTHING))
 
     def _may_assign(self) -> bool:
-        last_ms, now_ms = self._state.assigned_at_ms, self._around.now.wall_ms
-        # A clock that was set back must not stop a group from being assigned anything.
-        return not last_ms <= now_ms < last_ms + self._around.assignment_interval_ms
+        return may_assign(self._state, self._around.assignment_interval_ms, self._around.now)
 
     def _assignor(self, profile: Profile) -> str:
         """What most members ask for; the default when nobody does."""
@@ -267,6 +265,20 @@ class Turn:
                 if facts is not None:
                     counts[topic_id] = facts.partitions
         return counts
+
+
+def may_assign(state: ConsumerState, interval_ms: int, now: Now) -> bool:
+    """Whether it is long enough ago that the target was computed."""
+    # A clock that was set back must not stop a group from being assigned anything.
+    return not state.assigned_at_ms <= now.wall_ms < state.assigned_at_ms + interval_ms
+
+
+def topics_followed(state: ConsumerState, topics: Topics) -> list[Change]:
+    """What changed topics mean for a group when no member has anything to say."""
+    metadata_hash = Subscriptions(state.names, state.resolutions, topics).metadata_hash()
+    if metadata_hash == state.metadata_hash:
+        return []
+    return [epoch_change(state.group_id, state.epoch + 1, metadata_hash)]
 
 
 def preferred_assignor(wanted: Mapping[str, int], assignors: tuple[str, ...]) -> str:

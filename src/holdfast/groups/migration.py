@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
@@ -25,7 +26,7 @@ from holdfast.groups.classic_members import ClassicMember, Membership
 from holdfast.groups.classic_records import group_record
 from holdfast.groups.consumer_embedded import by_topic_id, embedded_assignment
 from holdfast.groups.consumer_group import ConsumerGroup
-from holdfast.groups.consumer_member import HOLDS_NOTHING, Held, Holding, Profile
+from holdfast.groups.consumer_member import Held, Holding, Profile
 from holdfast.groups.consumer_records import (
     Change,
     encoded,
@@ -46,7 +47,7 @@ from holdfast.groups.model import (
     Topics,
 )
 from holdfast.seams import Now
-from holdfast.wire.consumer_protocol import decode_assignment, decode_subscription
+from holdfast.wire.consumer_protocol import ConsumerSubscription, decode_assignment, decode_subscription
 from holdfast.wire.coordinator_records import ClassicMemberMetadata, ClassicProtocol
 
 if TYPE_CHECKING:
@@ -103,17 +104,45 @@ def _refused(group: Group, reason: str) -> ApiError:
 def _changes_of(group: ClassicGroup, topics: Topics) -> list[Change]:
     group_id, generation = group.group_id, group.generation
     profiles, targets, holdings = [], [], []
-    for member in group.members.values():
-        holding = Holding(generation, generation, assigned=_held(member.assignment, generation, topics))
-        profiles.append(profile_change(group_id, member.member_id, _profile(group, member)))
-        targets.append(target_change(group_id, member.member_id, usable(holding)))
-        holdings.append(holding_change(group_id, member.member_id, holding))
+    for member_id, held in _holdings(group, topics).items():
+        holding = Holding(generation, generation, assigned=held)
+        profiles.append(profile_change(group_id, member_id, _profile(group, group.members[member_id])))
+        targets.append(target_change(group_id, member_id, usable(holding)))
+        holdings.append(holding_change(group_id, member_id, holding))
     return [*profiles, *targets, target_epoch_change(group_id, generation, 0), *holdings]
 
 
+def _holdings(group: ClassicGroup, topics: Topics) -> dict[str, Held]:
+    """What each member holds: what it was assigned, and, while the group is between two assignments, what it said
+    that it had not given up. Nobody holds what another does."""
+    claims: dict[str, list[dict[UUID, tuple[int, ...]]]] = {}
+    for member in group.members.values():
+        claims[member.member_id] = [_assigned(member.assignment, topics)]
+    if not group.is_stable:
+        for member in group.members.values():
+            owned = _subscription(group, member).owned_partitions
+            claims[member.member_id].append(by_topic_id(owned, topics))
+    taken: set[tuple[UUID, int]] = set()
+    held: dict[str, dict[UUID, dict[int, int]]] = {member_id: {} for member_id in claims}
+    for rank in range(1 if group.is_stable else 2):
+        for member_id, claimed in claims.items():
+            for topic_id, partitions in claimed[rank].items():
+                for partition in partitions:
+                    if (topic_id, partition) not in taken:
+                        taken.add((topic_id, partition))
+                        held[member_id].setdefault(topic_id, {})[partition] = group.generation
+    return dict(held)
+
+
+def _subscription(group: ClassicGroup, member: ClassicMember) -> ConsumerSubscription:
+    _, subscription = decode_subscription(
+        member.metadata(group.protocol_name) or member.protocols[0].metadata
+    )
+    return subscription
+
+
 def _profile(group: ClassicGroup, member: ClassicMember) -> Profile:
-    metadata = member.metadata(group.protocol_name) or member.protocols[0].metadata
-    _, subscription = decode_subscription(metadata)
+    subscription = _subscription(group, member)
     return Profile(
         member.group_instance_id,
         subscription.rack_id or None,
@@ -130,19 +159,14 @@ def _profile(group: ClassicGroup, member: ClassicMember) -> Profile:
     )
 
 
-def _held(assignment: bytes, generation: int, topics: Topics) -> Held:
-    """What a classic member was assigned; no bytes at all are no assignment yet."""
+def _assigned(assignment: bytes, topics: Topics) -> dict[UUID, tuple[int, ...]]:
+    """No bytes at all are no assignment yet."""
     if not assignment:
-        return HOLDS_NOTHING
+        return {}
     _, embedded = decode_assignment(assignment)
     if embedded.user_data:
         raise ValueError("the data of a custom assignor would be lost")
-    found = by_topic_id(embedded.assigned_partitions, topics)
-    return {
-        topic_id: dict.fromkeys(partitions, generation)
-        for topic_id, partitions in found.items()
-        if partitions
-    }
+    return by_topic_id(embedded.assigned_partitions, topics)
 
 
 # Down
@@ -177,7 +201,7 @@ def downgrade(home: ConsumerGroups, group: ConsumerGroup, gone: Sequence[Consume
         for member in group.members.values()
         if member.member_id not in away
     ]
-    classic = _become_classic(home, group, members, now)
+    classic = _become_classic(home, group, members, now, rebalances=True)
     classic.begin_rebalance(now)
 
 
@@ -193,7 +217,7 @@ def downgrade_joining(
         for member in group.members.values()
     ]
     is_new_subscription = profile.subscription != seat.profile.subscription
-    classic = _become_classic(home, group, members, now)
+    classic = _become_classic(home, group, members, now, rebalances=is_new_subscription)
     if is_new_subscription:
         classic.begin_rebalance(now)
     return JoinReply(
@@ -202,14 +226,16 @@ def downgrade_joining(
 
 
 def _become_classic(
-    home: ConsumerGroups, group: ConsumerGroup, members: list[ClassicMember], now: Now
+    home: ConsumerGroups, group: ConsumerGroup, members: list[ClassicMember], now: Now, *, rebalances: bool
 ) -> ClassicGroup:
     agreed = Membership()
     for member in members:
         agreed.add(member)
     classic = ClassicGroup(group.group_id, home.around)
     classic.restore(
-        generation=group.epoch,
+        # A rebalance is not recorded before it is done. If the coordinator dies meanwhile, nobody must take the
+        # group for settled: its members find that theirs is not the generation, and join.
+        generation=group.epoch + rebalances,
         protocol_type=CONSUMER_PROTOCOL_TYPE,
         protocol_name=agreed.choose_protocol(),
         leader=None,
@@ -217,6 +243,7 @@ def _become_classic(
         members=members,
     )
     home.around.journal.append([*encoded(group.farewell()), group_record(classic, now.wall_ms)], now)
+    classic.generation = group.epoch
     group.unload()
     home.put(classic)
     classic.loaded(now)
