@@ -320,13 +320,13 @@ class GroupCoordinator:
     def topics_changed(self, names: set[str], now: Now) -> None:
         """Topics were made, grown or deleted."""
         self.consumer_groups.topics_changed(names, now)
-        if all(self.surroundings.topics.by_name(name) is not None for name in names):
-            return
-        self._forget_strangers(now)
+        gone = {name for name in names if self.surroundings.topics.by_name(name) is None}
+        if gone:
+            self._forget_strangers(gone, now)
 
-    def _forget_strangers(self, now: Now) -> None:
+    def _forget_strangers(self, names: set[str] | None, now: Now) -> None:
         try:
-            for group_id, partitions in self.offsets.strangers().items():
+            for group_id, partitions in self.offsets.strangers(names).items():
                 self._forget(group_id, partitions, now)
         except ApiError as error:
             self.surroundings.say(f"positions in deleted topics could not be taken out of the log: {error}")
@@ -371,7 +371,7 @@ class GroupCoordinator:
             self._keep_simple_group(group_id)
         for group in list(self.groups.values()):
             group.loaded(now)
-        self._forget_strangers(now)
+        self._forget_strangers(None, now)
         self._schedule_expiry(now)
 
     def unload(self) -> None:

@@ -14,7 +14,7 @@ Rules kept:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -218,8 +218,11 @@ class OffsetStore:
                 due.append(key)
         return due, len(due) == len(positions) and not self.has_open_transactions(group.group_id)
 
-    def strangers(self) -> dict[str, list[tuple[str, int]]]:
-        """Positions, by group, in topics that are gone, or whose name another topic has by now."""
+    def strangers(self, names: Container[str] | None = None) -> dict[str, list[tuple[str, int]]]:
+        """Positions, by group, in topics that are gone, or whose name another topic has by now.
+
+        With `names`, only in topics of these names.
+        """
         topics = self._around.topics
         found: dict[str, list[tuple[str, int]]] = {}
         for group_id in self.groups():
@@ -227,6 +230,8 @@ class OffsetStore:
             for producer_id in self._open.get(group_id, ()):
                 held.update(self._pending[producer_id][group_id])
             for (topic, partition), position in held.items():
+                if names is not None and topic not in names:
+                    continue
                 facts = topics.by_name(topic)
                 if facts is None or position.topic_id not in (NO_TOPIC_ID, facts.topic_id):
                     found.setdefault(group_id, []).append((topic, partition))
