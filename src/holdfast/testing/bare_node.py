@@ -41,7 +41,7 @@ class BareClient:
     """One connection to a `BareNode`."""
 
     def __init__(self, node: BareNode) -> None:
-        self._node = node
+        self.node = node
         self._asked: dict[int, tuple[int, int]] = {}
         self._correlation_id = 0
         self.frames: list[bytes] = []
@@ -71,7 +71,7 @@ class BareClient:
 
     def send(self, request: bytes) -> None:
         """Any frame, without its length."""
-        self.connection.receive(request, self._node.clock.now())
+        self.connection.receive(request, self.node.clock.now())
 
     @property
     def correlation_ids(self) -> list[int]:
@@ -88,7 +88,7 @@ class BareClient:
     def ask(self, api_key: int, version: int | None = None, /, **fields: Any) -> Any:
         """Send a request, let everything come to pass, and return the decoded answer."""
         correlation_id = self.begin(api_key, version, **fields)
-        self._node.settle()
+        self.node.settle()
         if self.closed:
             raise AssertionError(f"the connection was closed: {self.closed}")
         return self.answer(correlation_id)
@@ -147,7 +147,7 @@ class BareClient:
     def fetch(self, topic: str, offset: int, index: int = 0) -> Any:
         """The partition's part of a fetch that does not wait."""
         correlation_id = self.begin_fetch(topic, offset, index)
-        self._node.settle()
+        self.node.settle()
         return self.answer(correlation_id).responses[0].partitions[0]
 
 
@@ -159,7 +159,9 @@ class BareNode:
         disk: SimulatedDisk | None = None,
         clock: ManualClock | None = None,
         boot_id: str = "first boot",
+        settles: bool = True,
     ) -> None:
+        """With `settles` false, what the start has begun is left under way."""
         self.settings = {**SETTINGS, **(settings or {})}
         self.clock = clock or ManualClock()
         self.disk = disk or SimulatedDisk(clock=self.clock)
@@ -179,10 +181,16 @@ class BareNode:
         )
         self.node = Node(BrokerConfig.load(self.settings)[0], seams)
         self.node.start([EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)], self.clock.now())
-        self.settle()
+        if settles:
+            self.settle()
 
     def connect(self) -> BareClient:
         return BareClient(self)
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether something was asked to run soon."""
+        return bool(self._turn)
 
     def turn(self) -> None:
         """End the turn: what was asked to run soon runs. Flushes are begun, none returns."""
