@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivery
@@ -33,9 +33,6 @@ HeadersLike: TypeAlias = Mapping[str, bytes | str | None] | Iterable[tuple[str, 
 SEND_TIMEOUT_SECONDS: Final = 60.0
 SPOOL_MAX_BYTES: Final = 1 << 30
 NO_TIMESTAMP: Final = -1
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class FlushReport(NamedTuple):
@@ -83,15 +80,15 @@ class Sender(Protocol):
     def close(self) -> None: ...
 
 
-class Producer(Generic[K, V]):
+class Producer:
     def __init__(
         self,
         bootstrap: str,
         *,
         spool: str | Path | None = None,
         delivery: Guarantee = "at-least-once",
-        key: Serializer[K] = as_bytes,
-        value: Serializer[V] = as_bytes,
+        key: Serializer = as_bytes,
+        value: Serializer = as_bytes,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
         send_timeout: float = SEND_TIMEOUT_SECONDS,
@@ -136,9 +133,9 @@ class Producer(Generic[K, V]):
     def send(
         self,
         topic: str,
-        value: V | None,
+        value: Any,
         *,
-        key: K | None = None,
+        key: Any = None,
         headers: HeadersLike = (),
         partition: int | None = None,
         timestamp_ms: int = NO_TIMESTAMP,
@@ -157,7 +154,7 @@ class Producer(Generic[K, V]):
         )
 
     def send_many(
-        self, topic: str, values: Iterable[V], *, key: Callable[[V], K] | None = None
+        self, topic: str, values: Iterable[Any], *, key: Callable[[Any], Any] | None = None
     ) -> list[Delivery]:
         """Hand over many messages; `key` makes the key of each from its value."""
         return [self.send(topic, value, key=None if key is None else key(value)) for value in values]
@@ -189,7 +186,7 @@ class Producer(Generic[K, V]):
         self._sender.flush(timeout)
         return len(self._sender.undelivered)
 
-    def __enter__(self) -> Producer[K, V]:
+    def __enter__(self) -> Producer:
         return self
 
     def __exit__(

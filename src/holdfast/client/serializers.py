@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-T = TypeVar("T")
-
-Serializer: TypeAlias = Callable[[T, str], bytes | None]
+Serializer: TypeAlias = Callable[[Any, str], bytes | None]
 """The bytes of a value for a topic."""
 
 
@@ -43,7 +41,7 @@ class SchemaSerializer(Protocol):
     def __call__(self, value: Any, context: Any, /) -> bytes | None: ...
 
 
-def with_schema(serializer: SchemaSerializer, *, is_key: bool = False) -> Serializer[Any]:
+def with_schema(serializer: SchemaSerializer, *, is_key: bool = False) -> Serializer:
     """A serializer of confluent-kafka's registry client, as ours."""
     from confluent_kafka.serialization import MessageField, SerializationContext
 

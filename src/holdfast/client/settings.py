@@ -151,6 +151,12 @@ def consumer_settings(
     return _merged(defaults, config, unsafe, CONSUMER_DANGERS)
 
 
+def is_incremental(settings: Mapping[str, Any]) -> bool:
+    """Whether a consumer made with these gives up and gets partitions one by one in a rebalance."""
+    strategies = str(settings.get("partition.assignment.strategy", ""))
+    return str(settings.get("group.protocol", "classic")).lower() == "consumer" or "cooperative" in strategies
+
+
 def _merged(
     defaults: Settings, config: Mapping[str, Any], unsafe: Collection[str], dangers: Iterable[Danger]
 ) -> Settings:

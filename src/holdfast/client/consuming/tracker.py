@@ -26,6 +26,9 @@ class PartitionTracker:
         self._next = start
         """Where the next message begins at the earliest."""
         self.is_closed = False
+        self.is_draining = False
+        """The partition is about to go: begun work finishes, no other is begun."""
+        self._handed_back = 0
         self.committed = start
         """What is committed, as far as this member knows."""
 
@@ -40,6 +43,11 @@ class PartitionTracker:
     def position(self) -> int:
         """What may be committed: everything before it is finished."""
         return self._position
+
+    @property
+    def next_offset(self) -> int:
+        """No message before this one will be begun."""
+        return self._next
 
     @property
     def has_news(self) -> bool:
@@ -68,6 +76,15 @@ class PartitionTracker:
             self._finished.discard(under_way.popleft())
         self._position = under_way[0] if under_way else self._next
         return True
+
+    def hand_back(self, offset: int) -> None:
+        """A message was left undone: its position stays where it is, and nobody works on it any more."""
+        self._handed_back += 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody still works on a message."""
+        return len(self) > self._handed_back
 
     def passed(self, offset: int) -> None:
         """The reader has come to `offset` and found no message before it that was not begun."""

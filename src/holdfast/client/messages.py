@@ -1,0 +1,69 @@
+"""What a handler gets, and what it may answer.
+
+A handler that returns has handled its message. To say anything else it returns, or raises, one of the two other
+outcomes: `Retry`, to be asked again later, or `DeadLetter`, to have the message set aside with a reason. An exception
+of any other kind is judged by the consumer's `RetryPolicy`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class Message(NamedTuple):
+    """One message of a topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    def header(self, name: str) -> bytes | None:
+        """The last header of that name, which is the one that counts."""
+        for each, value in reversed(self.headers):
+            if each == name:
+                return value
+        return None
+
+    @property
+    def place(self) -> str:
+        return f"{self.topic}-{self.partition}@{self.offset}"
+
+
+@dataclass
+class Retry(Exception):
+    """The message could not be handled now: ask again."""
+
+    reason: str = ""
+    after_seconds: float | None = None
+    """When to ask again; by default the policy says."""
+
+    def __str__(self) -> str:
+        return self.reason or "asked to be retried"
+
+
+@dataclass
+class DeadLetter(Exception):
+    """The message will never be handled: set it aside."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def from_raw(raw: Any) -> Message:
+    """A message of confluent-kafka as ours."""
+    return Message(
+        raw.topic(),
+        raw.partition(),
+        raw.offset(),
+        raw.timestamp()[1],
+        raw.key(),
+        raw.value(),
+        tuple(raw.headers() or ()),
+    )
