@@ -1,1 +1,77 @@
-"""Clients that do not lose a message by accident, for the embedded broker and Apache Kafka alike."""
+"""Clients that do not lose a message by accident, for the embedded broker and Apache Kafka alike.
+
+Everything a program needs is here by name; each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from holdfast.client.consumer import Consumer, HandlerFailed
+    from holdfast.client.consuming.loop import PositionLost
+    from holdfast.client.delivery import Delivered, Delivery
+    from holdfast.client.errors import (
+        ClientError,
+        DeliveryFailed,
+        ProducerClosed,
+        SendTimeout,
+        UndeliveredMessages,
+        UnsafeSetting,
+    )
+    from holdfast.client.messages import DeadLetter, Message, Retry
+    from holdfast.client.producer import FlushReport, Producer
+    from holdfast.client.retries import NO_RETRIES, RetryPolicy
+    from holdfast.client.serializers import as_bytes, as_json, as_text, with_schema
+
+_PLACES: Final = {
+    "consumer": ("Consumer", "HandlerFailed"),
+    "consuming.loop": ("PositionLost",),
+    "delivery": ("Delivered", "Delivery"),
+    "errors": (
+        "ClientError",
+        "DeliveryFailed",
+        "ProducerClosed",
+        "SendTimeout",
+        "UndeliveredMessages",
+        "UnsafeSetting",
+    ),
+    "messages": ("DeadLetter", "Message", "Retry"),
+    "producer": ("FlushReport", "Producer"),
+    "retries": ("NO_RETRIES", "RetryPolicy"),
+    "serializers": ("as_bytes", "as_json", "as_text", "with_schema"),
+}
+_MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "NO_RETRIES",
+    "ClientError",
+    "Consumer",
+    "DeadLetter",
+    "Delivered",
+    "Delivery",
+    "DeliveryFailed",
+    "FlushReport",
+    "HandlerFailed",
+    "Message",
+    "PositionLost",
+    "Producer",
+    "ProducerClosed",
+    "Retry",
+    "RetryPolicy",
+    "SendTimeout",
+    "UndeliveredMessages",
+    "UnsafeSetting",
+    "as_bytes",
+    "as_json",
+    "as_text",
+    "with_schema",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"holdfast.client has no {name!r}")
+    return getattr(import_module(f"holdfast.client.{module}"), name)
