@@ -15,7 +15,12 @@ settings.register_profile(
 )
 settings.load_profile("holdfast")
 
-BESIDE_APACHE_KAFKA = ("tests/differential/", "tests/interop/")
+BESIDE_APACHE_KAFKA = (
+    "tests/cli/test_groups.py",
+    "tests/cli/test_transactions.py",
+    "tests/differential/",
+    "tests/interop/",
+)
 """These share one JVM and what it takes seconds to prepare, so one worker runs them all."""
 
 
@@ -23,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("holdfast")
     group.addoption(
         "--crash-rounds", type=int, default=20, help="how often the crash tests kill the broker (default: 20)"
+    )
+    group.addoption(
+        "--engine",
+        choices=("both", "apache", "holdfast"),
+        default="both",
+        help="which broker the scenarios of tests/interop run on (default: both, and compare)",
     )
     group.addoption("--crash-seed", type=int, default=None, help="repeat the choices of a crash test's seed")
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.testing.apache import ApacheKafka
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.differential import Allowed, Script, differences, judge, run_script
-from holdfast.testing.kafka_fixtures import XDIST_GROUP
+from holdfast.testing.kafka_fixtures import COORDINATORS, XDIST_GROUP
 
 HERE = Path(__file__).parent
 ALLOWED_FILE = HERE / "differences.toml"
@@ -40,7 +40,8 @@ def allowed_differences() -> list[Allowed]:
 def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker of ours for the whole session, with the settings the Apache Kafka beside it has."""
     directory = tmp_path_factory.mktemp("differential") / "holdfast"
-    with BrokerProcess(str(directory), settings={"log.segment.delete.delay.ms": "1000"}) as broker:
+    settings = {"log.segment.delete.delay.ms": "1000", **COORDINATORS}
+    with BrokerProcess(str(directory), settings=settings) as broker:
         yield broker
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.kafka_fixtures import XDIST_GROUP
+from holdfast.testing.engines import Engine, Scenario, run_on_all
+from holdfast.testing.kafka_fixtures import COORDINATORS, XDIST_GROUP
 
 HERE = Path(__file__).parent
 
@@ -27,14 +29,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, N
 @pytest.fixture(scope="session")
 def interop_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     # Some messages carry old timestamps on purpose: retention must not take them while they are compared.
-    keep = {"log.retention.ms": "-1"}
-    with BrokerProcess(str(tmp_path_factory.mktemp("interop") / "holdfast"), settings=keep) as broker:
+    settings = {"log.retention.ms": "-1", **COORDINATORS}
+    with BrokerProcess(str(tmp_path_factory.mktemp("interop") / "holdfast"), settings=settings) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
 def bootstrap(interop_broker: BrokerProcess) -> str:
     return interop_broker.bootstrap_servers
+
+
+OnBoth = Callable[[Scenario], Any]
+
+
+@pytest.fixture
+def on_both(request: pytest.FixtureRequest) -> OnBoth:
+    """Run a scenario on Apache Kafka and on our broker at once; both must show the same, which is returned."""
+    wanted = request.config.getoption("--engine")
+    engines = []
+    if wanted != "apache":
+        engines.append(Engine("holdfast", request.getfixturevalue("bootstrap")))
+    if wanted != "holdfast":
+        engines.append(Engine("Apache Kafka", request.getfixturevalue("apache_kafka").bootstrap_servers))
+
+    def run(scenario: Scenario) -> Any:
+        seen = run_on_all(scenario, engines)
+        assert all(each == seen[-1] for each in seen), f"holdfast: {seen[0]}\nApache Kafka: {seen[-1]}"
+        return seen[-1]
+
+    return run
 
 
 MakeTopic = Callable[..., str]

@@ -65,6 +65,10 @@ METADATA_QUORUM: Final = "org.apache.kafka.tools.MetadataQuorumCommand"
 LOG_DIRS: Final = "org.apache.kafka.tools.LogDirsCommand"
 DELETE_RECORDS: Final = "org.apache.kafka.tools.DeleteRecordsCommand"
 CLUSTER: Final = "org.apache.kafka.tools.ClusterTool"
+TRANSACTIONS: Final = "org.apache.kafka.tools.TransactionsCommand"
+VERIFIABLE_PRODUCER: Final = "org.apache.kafka.tools.VerifiableProducer"
+VERIFIABLE_CONSUMER: Final = "org.apache.kafka.tools.VerifiableConsumer"
+MESSAGE_COPIER: Final = "org.apache.kafka.tools.TransactionalMessageCopier"
 
 HEAP_OPTIONS: Final = ("-Xmx1G", "-Xms1G")
 """What kafka-server-start sets."""
@@ -269,8 +273,7 @@ def run_tool(
 
     A tool that exits with anything but 0 raises `ApacheKafkaFailed` unless `check` is false.
     """
-    command = [java_executable(), "-Xmx512M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *jvm_options]
-    command += [*_log4j_options(level="WARN", stream="ERR"), "-cp", f"{jars()}/*", main_class, *arguments]
+    command = tool_command(main_class, *arguments, jvm_options=jvm_options)
     data = input.encode() if isinstance(input, str) else input
     try:
         done = subprocess.run(
@@ -291,6 +294,19 @@ def run_tool(
         said = _tail((done.stdout + done.stderr).decode(errors="replace"))
         raise ApacheKafkaFailed(f"{main_class} {' '.join(arguments)} exited with {done.returncode}:\n{said}")
     return done
+
+
+def tool_command(main_class: str, *arguments: str, jvm_options: tuple[str, ...] = ()) -> list[str]:
+    """The command line of one of Kafka's Java tools, for those who start it themselves."""
+    command = [java_executable(), "-Xmx512M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *jvm_options]
+    return [
+        *command,
+        *_log4j_options(level="WARN", stream="ERR"),
+        "-cp",
+        f"{jars()}/*",
+        main_class,
+        *arguments,
+    ]
 
 
 def _log4j_options(level: str, stream: str) -> list[str]:

@@ -18,10 +18,22 @@ from holdfast.testing.apache import ApacheKafka, ApacheKafkaUnavailable, jars
 XDIST_GROUP: Final = "apache-kafka"
 """Tests of this group run in one worker (`--dist loadgroup`), so that one JVM broker serves them all."""
 
-PROPERTIES: Final[Mapping[str, str]] = {
+COORDINATORS: Final[Mapping[str, str]] = {
+    "offsets.topic.num.partitions": "3",
+    "transaction.state.log.num.partitions": "3",
     "group.initial.rebalance.delay.ms": "0",
-    "offsets.topic.num.partitions": "1",
-    "transaction.state.log.num.partitions": "1",
+    "group.min.session.timeout.ms": "200",
+    "group.consumer.heartbeat.interval.ms": "300",
+    "group.consumer.min.heartbeat.interval.ms": "50",
+    "group.consumer.min.session.timeout.ms": "300",
+    "group.consumer.assignment.interval.ms": "0",
+    "offsets.retention.check.interval.ms": "500",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+"""What groups and transactions wait for, in tenths of a second; for Apache Kafka and the broker beside it alike."""
+
+PROPERTIES: Final[Mapping[str, str]] = {
+    **COORDINATORS,
     # Scripts that delete a topic look for what remains; Kafka's default of a minute is longer than any of them.
     "log.segment.delete.delay.ms": "1000",
 }
