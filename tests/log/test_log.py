@@ -224,6 +224,8 @@ def test_removing_segments_moves_the_start_and_keeps_the_rest(log: Log, disk: Si
 def test_a_start_inside_a_segment_removes_only_what_is_wholly_below_it(log: Log) -> None:
     fill(log, 40)
     inside = log.segments[1].base_offset + 1
+    assert log.segments_before(inside) == [], "before the flush of its roll none may go"
+    log.flushed(log.end_position)
     assert [segment.base_offset for segment in log.segments_before(inside)] == [0]
     assert log.segments_before(0) == []
     assert len(log.segments_before(log.end_offset)) == len(log.segments) - 1

@@ -117,6 +117,7 @@ def test_a_segment_goes_only_after_the_flush_that_sealed_it() -> None:
     found = due(log, START_MS, before_roll)
     assert found is not None
     assert found.start_offset == 1
+    log.flushed(log.end_position)
     found = due(log, START_MS)
     assert found is not None
     assert found.start_offset == 2
@@ -125,7 +126,7 @@ def test_a_segment_goes_only_after_the_flush_that_sealed_it() -> None:
 def test_a_segment_that_was_never_flushed_stays() -> None:
     """With `holdfast.flush=os` the high watermark does not wait for flushes."""
     log = log_of([0, 0, 0], retention_ms="1")
-    log.recovery_point = 1
+    log.flushed_base = 1
     found = due(log, START_MS)
     assert found is not None
     assert found.start_offset == 1
@@ -135,6 +136,7 @@ def test_an_empty_active_segment_is_not_rolled() -> None:
     assert due(log_of([], retention_ms="0"), START_MS + 1_000) is None
     log = log_of([0], retention_ms="1")
     log.roll(Now(START_MS, 0))
+    log.flushed(log.end_position)
     found = due(log, START_MS)
     assert found is not None
     assert not found.rolls_active

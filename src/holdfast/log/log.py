@@ -84,6 +84,9 @@ class Log:
         """The segments whose transaction indexes may have entries: nearly always none."""
         self.recovery_point = end_offset
         """Everything below is on disk and was verified, or was flushed by us."""
+        self.flushed_base = segments[-1].base_offset
+        """Segments below this one were sealed by a roll whose flush has returned: their indexes are on disk, and
+        the state of producers at their ends."""
         self._sealed_unflushed: list[File] = []
         self._directory_unflushed = True
         self._parent_unflushed: str | None = None
@@ -243,6 +246,7 @@ class Log:
 
     def flushed(self, end: LogPosition) -> None:
         self._flush_under_way = ()
+        self.flushed_base = max(self.flushed_base, end.segment_base)
         if end.offset > self.recovery_point:
             self.recovery_point = end.offset
 
@@ -347,9 +351,13 @@ class Log:
     # Shortening
 
     def segments_before(self, offset: int) -> list[Segment]:
-        """Sealed segments all of whose offsets are below `offset`."""
+        """Sealed segments all of whose offsets are below `offset`.
+
+        One goes only when the flush of its roll has returned: what its batches tell of producers must be on disk.
+        """
+        bound = min(offset, self.flushed_base)
         count = 0
-        while count + 1 < len(self.segments) and self.segments[count + 1].base_offset <= offset:
+        while count + 1 < len(self.segments) and self.segments[count + 1].base_offset <= bound:
             count += 1
         return self.segments[:count]
 

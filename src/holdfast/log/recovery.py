@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
-from holdfast.log.atomic import ASIDE_SUFFIX, parent_of
+from holdfast.log.atomic import ASIDE_SUFFIX, flush_each, parent_of, read_whole
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
 from holdfast.log.end_markers import add_aborted, replay_batch
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
@@ -182,8 +182,9 @@ def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) 
             segment = Segment(fs, directory, int(name[:-4]), fs.size(path), fs.modified_ms(path))
             segment.has_transaction_file = name[:-4] + TXN_INDEX_SUFFIX in names
             segments.append(segment)
-    # A power failure may have kept any part of a deletion: what is below the log start is deleted again.
-    while len(segments) > 1 and segments[1].base_offset <= start_offset:
+    # A power failure may have kept any part of a deletion: what is below the log start is deleted again, once what
+    # it tells of producers is written down.
+    while len(segments) > 1 and segments[1].base_offset <= start_offset and _has_snapshot(fs, segments[1]):
         gone = segments.pop(0)
         for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
             if fs.exists(gone.path(suffix)):
@@ -193,6 +194,19 @@ def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) 
         segment.create()
         segments.append(segment)
     return segments
+
+
+def _has_snapshot(fs: FileSystem, segment: Segment) -> bool:
+    """Whether the state of producers at the segment's beginning is on disk, whole; now, if not before."""
+    path = segment.path(SNAPSHOT_SUFFIX)
+    try:
+        decode_snapshot(read_whole(fs, path), path)
+    except (FileNotFoundError, CorruptLog):
+        return False
+    file = fs.open(path, "write")
+    flush_each(fs, [file, segment.directory])
+    file.close()
+    return True
 
 
 class _Opening:
@@ -229,6 +243,8 @@ class _Opening:
 
     def finish(self) -> Log:
         self._check_nothing_is_missing()
+        if self.end_offset < self.trust.start_offset:
+            self._begin_at_start()
         if self.epochs_lost:
             self._rebuild_epochs()
         start_offset = max(self.trust.start_offset, self.segments[0].base_offset)
@@ -257,6 +273,22 @@ class _Opening:
                 f"{self.trust.recovery_point} had been flushed. Restore the file, or move the partition's "
                 "directory away to give its messages up."
             )
+
+    def _begin_at_start(self) -> None:
+        """Records were deleted that had not been flushed, and then the power failed: what is left is deleted too."""
+        self.say(
+            f"{self.directory}: ends at offset {self.end_offset}, below its start at {self.trust.start_offset}; "
+            "it begins anew there"
+        )
+        for segment in self.segments:
+            segment.close()
+            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
+                if self.fs.exists(segment.path(suffix)):
+                    self.fs.remove(segment.path(suffix))
+        self.end_offset = self.trust.start_offset
+        segment = Segment(self.fs, self.directory, self.end_offset, 0, self.now.wall_ms)
+        segment.create()
+        self.segments = [segment]
 
     def _rebuild_epochs(self) -> None:
         """Without the file, every batch tells which epoch wrote it."""

@@ -50,7 +50,7 @@ def expired(log: Log, high_watermark: LogPosition, now: Now) -> Expired | None:
     rolls_active = count == len(log.segments)
     if rolls_active:
         count -= 1
-    sealed = min(count, _flushed(log, high_watermark))
+    sealed = min(count, sum(segment.base_offset < log.flushed_base for segment in log.segments))
     if not sealed and not rolls_active:
         return None
     return Expired(log.segments[sealed].base_offset, sealed, rolls_active, reason)
@@ -92,14 +92,6 @@ def _below(log: Log, high_watermark: LogPosition) -> int:
     if log.active.size and log.end_offset <= high_watermark.offset:
         count += 1
     return count
-
-
-def _flushed(log: Log, high_watermark: LogPosition) -> int:
-    """How many segments are on disk, sealed: the high watermark has left them, and a flush has reached their end."""
-    return sum(
-        segment.base_offset < high_watermark.segment_base and following.base_offset <= log.recovery_point
-        for segment, following in zip(log.segments, log.segments[1:], strict=False)
-    )
 
 
 def roll_due(log: Log, now: Now) -> bool:

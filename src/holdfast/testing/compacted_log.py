@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
+from holdfast.log.atomic import flush_each
 from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Swap, examine, plan_round
 from holdfast.log.end_markers import build_end_marker
@@ -93,11 +94,9 @@ class CompactedLog:
         self.flush()
 
     def flush(self) -> None:
-        for target in self.log.begin_flush().targets:
-            if isinstance(target, str):
-                self.disk.flush_directory(target)
-            else:
-                target.flush()
+        targets, end = self.log.begin_flush()
+        flush_each(self.disk, targets)
+        self.log.flushed(end)
 
     def clean(self, map_bytes: int = MAP_BYTES, first_base: int = 0, part_bytes: int = 1 << 40) -> Cleaned:
         """Clean up to the active segment, through JSON as the real worker does, without swapping in."""
