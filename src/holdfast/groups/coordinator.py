@@ -320,9 +320,10 @@ class GroupCoordinator:
     def topics_changed(self, names: set[str], now: Now) -> None:
         """Topics were made, grown or deleted."""
         self.consumer_groups.topics_changed(names, now)
-        gone = {name for name in names if self.surroundings.topics.by_name(name) is None}
-        if gone:
-            self._forget_strangers(gone, now)
+
+    def topics_deleted(self, names: set[str], now: Now) -> None:
+        """Topics are gone for good: no crash brings them back, and nobody misses their positions."""
+        self._forget_strangers(names, now)
 
     def _forget_strangers(self, names: set[str] | None, now: Now) -> None:
         try:

@@ -109,11 +109,26 @@ class GroupService(Coordination[GroupCoordinator]):
         return found
 
     def topics_changed(self, names: set[str], now: Now) -> None:
-        """Topics were made, grown or deleted: groups that read them follow, positions in what is gone go too."""
+        """Topics were made, grown or deleted: groups that read them follow."""
         if TOPIC in names:
             self._found.clear()
         for coordinator in self:
             coordinator.machine.topics_changed(names, now)
+
+    def topics_deleted(self, names: set[str], now: Now) -> None:
+        """Positions go with their topics, but not before the topics are gone for good.
+
+        A deletion that is not durable may be undone by a crash, and the positions would be missed.
+        """
+        metadata = self._node.metadata
+        assert metadata is not None
+
+        def forget(error: Exception | None) -> None:
+            if error is None:
+                for coordinator in self:
+                    coordinator.machine.topics_deleted(names, now)
+
+        metadata.offsets.when_committed(metadata.log.end_offset, forget)
 
 
 def answer_all(shards: Iterable[Shard], fields: Fields, refusal: Refusal) -> Answer:

@@ -310,8 +310,11 @@ class Node:
                 hosted = self.partitions.get(topic.name, partition.index)
                 if hosted is not None:
                     hosted.leader_epoch = hosted.offsets.leader_epoch = partition.leader_epoch
-        known_names = {known.name for known in before.values() if known is not None}
-        self.groups.topics_changed(known_names | self._names_of(before), now)
+        names = {topic_id: topic.name for topic_id, topic in before.items() if topic is not None}
+        self.groups.topics_changed({*names.values()} | self._names_of(before), now)
+        deleted = {name for topic_id, name in names.items() if topic_id not in self.image.topics_by_id}
+        if deleted:
+            self.groups.topics_deleted(deleted, now)
 
     def _names_of(self, topic_ids: Iterable[UUID]) -> set[str]:
         topics = (self.image.topics_by_id.get(topic_id) for topic_id in topic_ids)

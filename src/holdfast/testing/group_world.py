@@ -196,6 +196,7 @@ class GroupWorld:
 
     def _topics_changed(self, names: set[str]) -> None:
         self.coordinator.topics_changed(names, self.now)
+        self.coordinator.topics_deleted(names, self.now)
 
     # The consumer protocol
 

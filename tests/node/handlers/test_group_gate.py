@@ -166,6 +166,37 @@ def test_a_restart_keeps_generation_members_assignments_and_positions(end: str) 
     assert bob.beat() is ErrorCode.none, "members get a whole session after a start"
 
 
+def test_positions_outlive_a_deletion_that_a_crash_undoes(node: BareNode, ann: BareMember) -> None:
+    ann.commit({("orders", 0): 5})
+    shard = node.node.groups.find("group", node.clock.now()).shard
+    end_offset = shard.hosted.log.end_offset
+    ann.client.begin(20, 5, topic_names=["orders"], timeout=5000)
+    node.turn()
+    assert shard.hosted.log.end_offset == end_offset, "positions were forgotten before the topic was gone"
+    again = node.lose_power()
+    gone = again.node.image.topic("orders") is None
+    assert BareMember(again, "group").positions() == ({} if gone else {("orders", 0): 5})
+
+
+def test_positions_go_once_the_deletion_is_durable(node: BareNode, ann: BareMember) -> None:
+    ann.commit({("orders", 0): 5})
+    ann.client.begin(20, 5, topic_names=["orders"], timeout=5000)
+    ann.client.begin(
+        19,
+        5,
+        topics=[
+            {"name": "orders", "num_partitions": 4, "replication_factor": 1, "assignments": [], "configs": []}
+        ],
+        timeout=5000,
+    )
+    # The new topic has the name, and not the positions, of the old one, even before they are forgotten.
+    correlation_id = ann.begin_fetch()
+    node.settle()
+    assert not ann.client.answer(correlation_id).groups[0].topics
+    assert not node.node.groups.find("group", node.clock.now()).machine.offsets.of_group("group")
+    assert BareMember(node.lose_power(), "group").positions() == {}
+
+
 # Power loss and kills at every operation
 
 

@@ -87,20 +87,20 @@ def _group(
 def _all(
     node: Node, context: RequestContext, machine: GroupCoordinator, group_id: str, require_stable: bool
 ) -> list[Fields]:
-    by_topic: dict[str, list[int]] = {}
-    for topic, index in machine.offsets.of_group(group_id):
-        by_topic.setdefault(topic, []).append(index)
+    by_topic: dict[str, list[tuple[int, UUID]]] = {}
+    for (topic, index), position in machine.offsets.of_group(group_id).items():
+        by_topic.setdefault(topic, []).append((index, position.topic_id))
     topics: list[Fields] = []
-    for name, indexes in by_topic.items():
+    for name, found in by_topic.items():
         facts = node.groups.topics.by_name(name)
-        if facts is None and context.version >= TOPIC_IDS_FROM:
-            continue
+        topic_id = NO_TOPIC_ID if facts is None else facts.topic_id
         partitions = [
             _partition(index, machine.position(group_id, name, index, require_stable=require_stable))
-            for index in indexes
+            for index, committed_for in found
+            if not _differ(committed_for, topic_id)
         ]
-        topic_id = NO_TOPIC_ID if facts is None else facts.topic_id
-        topics.append({**_named(context, name, topic_id), "partitions": partitions})
+        if partitions and (facts is not None or context.version < TOPIC_IDS_FROM):
+            topics.append({**_named(context, name, topic_id), "partitions": partitions})
     return topics
 
 
