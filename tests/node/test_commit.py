@@ -7,6 +7,7 @@ import errno
 import pytest
 from kio.schema.errors import ErrorCode
 
+from holdfast.errors import LogDirectoryOffline
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.wire.batch import make_batch
@@ -297,3 +298,47 @@ def test_a_full_disk_at_any_moment_costs_no_acknowledged_message_and_no_restart(
         assert acknowledged == list(range(len(acknowledged)))
         node = node.lose_power()
         assert node.hosted("t").log.end_offset == len(acknowledged)
+
+
+def test_a_real_flush_can_be_waited_for_where_none_is_needed(node: BareNode) -> None:
+    client = node.connect()
+    client.create_topic("fast", holdfast_flush="os")
+    hosted = node.hosted("fast")
+    told: list[Exception | None] = []
+    commit = node.node.commit
+    client.begin_produce("fast", batch())
+    assert hosted.offsets.is_committed(1)
+    commit.when_flushed(hosted, 1, told.append)
+    node.turn()
+    client.begin_produce("fast", batch())
+    commit.when_flushed(hosted, 2, told.append)
+    assert told == []
+    node.flusher.run_one()
+    assert told == [None], "the flush under way began before the second batch"
+    node.settle()
+    assert told == [None, None]
+    commit.when_flushed(hosted, 2, told.append)
+    assert told == [None, None, None], "flushed already"
+
+
+def test_who_waits_for_a_real_flush_is_told_that_it_failed(node: BareNode) -> None:
+    client = node.connect()
+    client.create_topic("fast", holdfast_flush="os")
+    hosted = node.hosted("fast")
+    told: list[Exception | None] = []
+    client.begin_produce("fast", batch())
+    node.node.commit.when_flushed(hosted, 1, told.append)
+    failure = OSError(errno.EIO, "broken")
+    node.node.directory_failed(hosted.directory, failure)
+    node.node.commit.when_flushed(hosted, 1, told.append)
+    assert len(told) == 2
+    assert all(isinstance(error, LogDirectoryOffline) for error in told)
+
+
+def test_in_group_commit_flushed_is_committed(node: BareNode, client: BareClient) -> None:
+    told: list[Exception | None] = []
+    client.begin_produce("t", batch())
+    node.node.commit.when_flushed(node.hosted("t"), 1, told.append)
+    assert told == []
+    node.settle()
+    assert told == [None]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast.node.hosted import HostedPartition
+from holdfast.partition.offsets import CommitWaiter
 from holdfast.seams import Flusher, FlushJob
 from holdfast.wire.positions import LogPosition
 
@@ -48,6 +49,23 @@ class GroupCommit:
         """Without group commit: after a roll, and after `flush.messages` messages, as Kafka does."""
         log = partition.log
         return log.has_sealed_unflushed or log.unflushed_messages >= log.config.flush_messages
+
+    def when_flushed(self, partition: HostedPartition, end_offset: int, waiter: CommitWaiter) -> None:
+        """Call `waiter(None)` once everything below `end_offset` has been flushed, or with the error that ended it.
+
+        In group commit that is when it is committed. Otherwise a flush is asked for: a record elsewhere that
+        relies on this one, and is flushed, must not outlive it.
+        """
+        offsets = partition.offsets
+        if partition.flushes_in_groups:
+            offsets.when_committed(end_offset, waiter)
+        elif end_offset <= partition.log.recovery_point:
+            waiter(None)
+        elif offsets.failure is not None:
+            waiter(offsets.failure)
+        else:
+            partition.flush_waiters.append((end_offset, waiter))
+            self.request(partition)
 
     def request(self, partition: HostedPartition) -> None:
         """Flush the partition's log at the end of this turn, or when the flush under way has returned."""
@@ -92,6 +110,8 @@ class GroupCommit:
         self._on_flushed(partition)
         # Last: whatever becomes of those who are told now, the next flush is on its way.
         partition.flushed(end)
+        if partition.flush_waiters:
+            partition.tell_flushed()
 
 
 def _is_gone(partition: HostedPartition) -> bool:

@@ -5,13 +5,14 @@ Machines do not call each other: this is where what the log says is carried to t
 
 from __future__ import annotations
 
+from collections import deque
 from uuid import UUID
 
 from holdfast.errors import LogDirectoryOffline
 from holdfast.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.log.log import Log
 from holdfast.node.directories import LogDirectory
-from holdfast.partition.offsets import PartitionOffsets
+from holdfast.partition.offsets import CommitWaiter, PartitionOffsets
 from holdfast.wire.positions import LogPosition
 
 
@@ -20,6 +21,7 @@ class HostedPartition:
         "_stable_position",
         "directory",
         "flush_running",
+        "flush_waiters",
         "index",
         "is_deleted",
         "leader_epoch",
@@ -42,6 +44,8 @@ class HostedPartition:
         self.offsets = PartitionOffsets(log.end_position, leader_epoch)
         self._stable_position = log.end_position
         self.flush_running = False
+        self.flush_waiters: deque[tuple[int, CommitWaiter]] = deque()
+        """Who waits for a flush although the topic acknowledges without; see `GroupCommit.when_flushed`."""
         self.wants_flush = False
         self.is_deleted = False
         self._follow_transactions()
@@ -113,8 +117,18 @@ class HostedPartition:
         if self.directory.offline:
             raise LogDirectoryOffline(f"{self.directory.path} is offline: {self.directory.failure}")
 
+    def tell_flushed(self) -> None:
+        """A flush has returned: tell those whose offsets it has reached."""
+        waiters, flushed = self.flush_waiters, self.log.recovery_point
+        while waiters and waiters[0][0] <= flushed:
+            waiters.popleft()[1](None)
+
     def fail(self, error: Exception) -> None:
+        """The outcome of what is not durable yet is unknown for good: every waiter is told."""
         self.offsets.fail(error)
+        waiters, self.flush_waiters = self.flush_waiters, deque()
+        for _, waiter in waiters:
+            waiter(error)
 
 
 class OfflinePartition:

@@ -7,7 +7,7 @@ coordinator beside its log, which learns at once what becomes of the pending one
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
 
@@ -21,8 +21,6 @@ from holdfast.wire.batch import read_header, with_log_append_time
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
-
-GROUPS_TOPIC: Final = "__consumer_offsets"
 
 
 def append_marker(
@@ -61,14 +59,13 @@ def append_marker(
             ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}"
         ) from error
     end_offset = log.end_offset
-    if hosted.topic == GROUPS_TOPIC:
+    if hosted.topic == node.groups.topic:
         _tell_groups(node, hosted, producer_id, is_commit, now)
     node.commit.appended(hosted)
     return end_offset
 
 
 def _tell_groups(node: Node, hosted: HostedPartition, producer_id: int, is_commit: bool, now: Now) -> None:
-    groups = getattr(node, "groups", None)
-    coordinator = groups.known_at(hosted.index) if groups is not None else None
+    coordinator = node.groups.known_at(hosted.index)
     if coordinator is not None:
         coordinator.machine.end_transaction(producer_id, is_commit, now)
