@@ -7,21 +7,29 @@ nothing new and get an answer that says nothing new either.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.groups.consumer_model import ConsumerHeartbeat, ConsumerReply
-from holdfast.node.context import Answer, Fields, RequestContext
+from holdfast.groups.model import append_error
+from holdfast.node.context import Answer, Fields, Packed, RequestContext
 from holdfast.node.handlers.groups import client_host, milliseconds
 from holdfast.seams import Now
+from holdfast.wire.varint import encode_uvarint
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 REGEX_FROM: Final = 1
 PROTOCOL: Final = "consumer"
+_NO_ERROR: Final = bytes(7)
+"""Not throttled (4 bytes), no error (2), no message (null)."""
+_EPOCH_AND_INTERVAL: Final = struct.Struct(">ii").pack
+_NO_ASSIGNMENT: Final = b"\xff\x00"
+"""Null, and no tagged fields."""
 
 
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
@@ -35,11 +43,27 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     except ApiError as error:
         return _refusal(error.code, error.message)
     try:
-        fields = _fields(machine.consumer_groups.heartbeat(_heartbeat(context, request), now))
+        reply = machine.consumer_groups.heartbeat(_heartbeat(context, request), now)
     except ApiError as error:
-        fields = _refusal(error.code, error.message)
-    # A refusal tells of the group's state as any other answer does, and waits for it to be durable.
-    return shard.answer(fields, _refusal)
+        # A refusal tells of the group's state as any other answer does, and waits for it to be durable.
+        return shard.answer(_refusal(append_error(error), error.message), _refusal)
+    if reply.assignment is None and shard.is_durable:
+        return Packed([pack_nothing_new(reply)])
+    return shard.answer(_fields(reply), _refusal)
+
+
+def pack_nothing_new(reply: ConsumerReply) -> bytes:
+    """The answer to nearly every heartbeat, by hand: it takes a tenth of the general encoder's time."""
+    member_id = reply.member_id.encode()
+    return b"".join(
+        (
+            _NO_ERROR,
+            encode_uvarint(len(member_id) + 1),
+            member_id,
+            _EPOCH_AND_INTERVAL(reply.member_epoch, reply.heartbeat_interval_ms),
+            _NO_ASSIGNMENT,
+        )
+    )
 
 
 def _heartbeat(context: RequestContext, request: Any) -> ConsumerHeartbeat:
