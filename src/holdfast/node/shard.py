@@ -36,6 +36,8 @@ class Shard:
     def __init__(self, node: Node, hosted: HostedPartition) -> None:
         self._node = node
         self.hosted = hosted
+        self._has_unhurried = False
+        """Whether the log ends with records that no flush was asked for."""
 
     # The journal
 
@@ -46,8 +48,22 @@ class Shard:
         *,
         producer: tuple[int, int] | None = None,
     ) -> None:
-        if not records:
-            return
+        if records:
+            self._write(records, now, producer)
+            self._has_unhurried = False
+            self._node.commit.appended(self.hosted)
+
+    def append_unhurried(self, records: Sequence[tuple[bytes, bytes | None]], now: Now) -> None:
+        """Append what nobody waits for: it becomes durable with what is appended next, or when an answer needs it."""
+        self._write(records, now, None)
+        if self.hosted.flushes_in_groups:
+            self._has_unhurried = True
+        else:
+            self._node.commit.appended(self.hosted)
+
+    def _write(
+        self, records: Sequence[tuple[bytes, bytes | None]], now: Now, producer: tuple[int, int] | None
+    ) -> None:
         self.require_online()
         producer_id, producer_epoch = producer or (-1, -1)
         batch = build_batch(
@@ -75,9 +91,11 @@ class Shard:
             raise ApiError(
                 ErrorCode.coordinator_not_available, f"{hosted.name} could not be written: {error}"
             ) from error
-        self._node.commit.appended(hosted)
 
     def when_durable(self, done: Callable[[Exception | None], None]) -> None:
+        if self._has_unhurried:
+            self._has_unhurried = False
+            self._node.commit.request(self.hosted)
         self.hosted.offsets.when_committed(self.hosted.log.end_offset, done)
 
     @property

@@ -65,6 +65,9 @@ class StagedJournal:
             )
         )
 
+    def append_unhurried(self, records: Sequence[StoredRecord], now: Now) -> None:
+        self.append(records, now)
+
     def when_durable(self, done: Waiter) -> None:
         if self.durable == len(self.batches):
             done(None)

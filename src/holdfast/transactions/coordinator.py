@@ -57,6 +57,12 @@ Refusals: TypeAlias = Mapping[TopicPartition, ErrorCode]
 """Why partitions may not be written to; those that may are not in it."""
 
 
+class TransactionJournal(Journal, Protocol):
+    def append_unhurried(self, records: Sequence[tuple[bytes, bytes | None]], now: Now) -> None:
+        """Append what nobody waits for: it becomes durable with what is appended next, or when an answer needs it."""
+        ...
+
+
 class ProducerIds(Protocol):
     def take(self, now: Now, done: Callable[[int | ApiError], None]) -> None:
         """Give an id nobody has had, once no crash can lead to its being given again."""
@@ -111,7 +117,7 @@ class Transaction:
 class TransactionCoordinator:
     def __init__(
         self,
-        journal: Journal,
+        journal: TransactionJournal,
         schedule: Schedule,
         settings: Callable[[], TransactionSettings],
         producer_ids: ProducerIds,
@@ -213,7 +219,7 @@ class TransactionCoordinator:
             try:
                 producer_id = self._usable(taken)
                 metadata = rules.first_epoch(producer_id, request.timeout_ms, now.wall_ms)
-                self._journal.append([record_of(transactional_id, metadata)], now)
+                self._append(transactional_id, metadata, now)
             except ApiError as error:
                 reply(Initialised(error.code))
                 return
@@ -402,9 +408,11 @@ class TransactionCoordinator:
 
     def _complete(self, transaction: Transaction, after: TransactionMetadata, now: Now) -> None:
         try:
-            self._change(transaction, after, now)
+            self._journal.append_unhurried([record_of(transaction.transactional_id, after)], now)
         except ApiError:
             self._retry(transaction, (), now)
+        else:
+            transaction.metadata = after
 
     def _retry(self, transaction: Transaction, left: Sequence[TopicPartition], now: Now) -> None:
         """What has been decided is carried out sooner or later."""
@@ -501,10 +509,19 @@ class TransactionCoordinator:
         return transaction
 
     def _change(self, transaction: Transaction, changed: TransactionMetadata, now: Now) -> None:
-        self._journal.append([record_of(transaction.transactional_id, changed)], now)
+        self._append(transaction.transactional_id, changed, now)
         transaction.metadata = changed
         if changed.state is not TransactionState.ONGOING:
             self._ongoing.pop(transaction.transactional_id, None)
+
+    def _append(self, transactional_id: str, metadata: TransactionMetadata, now: Now) -> None:
+        try:
+            self._journal.append([record_of(transactional_id, metadata)], now)
+        except ApiError as error:
+            if error.code is ErrorCode.message_too_large:
+                # More partitions than a record can name: as with Kafka, this has no error of its own.
+                raise ApiError(ErrorCode.unknown_server_error, error.message) from error
+            raise
 
     # Showing
 
