@@ -5,10 +5,14 @@ import re
 import signal
 import subprocess
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
+
+from holdfast.testing.broker import BrokerProcess
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -217,3 +221,59 @@ def test_silence_of_a_dead_broker_is_exit_code_3(run: Run, start: Start, holdfas
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
     assert b"cannot connect" in errors
+
+
+@pytest.fixture
+def mortal_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker that may be killed; its groups lose no time."""
+    settings = {"group.initial.rebalance.delay.ms": "0"}
+    with BrokerProcess(str(tmp_path / "mortal"), settings=settings) as broker:
+        yield broker
+
+
+@pytest.fixture
+def member(run: Run, start: Start, mortal_broker: BrokerProcess) -> Callable[..., subprocess.Popen[bytes]]:
+    """A member of a group that has printed its first message."""
+    there = ("--bootstrap-server", mortal_broker.bootstrap_servers, "--connect-timeout-ms", "2000")
+    assert run("topics", "create", "--topic", "t", *there).returncode == 0
+    fill(run, "t", b"before\n", *there)
+
+    def begin(*flags: str) -> subprocess.Popen[bytes]:
+        process = start("consume", "--topic", "t", "--group", "g", "--from-beginning", *there, *flags)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"before\n"
+        return process
+
+    return begin
+
+
+def test_a_member_goes_on_when_its_broker_comes_back(
+    member: Start, run: Run, mortal_broker: BrokerProcess
+) -> None:
+    process = member("--max-messages", "2")
+    mortal_broker.crash()
+    mortal_broker.restart()
+    fill(run, "t", b"after\n", "--bootstrap-server", mortal_broker.bootstrap_servers)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, b"after\n"), errors
+
+
+def test_silence_of_a_dead_broker_is_exit_code_3_for_a_member_too(
+    member: Start, mortal_broker: BrokerProcess
+) -> None:
+    process = member("--timeout-ms", "2000")
+    mortal_broker.crash()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert b"cannot connect" in errors
+
+
+def test_an_interrupt_says_what_a_dead_broker_did_not_commit(
+    member: Start, mortal_broker: BrokerProcess
+) -> None:  # HF309
+    process = member("--command-property", "auto.commit.interval.ms=600000")
+    mortal_broker.crash()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert b"the last positions were not committed" in errors

@@ -21,6 +21,7 @@ MakeTopic = Callable[..., str]
 Join = Callable[..., Consumer]
 
 WAIT_S = 60.0
+QUIET: dict[str, Any] = {"log_level": 0}
 DAY_MS = 86_400_000
 
 
@@ -39,13 +40,13 @@ def make_topic(bootstrap_servers: str) -> MakeTopic:
     """Create topics and fill their partitions with so many messages each, a second apart."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap_servers})
 
     def make(*messages: int, start_ms: int = 1_700_000_000_000) -> str:
         topic = f"groups-{uuid.uuid4().hex[:12]}"
         new = NewTopic(topic, len(messages), 1, config={"retention.ms": "-1"})
         admin.create_topics([new])[topic].result(WAIT_S)
-        producer = Producer({"bootstrap.servers": bootstrap_servers})
+        producer = Producer({**QUIET, "bootstrap.servers": bootstrap_servers})
         for partition, count in enumerate(messages):
             for number in range(count):
                 timestamp_ms = start_ms + number * 1000
@@ -67,7 +68,7 @@ def commit(bootstrap_servers: str) -> Callable[[str, str, dict[int, int]], None]
     """Give a group positions without joining it."""
 
     def commit_positions(group: str, topic: str, positions: dict[int, int]) -> None:
-        consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group})
+        consumer = Consumer({**QUIET, "bootstrap.servers": bootstrap_servers, "group.id": group})
         offsets = [TopicPartition(topic, partition, offset) for partition, offset in positions.items()]
         consumer.commit(offsets=offsets, asynchronous=False)
         consumer.close()
@@ -83,6 +84,7 @@ def join(bootstrap_servers: str) -> Iterator[Join]:
     def begin(group: str, topic: str, **settings: Any) -> Consumer:
         consumer = Consumer(
             {
+                **QUIET,
                 "bootstrap.servers": bootstrap_servers,
                 "group.id": group,
                 "auto.offset.reset": "earliest",

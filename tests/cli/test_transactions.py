@@ -22,6 +22,7 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Begin = Callable[..., Producer]
 
 WAIT_S = 60.0
+QUIET: dict[str, Any] = {"log_level": 0}
 TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 OLD_PRODUCE = 11
 """The last version of Produce whose producers enrol partitions themselves."""
@@ -38,7 +39,7 @@ def topic(bootstrap_servers: str) -> str:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     name = f"transactions-{uuid.uuid4().hex[:12]}"
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    admin = AdminClient({**QUIET, "bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(name, 2, 1)])[name].result(WAIT_S)
     return name
 
@@ -54,7 +55,7 @@ def begin(bootstrap_servers: str) -> Iterator[Begin]:
     begun: list[Producer] = []
 
     def open_transaction(transactional_id: str, topic: str, *partitions: int) -> Producer:
-        settings = {"bootstrap.servers": bootstrap_servers, "transactional.id": transactional_id}
+        settings = {**QUIET, "bootstrap.servers": bootstrap_servers, "transactional.id": transactional_id}
         producer = Producer(settings)
         producer.init_transactions(WAIT_S)
         producer.begin_transaction()
@@ -149,7 +150,7 @@ def test_an_id_without_a_transaction_has_no_start_time(
     run_here: Run, transactional_id: str, bootstrap_servers: str
 ) -> None:
     Producer(
-        {"bootstrap.servers": bootstrap_servers, "transactional.id": transactional_id}
+        {**QUIET, "bootstrap.servers": bootstrap_servers, "transactional.id": transactional_id}
     ).init_transactions(WAIT_S)
     found = described(run_here, transactional_id)
     assert (found["state"], found["start_time_ms"], found["duration_ms"]) == ("Empty", None, None)

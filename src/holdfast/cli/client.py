@@ -139,6 +139,11 @@ def _without_state(reason: str) -> str:
 
 def interruptible(call: Callable[[], T]) -> T:
     """Run a blocking C call aside, so that Ctrl-C is heard at once and not when the call returns."""
+    return aside(call).result()
+
+
+def aside(call: Callable[[], T]) -> Future[T]:
+    """Run a blocking C call in a thread that nobody has to wait for."""
     future: Future[T] = Future()
 
     def work() -> None:
@@ -148,4 +153,4 @@ def interruptible(call: Callable[[], T]) -> T:
             future.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    return future.result()
+    return future

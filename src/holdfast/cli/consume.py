@@ -33,10 +33,13 @@ ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 
 
 @app.command(
-    help="Print the messages of topics. Without --group every partition is read and no position is kept.",
+    help="Print the messages of topics. Without --group every partition is read and no position is kept; with "
+    "it the partitions are shared with the group's other members, and what was printed is committed.",
     epilog=examples(
         "holdfast consume --topic orders --from-beginning --timeout-ms 5000",
         "holdfast consume --topic orders --partition 0 --offset 42 --max-messages 1 --output json",
+        "holdfast consume --topic orders --group billing --from-beginning --isolation-level read_committed",
+        "holdfast consume --include 'orders.*' --group audit --command-property group.protocol=consumer",
         "holdfast consume --topic orders --formatter-property print.key=true",
     ),
 )
@@ -47,7 +50,11 @@ def consume(
         typer.Option("--include", metavar="REGEX", help="Read every topic whose whole name matches."),
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="Start at the first message instead of the end.")
+        bool,
+        typer.Option(
+            "--from-beginning",
+            help="Start at the first message instead of the end; with --group, where it has no position yet.",
+        ),
     ] = False,
     partition: Annotated[
         int | None, typer.Option("--partition", min=0, metavar="N", help="Read this partition only.")
@@ -61,11 +68,20 @@ def consume(
     ] = None,
     timeout_ms: Annotated[
         int | None,
-        typer.Option("--timeout-ms", min=0, metavar="MS", help="Stop when no message came for this long."),
+        typer.Option(
+            "--timeout-ms",
+            min=0,
+            metavar="MS",
+            help="Stop when no message came for this long; joining a group is not counted.",
+        ),
     ] = None,
     group: Annotated[
         str | None,
-        typer.Option("--group", metavar="ID", help="Join this consumer group and keep its positions."),
+        typer.Option(
+            "--group",
+            metavar="ID",
+            help="Join this consumer group: go on at its positions, and commit what was printed.",
+        ),
     ] = None,
     isolation_level: Annotated[
         str,
@@ -133,18 +149,19 @@ def consume(
     if from_beginning and reset not in (None, "earliest", "beginning", "smallest"):
         raise UsageError(f"--from-beginning and auto.offset.reset={reset} contradict each other")
     from_beginning = from_beginning or reset in ("earliest", "beginning", "smallest")
-    group = group or connection.settings.get("group.id")
+    group_id = connection.settings.get("group.id")
+    if group is not None and group_id not in (None, group):
+        raise UsageError(f"--group {group} and group.id={group_id} contradict each other")
+    group = group or group_id
     selection = _select(topic, include, partition, offset, from_beginning, group)
-    consumer = connection.make(
-        Consumer, _consumer_defaults(connection, group, from_beginning, isolation_level)
-    )
+    consumer = connection.make(Consumer, _consumer_defaults(connection, group, isolation_level))
     connection.reach(consumer)
     with Interrupts() as interrupts:
         reader = MessageReader(
             consumer,
             connection,
             selection,
-            group=group is not None,
+            group=group,
             write=as_json_line if output is Output.JSON else message_format.as_text,
             out=sys.stdout.buffer,
             interrupts=interrupts,
@@ -152,12 +169,15 @@ def consume(
             timeout_ms=timeout_ms,
             skip_message_on_error=skip_message_on_error,
             refresh_ms=whole_number(connection.settings, "metadata.max.age.ms", REFRESH_MS),
+            incremental=_is_incremental(connection),
         )
         try:
             reader.run()
+            if group is not None and connection.settings.get("enable.auto.commit") != "false":
+                reader.commit()
         finally:
             complain(f"processed a total of {reader.printed} messages")
-            consumer.close()
+            reader.close()
     if interrupts.count:
         raise Exit(ExitCode.INTERRUPTED)
 
@@ -192,23 +212,26 @@ def _select(
     return Selection(topic, pattern, partition, parse_start(offset, from_beginning))
 
 
-def _consumer_defaults(
-    connection: Connection, group: str | None, from_beginning: bool, isolation_level: str
-) -> dict[str, Any]:
-    """Without a group, `auto.offset.reset=error` makes the client tell us what it would jump over."""
-    defaults: dict[str, Any] = {
+def _is_incremental(connection: Connection) -> bool:
+    strategies = connection.settings.get("partition.assignment.strategy", "")
+    return connection.settings.get("group.protocol") == "consumer" or "cooperative" in strategies
+
+
+def _consumer_defaults(connection: Connection, group: str | None, isolation_level: str) -> dict[str, Any]:
+    """`auto.offset.reset=error` makes the client tell us what it would jump over; we choose where it goes on."""
+    connection.settings = {
+        name: value
+        for name, value in connection.settings.items()
+        if name not in ("auto.offset.reset", "enable.auto.offset.store")
+        and (group is not None or name != "enable.auto.commit")
+    }
+    refresh_ms = whole_number(connection.settings, "metadata.max.age.ms", REFRESH_MS)
+    return {
         "group.id": group or "holdfast-consume",
         "enable.auto.commit": group is not None,
         "enable.auto.offset.store": False,
-        "auto.offset.reset": "earliest" if from_beginning else "latest",
+        "auto.offset.reset": "error",
+        "topic.metadata.refresh.interval.ms": refresh_ms,
         "check.crcs": True,
         "isolation.level": isolation_level,
     }
-    if group is None:
-        defaults["auto.offset.reset"] = "error"
-        connection.settings = {
-            name: value
-            for name, value in connection.settings.items()
-            if name not in ("auto.offset.reset", "enable.auto.commit")
-        }
-    return defaults

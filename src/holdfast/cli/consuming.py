@@ -3,11 +3,13 @@
 The rules it keeps:
 
 - Without a group the partitions are assigned, all of them, and those that appear later from their beginning:
-  a partition added while we read must not lose its first messages. (HF304)
+  a partition added while we read must not lose its first messages. (HF304) What a group hands out begins as
+  `start_positions` tells.
 - An offset that no longer exists is said and skipped to the first that does; one that does not exist yet is
   an error. Neither is a silent jump. (HF305)
 - With a group a position is stored only after its message was written out, so that a crash or a closed pipe
-  repeats messages rather than losing them. (HF301)
+  repeats messages rather than losing them (HF301); the last ones are committed, and that is waited for, before
+  the command ends (HF309).
 - Checksums are verified; a damaged message ends the command unless it was told to skip.
 """
 
@@ -16,8 +18,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -30,9 +33,10 @@ from confluent_kafka import (
 )
 
 from holdfast.cli.advice import describe_error, failure, no_such_topic
-from holdfast.cli.client import UNREACHABLE, Connection, interruptible
+from holdfast.cli.client import UNREACHABLE, Connection, aside
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain
 from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.start_positions import GroupMember, Logs, Place, tell_gone
 
 POLL_S = 0.1
 BATCH_MESSAGES = 1000
@@ -74,7 +78,7 @@ class MessageReader:
     consumer: Consumer
     connection: Connection
     selection: Selection
-    group: bool
+    group: str | None
     write: Callable[[Message], bytes]
     out: BinaryIO
     interrupts: Interrupts
@@ -83,27 +87,42 @@ class MessageReader:
     skip_message_on_error: bool = False
     refresh_ms: int = REFRESH_MS
     printed: int = 0
-    _assigned: set[tuple[str, int]] = field(default_factory=set)
+    incremental: bool = False
+    """Whether the group hands out partitions one by one."""
+    _assigned: set[Place] = field(default_factory=set)
+    _member: GroupMember | None = None
+
+    @property
+    def _logs(self) -> Logs:
+        return Logs(self.consumer, self.connection)
 
     def run(self) -> None:
         """Read until told to stop: by count, by silence, by a signal, or by an error."""
-        if self.group:
-            self._subscribe()
+        if self.group is not None:
+            self._subscribe(self.group)
         else:
             self._assign(self._wanted_partitions(), self.selection.start)
-        last_message_s = last_refresh_s = time.monotonic()
+        began_s = last_message_s = last_refresh_s = time.monotonic()
         while not self.interrupts.count and not self._finished():
             messages = self.consumer.consume(self._wanted(), POLL_S)
             now_s = time.monotonic()
             if messages:
                 self._print(messages)
                 last_message_s = now_s
+            elif self._is_joining(now_s - began_s):
+                last_message_s = now_s
             elif self.timeout_ms is not None and (now_s - last_message_s) * 1000 >= self.timeout_ms:
                 self._check_reachable()
                 return
-            if not self.group and (now_s - last_refresh_s) * 1000 >= self.refresh_ms:
+            if self.group is None and (now_s - last_refresh_s) * 1000 >= self.refresh_ms:
                 self._assign_added()
                 last_refresh_s = time.monotonic()
+
+    def _is_joining(self, waited_s: float) -> bool:
+        """Whether the group has yet to hand something out: that takes its time, and is no silence."""
+        if self._member is None or self._member.has_joined:
+            return False
+        return waited_s * 1000 < self.connection.connect_timeout_ms
 
     def _finished(self) -> bool:
         return self.max_messages is not None and self.printed >= self.max_messages
@@ -113,18 +132,47 @@ class MessageReader:
             return BATCH_MESSAGES
         return min(BATCH_MESSAGES, self.max_messages - self.printed)
 
-    def _subscribe(self) -> None:
+    def _subscribe(self, group: str) -> None:
         topic, include = self.selection.topic, self.selection.include
-        if include is not None:
-            self.consumer.subscribe([f"^({include.pattern})$"])
-        else:
-            assert topic is not None
-            self._require_topic(topic)
-            self.consumer.subscribe([topic])
-
-    def _require_topic(self, topic: str) -> None:
-        if topic not in self._partitions():
+        found = self._partitions()
+        if topic is not None and topic not in found:
             raise no_such_topic(topic)
+        self._member = GroupMember(
+            self._logs,
+            group,
+            from_beginning=self.selection.start == OFFSET_BEGINNING,
+            incremental=self.incremental,
+            known={(name, number) for name, numbers in found.items() for number in numbers},
+        )
+        names = [topic] if topic is not None else []
+        if include is not None:
+            names = [f"^({include.pattern})$"]
+        self.consumer.subscribe(names, on_assign=self._member.assigned)
+
+    def commit(self) -> None:
+        """Make sure that what was printed is committed."""
+        lost = f"group '{self.group}': the last positions were not committed, their messages come again"
+        try:
+            if not self._waits_for(aside(lambda: self.consumer.commit(asynchronous=False))):
+                raise CannotConnect(f"{lost}: no broker answered in time")
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._NO_OFFSET:  # that is: nothing since the last time
+                raise failure(error, lost, self.group or "") from error
+
+    def close(self) -> None:
+        """Leave the group in order; one whose broker is gone finds out by itself that we have left."""
+        self._waits_for(aside(self.consumer.close))
+
+    def _waits_for(self, work: Future[Any]) -> bool:
+        """Whether work ended before the time was up, or a second interrupt came."""
+        deadline_s = time.monotonic() + self.connection.connect_timeout_ms / 1000
+        while True:
+            try:
+                work.result(POLL_S)
+                return True
+            except TimeoutError:
+                if self.interrupts.count > 1 or time.monotonic() > deadline_s:
+                    return False
 
     def _partitions(self) -> dict[str, list[int]]:
         """The partitions of every topic we want; asking for all topics never creates one."""
@@ -135,7 +183,7 @@ class MessageReader:
             if self.selection.matches(name)
         }
 
-    def _wanted_partitions(self) -> set[tuple[str, int]]:
+    def _wanted_partitions(self) -> set[Place]:
         found = self._partitions()
         topic, partition = self.selection.topic, self.selection.partition
         if topic is not None and topic not in found:
@@ -151,7 +199,7 @@ class MessageReader:
             if partition is None or number == partition
         }
 
-    def _assign(self, partitions: Iterable[tuple[str, int]], start: int) -> None:
+    def _assign(self, partitions: Iterable[Place], start: int) -> None:
         new = sorted(partitions)
         self.consumer.incremental_assign([self._position(name, number, start) for name, number in new])
         self._assigned.update(new)
@@ -167,38 +215,11 @@ class MessageReader:
             self._assign(added, OFFSET_BEGINNING)
 
     def _position(self, topic: str, partition: int, start: int) -> TopicPartition:
-        if start >= 0:
-            first_offset, end_offset = self._bounds(topic, partition)
-            if start > end_offset:
-                raise CommandFailed(
-                    f"offset {start} of {topic}-{partition} does not exist yet: the log ends at {end_offset}"
-                )
-            if start < first_offset:
-                self._tell_gone(topic, partition, start, first_offset)
-                start = first_offset
-        return TopicPartition(topic, partition, start)
-
-    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        timeout_s = self.connection.connect_timeout_ms / 1000
-        try:
-            bounds = interruptible(
-                lambda: self.consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout_s)
-            )
-        except KafkaException as error:
-            raise failure(error, f"cannot find the offsets of {topic}-{partition}", topic) from error
-        if bounds is None:
-            raise CannotConnect(f"nobody told the offsets of {topic}-{partition} in time")
-        return bounds
-
-    @staticmethod
-    def _tell_gone(topic: str, partition: int, start: int, first_offset: int) -> None:
-        complain(
-            f"offsets {start} to {first_offset - 1} of {topic}-{partition} are gone (retention or deletion); "
-            f"going on at {first_offset}"
-        )
+        offset = start if start < 0 else self._logs.checked((topic, partition), start)
+        return TopicPartition(topic, partition, offset)
 
     def _print(self, messages: Iterable[Message]) -> None:
-        done: dict[tuple[str, int], int] = {}
+        done: dict[Place, int] = {}
         lines: list[bytes] = []
         for message in messages:
             error = message.error()
@@ -211,7 +232,7 @@ class MessageReader:
         self.out.write(b"".join(lines))
         self.out.flush()
         self.printed += len(lines)
-        if self.group and done:
+        if self.group is not None and done:
             positions = [TopicPartition(*place, offset) for place, offset in done.items()]
             self.consumer.store_offsets(offsets=positions)
 
@@ -220,8 +241,8 @@ class MessageReader:
         topic, partition = message.topic() or "", message.partition() or 0
         if code == KafkaError._PARTITION_EOF or code in PASSING:
             return
-        if code == KafkaError._AUTO_OFFSET_RESET and not self.group:
-            self._go_on_where_possible(topic, partition)
+        if code == KafkaError._AUTO_OFFSET_RESET:
+            self._go_on_where_possible((topic, partition), message.offset())
             return
         what = f"cannot read {topic}-{partition}" if message.topic() else "cannot read"
         offset = message.offset()
@@ -232,17 +253,22 @@ class MessageReader:
             raise CommandFailed(said)
         complain(f"{said}; skipped")
 
-    def _go_on_where_possible(self, topic: str, partition: int) -> None:
+    def _go_on_where_possible(self, place: Place, offset: int | None) -> None:
         """Our position fell out of the log: messages expired before they were read, or the log was cut."""
+        topic, partition = place
         (position,) = self.consumer.position([TopicPartition(topic, partition)])
-        first_offset, end_offset = self._bounds(topic, partition)
-        if position.offset > end_offset:
+        at = position.offset if position.offset >= 0 else offset
+        first_offset, end_offset = self._logs.bounds(place)
+        if at is not None and at > end_offset:
             raise CommandFailed(
-                f"{topic}-{partition} ends at {end_offset}, before offset {position.offset} where we were: "
+                f"{topic}-{partition} ends at {end_offset}, before offset {at} where we were: "
                 "the log was cut, or the topic was deleted and created again"
             )
-        if position.offset >= 0:
-            self._tell_gone(topic, partition, position.offset, first_offset)
+        if at is not None and 0 <= at < first_offset:
+            tell_gone(place, at, first_offset)
+        if self._member is not None:
+            self._member.restart_at(self.consumer, place, first_offset)
+            return
         self.consumer.incremental_unassign([TopicPartition(topic, partition)])
         self.consumer.incremental_assign([TopicPartition(topic, partition, first_offset)])
 
