@@ -16,6 +16,7 @@ settings.register_profile(
 settings.load_profile("holdfast")
 
 BESIDE_APACHE_KAFKA = (
+    "tests/cli/test_consume_groups.py",
     "tests/cli/test_groups.py",
     "tests/cli/test_transactions.py",
     "tests/differential/",
