@@ -48,6 +48,10 @@ ITEM_NAMES: Final = (
     "broker_id",
     "replica_id",
     "producer_id",
+    "group_id",
+    "key",
+    "transactional_id",
+    "member_id",
 )
 """Fields that name an item of a list, the first that it has."""
 ORDERED_LISTS: Final = frozenset(
@@ -76,7 +80,13 @@ ANSWER_SECONDS_MAX: Final = 8.0
 """A broker that says nothing for this long is taken to stay silent."""
 EFFECT_SECONDS_MAX: Final = 30.0
 EFFECT_POLL_SECONDS: Final = 0.02
-SYMBOLS: Final = {"topic_id": "topic", "producer_id": "producer", "session_id": "session"}
+SYMBOLS: Final = {
+    "topic_id": "topic",
+    "producer_id": "producer",
+    "session_id": "session",
+    "member_id": "member",
+    "leader": "member",
+}
 
 
 class Difference(NamedTuple):
@@ -106,7 +116,7 @@ class Normaliser:
         if field in NUMBERS_FROM_OUTSIDE:
             return f"<{field}>" if value != _missing_time() and _as_number(value) > 0 else _as_number(value)
         if field in SYMBOLS and not isinstance(value, list | tuple):
-            missing = value == -1 or (value == 0 and field == "session_id")
+            missing = value in (-1, "") or (value == 0 and field == "session_id")
             return value if missing else self.symbol(SYMBOLS[field], value)
         if field == "records":
             return self.batches(value)
@@ -159,6 +169,8 @@ class Normaliser:
         fields["producer_id"] = self(header.producer_id, "producer_id")
         if header.is_log_append_time:
             fields["max_timestamp"] = "<log append time>"
+        if header.is_control:  # of the broker's own making, and so its clock
+            fields["base_timestamp"] = fields["max_timestamp"] = "<time of the marker>"
         try:
             fields["records_held"] = [tuple(record) for record in iterate_records(data)]
         except InvalidRecords as error:
@@ -211,6 +223,13 @@ class Side:
         self.client = WireClient(bootstrap_servers, timeout_s=ANSWER_SECONDS_MAX)
         self.normalise = Normaliser()
         self.seen: dict[str, Any] = {}
+        self._others: list[WireClient] = []
+
+    def connect(self) -> WireClient:
+        """One more connection, for requests that the broker lets wait."""
+        client = WireClient(self.bootstrap_servers, timeout_s=ANSWER_SECONDS_MAX)
+        self._others.append(client)
+        return client
 
     def ask(self, label: str, api_key: int, version: int, fields: Mapping[str, Any]) -> Any:
         answer = self.client.ask(api_key, version, fields)
@@ -285,7 +304,8 @@ class Side:
         self.ask(label, FETCH, 11, {**fields, "session_id": 0, "session_epoch": -1})
 
     def close(self) -> None:
-        self.client.close()
+        for client in (self.client, *self._others):
+            client.close()
 
 
 Script = Callable[[Side], None]

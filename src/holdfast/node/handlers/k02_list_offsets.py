@@ -141,6 +141,11 @@ def _first_at_or_after(hosted: HostedPartition, timestamp: int, bound: LogPositi
 
 
 def _max_timestamp(hosted: HostedPartition, bound: LogPosition) -> tuple[int, int]:
+    """None for a committed reader while the record with the largest timestamp is undecided, as Kafka answers."""
+    high_watermark = hosted.offsets.high_watermark
+    if bound.offset < high_watermark.offset:
+        timestamp, offset = _max_timestamp(hosted, high_watermark)
+        return (timestamp, offset) if offset < bound.offset else NOTHING
     segment = hosted.log.max_timestamp_segment()
     if segment.max_timestamp < 0:
         return NOTHING

@@ -62,13 +62,15 @@ class Writing:
 
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
     writing = Writing()
+    has_nobody = any(marker.producer_id < 0 or marker.producer_epoch < 0 for marker in request.markers)
     for marker in request.markers:
-        topics = writing.codes.setdefault(marker.producer_id, {})
         for topic in marker.topics:
-            codes = topics.setdefault(topic.name, {})
             for index in topic.partition_indexes:
+                codes = writing.codes.setdefault(marker.producer_id, {}).setdefault(topic.name, {})
                 codes[index] = 0
                 try:
+                    if has_nobody:  # as Kafka: a marker of nobody's spoils the request
+                        raise ApiError(ErrorCode.unknown_server_error)
                     _write(node, writing, marker, topic.name, index, now)
                 except ApiError as error:
                     codes[index] = error.code
@@ -81,8 +83,6 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
 def _write(node: Node, writing: Writing, marker: Any, topic: str, index: int, now: Now) -> None:
     hosted = node.leader_of(topic, index)
     producer_id = marker.producer_id
-    if producer_id < 0 or marker.producer_epoch < 0:
-        raise ApiError(ErrorCode.unknown_server_error, f"producer {producer_id} can have no transaction")
     end_offset = append_marker(
         node,
         hosted,
