@@ -161,7 +161,7 @@ def test_topics_a_member_has_left_are_taken_from_it_before_the_target_knows() ->
     kept, left = TOPICS
     holding = Holding(2, 1, assigned={kept: {0: 2}, left: {0: 2}})
     target = Target(2, {kept: frozenset({0}), left: frozenset({0})})
-    step = Step(target, None, frozenset({kept}), lambda *_: False, has_new_subscription=True)
+    step = Step(target, None, frozenset({kept}), lambda *_: False, drops_unsubscribed=True)
     told = reconcile(holding, step)
     assert (told.state, told.assigned, told.revoking) == (
         MemberState.UNREVOKED,

@@ -114,8 +114,8 @@ class Step(NamedTuple):
     subscribed: frozenset[UUID]
     """The topics it subscribes to that exist. Only these are given to it, whatever an older target says."""
     has_other_owner: Callable[[UUID, int], bool]
-    has_new_subscription: bool = False
-    """Partitions of topics it has just left are taken from it though the target has not caught up."""
+    drops_unsubscribed: bool = False
+    """Partitions of topics it has left, or that are no more, are taken from it though the target has not caught up."""
 
 
 def reconcile(held: Holding, step: Step) -> Holding:
@@ -124,11 +124,11 @@ def reconcile(held: Holding, step: Step) -> Holding:
         case MemberState.STABLE:
             if held.epoch != step.target.epoch:
                 return _approach(held, step)
-            return _drop_unsubscribed(held, step) if step.has_new_subscription else held
+            return _drop_unsubscribed(held, step) if step.drops_unsubscribed else held
         case MemberState.UNREVOKED:
             if not _owns(step.owned, held.revoking):
                 return _approach(held, step)
-            return _drop_unsubscribed(held, step) if step.has_new_subscription else held
+            return _drop_unsubscribed(held, step) if step.drops_unsubscribed else held
         case MemberState.UNRELEASED:
             return _approach(held, step)
         case _:

@@ -140,9 +140,18 @@ class Turn:
         is_new_subscription = profile.subscription != seat.profile.subscription
         epoch = self._raise_epoch(subscriptions, is_needed=is_new_subscription or resolved_anew)
         target = self._target(epoch, profile, subscriptions)
+        subscribed = subscriptions.ids_of(profile)
+        # A topic it holds may be gone, or have never been: a crash can take back what its target was made from.
+        has_strange_topics = not seat.holding.assigned.keys() <= subscribed
         holding = reconcile_unless_done(
             seat.holding,
-            Step(target, owned, subscriptions.ids_of(profile), self._has_other_owner, is_new_subscription),
+            Step(
+                target,
+                owned,
+                subscribed,
+                self._has_other_owner,
+                is_new_subscription or has_strange_topics,
+            ),
         )
         if holding is not seat.holding or seat.replaces is not None:
             self._changes.append(holding_change(state.group_id, seat.member_id, holding))
@@ -287,7 +296,7 @@ def preferred_assignor(wanted: Mapping[str, int], assignors: tuple[str, ...]) ->
 
 
 def reconcile_unless_done(held: Holding, step: Step) -> Holding:
-    if held.is_at(step.target.epoch) and not step.has_new_subscription:
+    if held.is_at(step.target.epoch) and not step.drops_unsubscribed:
         return held
     return reconcile(held, step)
 
