@@ -22,11 +22,11 @@ from holdfast.log.dump_decoders import (
 from holdfast.log.index import OffsetIndex, TimeIndex
 from holdfast.log.leader_epochs import EpochStart, LeaderEpochs
 from holdfast.log.producer_snapshot import SnapshotEntry, encode_snapshot
-from holdfast.log.producer_state import EndMarker, encode_end_marker
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.real import RealFileSystem
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch
 from holdfast.wire.codecs import Codec
+from holdfast.wire.control_records import EndTransactionMarker
 
 VERIFY = DumpOptions(verify=True)
 NAME = "00000000000000000100"
@@ -327,7 +327,8 @@ def test_small_files_are_listed(tmp_path: Path) -> None:
 
 
 def test_markers_are_named(tmp_path: Path) -> None:
-    key, value = encode_end_marker(EndMarker(False, 3))
+    end = EndTransactionMarker(False, 3)
+    key, value = end.encode_key(), end.encode_value()
     marker = build_batch(
         [Record(0, 0, key, value)],
         base_offset=100,

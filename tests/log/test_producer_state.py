@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import ApiError, CorruptLog, InvalidRecords
+from holdfast.errors import ApiError, InvalidRecords
 from holdfast.log.producer_snapshot import SnapshotEntry, decode_snapshot, encode_snapshot
 from holdfast.log.producer_state import (
     ACCEPT,
@@ -20,17 +20,15 @@ from holdfast.log.producer_state import (
     BatchMetadata,
     CompletedTransaction,
     Duplicate,
-    EndMarker,
     ProducerDescription,
     ProducerStateMap,
-    decode_end_marker,
-    encode_end_marker,
     sequence_after,
 )
 from holdfast.wire.batch import CONTROL, SEQUENCE_MAX, TRANSACTIONAL, BatchHeader
+from holdfast.wire.control_records import EndTransactionMarker
 
 DAY_MS = 86_400_000
-COMMIT, ABORT = EndMarker(True, 0), EndMarker(False, 0)
+COMMIT, ABORT = EndTransactionMarker(True, 0), EndTransactionMarker(False, 0)
 
 
 def batch(
@@ -256,7 +254,7 @@ def test_a_log_start_past_a_marker_releases_its_transaction_and_keeps_the_produc
 
 def test_a_marker_without_a_transaction_ends_nothing_and_is_remembered() -> None:
     state = ProducerStateMap()
-    assert state.complete(marker(epoch=4), EndMarker(True, 9), 0, 1000) is None
+    assert state.complete(marker(epoch=4), EndTransactionMarker(True, 9), 0, 1000) is None
     assert state.first_unstable_offset is None
     assert state.describe() == [ProducerDescription(7, 4, -1, 1000, 9, -1)]
     assert refusal(state, batch(0, epoch=3)) == ErrorCode.invalid_producer_epoch
@@ -274,7 +272,7 @@ def test_markers_of_older_epochs_and_coordinators_are_refused() -> None:
     state = ProducerStateMap()
     state.check_marker(7, 5, 3)
     append(state, batch(0, epoch=5, transactional=True), 0)
-    state.complete(marker(epoch=5), EndMarker(True, 3), 1, 1000)
+    state.complete(marker(epoch=5), EndTransactionMarker(True, 3), 1, 1000)
     state.check_marker(7, 5, 3)
     with pytest.raises(ApiError) as caught:
         state.check_marker(7, 4, 3)
@@ -378,19 +376,6 @@ def test_cleared_state_knows_nobody() -> None:
     assert state.first_unstable_offset is None
     assert state.batches_of(7) == ()
     assert not state.has_transaction(7)
-
-
-def test_end_markers_are_kafkas_control_records() -> None:
-    assert encode_end_marker(EndMarker(True, 5)) == (b"\0\0\0\1", b"\0\0\0\0\0\5")
-    assert encode_end_marker(EndMarker(False, -1)) == (b"\0\0\0\0", b"\0\0\xff\xff\xff\xff")
-    for end in (EndMarker(True, 5), EndMarker(False, 0)):
-        assert decode_end_marker(*encode_end_marker(end)) == end
-    assert decode_end_marker(b"\0\0\0\2", b"") is None  # a leader change of the metadata log
-    for key, value in ((None, b""), (b"\0\0\0", b""), (b"\0\0\0\1", None), (b"\0\0\0\1", b"\0\0\0\0\0")):
-        with pytest.raises(CorruptLog):
-            decode_end_marker(key, value)
-    with pytest.raises(CorruptLog):
-        decode_end_marker(b"\0\0\0\1", b"\xff\xff\0\0\0\0")
 
 
 # ---- any history
@@ -503,7 +488,10 @@ class Histories(RuleBasedStateMachine):
         open_since, producer.transaction = producer.transaction, None
         self.state.check_marker(pid, producer.epoch, 0)
         completed = self.state.complete(
-            marker(pid=pid, epoch=producer.epoch), EndMarker(is_commit, 0), self.offset, self.now_ms
+            marker(pid=pid, epoch=producer.epoch),
+            EndTransactionMarker(is_commit, 0),
+            self.offset,
+            self.now_ms,
         )
         if open_since is None:
             assert completed is None

@@ -19,7 +19,6 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.log.dump_decoders import Decoded, Undecodable, decode_raft_control
-from holdfast.log.producer_state import decode_end_marker
 from holdfast.log.scan import CHUNK_BYTES, find_later_batch
 from holdfast.seams import File
 from holdfast.wire.batch import (
@@ -37,6 +36,7 @@ from holdfast.wire.batch import (
     records_bytes,
 )
 from holdfast.wire.codecs import Codec
+from holdfast.wire.control_records import decode_end_marker
 
 Event: TypeAlias = dict[str, Any]
 Decoder: TypeAlias = Callable[[bytes | None, bytes | None], Decoded]

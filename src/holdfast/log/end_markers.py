@@ -12,24 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.log.producer_state import (
-    CompletedTransaction,
-    EndMarker,
-    ProducerStateMap,
-    decode_end_marker,
-    encode_end_marker,
-)
+from holdfast.log.producer_state import CompletedTransaction, ProducerStateMap
 from holdfast.log.scan import Found
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.seams import Buffer, File
 from holdfast.wire.batch import CONTROL, BatchHeader, Record, build_batch, iterate_records
+from holdfast.wire.control_records import EndTransactionMarker, decode_end_marker
 
 
-def build_end_marker(producer_id: int, producer_epoch: int, marker: EndMarker, timestamp_ms: int) -> bytes:
+def build_end_marker(
+    producer_id: int, producer_epoch: int, marker: EndTransactionMarker, timestamp_ms: int
+) -> bytes:
     """The control batch that ends this producer's transaction."""
-    key, value = encode_end_marker(marker)
     return build_batch(
-        [Record(0, 0, key, value)],
+        [Record(0, 0, marker.encode_key(), marker.encode_value())],
         base_timestamp=timestamp_ms,
         producer_id=producer_id,
         producer_epoch=producer_epoch,
@@ -38,7 +34,7 @@ def build_end_marker(producer_id: int, producer_epoch: int, marker: EndMarker, t
     )
 
 
-def read_end_marker(batch: Buffer) -> EndMarker | None:
+def read_end_marker(batch: Buffer) -> EndTransactionMarker | None:
     """The marker in a control batch; None when it was emptied, or is a control batch of another kind."""
     for record in iterate_records(batch):
         return decode_end_marker(record.key, record.value)

@@ -30,14 +30,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from struct import Struct, error
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import ApiError, CorruptLog, InvalidRecords
+from holdfast.errors import ApiError, InvalidRecords
 from holdfast.log.producer_snapshot import SnapshotEntry
 from holdfast.wire.batch import NO_SEQUENCE, NO_TIMESTAMP, SEQUENCE_MAX, TRANSACTIONAL, BatchHeader
+from holdfast.wire.control_records import EndTransactionMarker
 
 BATCHES_REMEMBERED = 5
 """As many as a client may have in flight with idempotence: any of them may be retried."""
@@ -80,13 +80,6 @@ class BatchMetadata(NamedTuple):
 
 
 _NO_BATCH: Final = BatchMetadata(NO_SEQUENCE, NO_SEQUENCE, NO_OFFSET, NO_OFFSET, NO_TIMESTAMP)
-
-
-class EndMarker(NamedTuple):
-    """The control record that ends a transaction."""
-
-    is_commit: bool
-    coordinator_epoch: int
 
 
 class CompletedTransaction(NamedTuple):
@@ -271,7 +264,7 @@ class ProducerStateMap:
             self._ongoing[base_offset] = self.unstable[base_offset] = header.producer_id
 
     def complete(
-        self, header: BatchHeader, marker: EndMarker, base_offset: int, now_ms: int
+        self, header: BatchHeader, marker: EndTransactionMarker, base_offset: int, now_ms: int
     ) -> CompletedTransaction | None:
         """Record a marker that was appended at `base_offset`; None when it ended nothing here."""
         producer = self._producers.get(header.producer_id)
@@ -447,29 +440,3 @@ def _batch(entry: SnapshotEntry) -> BatchMetadata:
     return BatchMetadata(
         first, last, entry.last_offset - entry.offset_delta, entry.last_offset, entry.timestamp
     )
-
-
-_MARKER_KEY = Struct(">hh")
-_MARKER_VALUE = Struct(">hi")
-_ABORT, _COMMIT = 0, 1
-
-
-def encode_end_marker(marker: EndMarker) -> tuple[bytes, bytes]:
-    """Key and value of the control record that ends a transaction."""
-    return _MARKER_KEY.pack(0, _COMMIT if marker.is_commit else _ABORT), _MARKER_VALUE.pack(
-        0, marker.coordinator_epoch
-    )
-
-
-def decode_end_marker(key: bytes | None, value: bytes | None) -> EndMarker | None:
-    """The marker in a control record; None for control records of other kinds."""
-    try:
-        _, kind = _MARKER_KEY.unpack_from(key or b"")
-        if kind not in (_ABORT, _COMMIT):
-            return None
-        version, coordinator_epoch = _MARKER_VALUE.unpack_from(value or b"")
-    except error as problem:
-        raise CorruptLog(f"a control record is too short: key {key!r}, value {value!r}") from problem
-    if version < 0:
-        raise CorruptLog(f"a transaction marker has version {version}")
-    return EndMarker(kind == _COMMIT, coordinator_epoch)

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from holdfast.log.batches import walk_headers
-from holdfast.log.producer_state import decode_end_marker
 from holdfast.seams import File
 from holdfast.wire.batch import BatchHeader, iterate_records
+from holdfast.wire.control_records import decode_end_marker
 
 OFFSET_MAX: Final = 2**63 - 1
 

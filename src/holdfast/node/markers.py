@@ -13,11 +13,11 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.log.end_markers import build_end_marker
-from holdfast.log.producer_state import EndMarker
 from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
 from holdfast.wire.batch import read_header, with_log_append_time
+from holdfast.wire.control_records import EndTransactionMarker
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
@@ -44,7 +44,7 @@ def append_marker(
         producer_id, producer_epoch, coordinator_epoch, transaction_version=transaction_version
     )
     batch = build_end_marker(
-        producer_id, producer_epoch, EndMarker(is_commit, coordinator_epoch), now.wall_ms
+        producer_id, producer_epoch, EndTransactionMarker(is_commit, coordinator_epoch), now.wall_ms
     )
     header = read_header(batch)
     if log.config.message_timestamp_type == "LogAppendTime":

@@ -14,7 +14,6 @@ from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Swap, examine, plan_round
 from holdfast.log.end_markers import build_end_marker
 from holdfast.log.log import Log
-from holdfast.log.producer_state import EndMarker
 from holdfast.log.recovery import Trust, open_log
 from holdfast.log.tasks import run
 from holdfast.seams import Now
@@ -28,6 +27,7 @@ from holdfast.wire.batch import (
     read_header,
 )
 from holdfast.wire.codecs import Codec
+from holdfast.wire.control_records import EndTransactionMarker
 
 DIRECTORY: Final = "/data/t-0"
 START_MS: Final = 1_700_000_000_000
@@ -86,7 +86,7 @@ class CompactedLog:
         return self.log.append(check_whole(batch), batch, 0, self.now)
 
     def append_marker(self, producer_id: int, *, is_commit: bool) -> BatchHeader:
-        batch = build_end_marker(producer_id, 0, EndMarker(is_commit, 0), self.now_ms)
+        batch = build_end_marker(producer_id, 0, EndTransactionMarker(is_commit, 0), self.now_ms)
         return self.log.append(check_whole(batch), batch, 0, self.now)
 
     def roll(self) -> None:

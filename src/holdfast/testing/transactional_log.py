@@ -18,7 +18,7 @@ from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Swap, examine, plan_round
 from holdfast.log.end_markers import build_end_marker, read_end_marker
 from holdfast.log.log import Log, PendingFlush
-from holdfast.log.producer_state import Accept, EndMarker
+from holdfast.log.producer_state import Accept
 from holdfast.log.recovery import Trust, open_log
 from holdfast.log.tasks import run
 from holdfast.log.transaction_index import AbortedEntry
@@ -29,6 +29,7 @@ from holdfast.testing.committed_reader import Shown, read_committed
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.codecs import Codec
+from holdfast.wire.control_records import EndTransactionMarker
 
 DIRECTORY: Final = "/data/t-0"
 START_MS: Final = 1_700_000_000_000
@@ -200,7 +201,7 @@ class TransactionalLog:
         """Append a marker; returns its offset. With `bumps_epoch` as KIP-890 ends transactions."""
         epoch = self.epoch_of(producer_id) + bumps_epoch
         self.log.producers.check_marker(producer_id, epoch, 0, transaction_version=2 if bumps_epoch else 0)
-        batch = build_end_marker(producer_id, epoch, EndMarker(is_commit, 0), self.now_ms)
+        batch = build_end_marker(producer_id, epoch, EndTransactionMarker(is_commit, 0), self.now_ms)
         stored = self.log.append(check_whole(batch), batch, 0, self.now)
         self.history.append(Ended(stored.base_offset, producer_id, is_commit))
         self._appended()
