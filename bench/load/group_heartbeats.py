@@ -8,6 +8,7 @@ answers with a line that counts those answered within it. An empty line ends it.
 from __future__ import annotations
 
 import json
+import resource
 import select
 import socket
 import struct
@@ -52,6 +53,8 @@ class _Member:
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     """Join `members` members to `groups` groups and serve windows until told to end."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     host, port = spec["bootstrap_servers"].rsplit(":", 1)
     wait_for_coordinators(host, int(port), spec["topic"])
     names = [f"bench-{uuid.uuid4()}" for _ in range(spec["groups"])]

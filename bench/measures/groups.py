@@ -14,7 +14,7 @@ from bench.stats import percentile
 
 PROTOCOLS: Final = ("classic", "consumer")
 JOINS: Final = 50
-CLIENT_JOINS: Final = 3
+CLIENT_JOINS: Final = 10
 SUCCESSIONS: Final = 5
 SESSION_TIMEOUT_MS: Final = 1_500
 """Longer than `group.consumer.assignment.interval.ms`: the last assignment must not delay the next."""
