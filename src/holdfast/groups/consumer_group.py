@@ -129,7 +129,7 @@ class ConsumerGroup(ConsumerState):
                 profile.client_host,
                 profile.topic_names,
                 profile.topic_regex,
-                named(member.holding.assigned),
+                named(member.holding.everything),
                 named({topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in target.items()}),
                 profile.classic is not None,
             )

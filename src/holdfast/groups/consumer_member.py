@@ -87,6 +87,14 @@ class Holding:
     def is_at(self, target_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.epoch == target_epoch
 
+    @property
+    def everything(self) -> Held:
+        """What it holds, and what it has not given up."""
+        if not self.revoking:
+            return self.assigned
+        topics = {**self.assigned, **self.revoking}
+        return {topic: {**self.assigned.get(topic, {}), **self.revoking.get(topic, {})} for topic in topics}
+
     def since(self, topic_id: UUID, partition: int) -> int | None:
         """The epoch it has held a partition since, None if it holds it not."""
         for held in (self.assigned, self.revoking):
