@@ -241,6 +241,24 @@ def test_members_and_their_assignments_are_kafkas(
         assert (member["epoch"], member["target_assignment"]) == (None, None)
 
 
+def test_members_of_a_group_between_the_protocols_are_kafkas(
+    run_here: Run, topic: str, group: str, join: Join, bootstrap_servers: str
+) -> None:
+    first = join(group, topic, group_protocol="consumer", client_id="new")
+    second = join(group, topic, group_protocol="classic", client_id="old")
+    deadline = time.monotonic() + WAIT_S
+    table: list[list[str]] = []
+    while not table or any(row[5:7] != row[7:9] for row in table[1:]):  # still moving
+        assert time.monotonic() < deadline, table
+        first.poll(0.05)
+        second.poll(0.05)
+        table = rows_of(run_here("groups", "describe", "--group", group, "--members", "--verbose").stdout)
+    assert table[0][-1] == "UPGRADED"
+    assert {(row[3], row[-1]) for row in table[1:]} == {("new", "true"), ("old", "false")}
+    kafkas = kafkas_rows(bootstrap_servers, "--describe", "--group", group, "--members", "--verbose")
+    assert in_order(kafkas) == in_order(table)
+
+
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_states_are_kafkas(
     run_here: Run, topic: str, group: str, join: Join, bootstrap_servers: str, protocol: str
@@ -530,3 +548,18 @@ def test_what_does_not_exist_cannot_be_deleted(run_here: Run, topic: str, group:
     nowhere = run_here(*delete, "--topic", "is-not-there")
     assert nowhere.returncode == 1
     assert b"topic 'is-not-there' does not exist" in nowhere.stderr
+
+
+# ---------------------------------------------------------------------------- validate-regex
+
+
+def test_expressions_are_those_of_re2(run_here_anywhere: Run) -> None:
+    validate = ("groups", "validate-regex", "--regex")
+    valid = run_here_anywhere(*validate, "orders.*")
+    assert (valid.returncode, valid.stdout) == (0, b"The regular expression orders.* is valid.\n")
+    invalid = run_here_anywhere(*validate, "a(")
+    assert (invalid.returncode, invalid.stdout) == (1, b"")
+    assert b"missing )" in invalid.stderr
+    backtracking = run_here_anywhere(*validate, r"(a)\1", "--output", "json")
+    assert backtracking.returncode == 1
+    assert json.loads(backtracking.stdout)["valid"] is False

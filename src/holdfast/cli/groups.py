@@ -1,4 +1,4 @@
-"""`holdfast groups list|describe|reset-offsets|delete|delete-offsets`, with the flags of kafka-consumer-groups."""
+"""`holdfast groups list|describe|reset-offsets|delete|delete-offsets…`, with the flags of kafka-consumer-groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.advice import describe_error
 from holdfast.cli.client import Connection
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import CommandFailed, ExitCode, complain
 from holdfast.cli.groups_admin import STATE_NAMES, TYPE_NAMES, Group, GroupAdmin
 from holdfast.cli.groups_output import (
     export_resets,
@@ -47,7 +47,7 @@ from holdfast.cli.options import (
     examples,
 )
 from holdfast.cli.output import Output, print_json, print_table
-from holdfast.errors import UsageError
+from holdfast.errors import ApiError, UsageError
 
 app = typer.Typer(
     add_completion=False,
@@ -420,6 +420,31 @@ def delete_offsets(
         print_table(("TOPIC", "PARTITION", "STATUS"), rows)
     if any(outcomes.values()):
         raise Exit(ExitCode.FINDINGS)
+
+
+@app.command(
+    "validate-regex",
+    help="Say whether a regular expression can be subscribed to in the new group protocol, which has the "
+    "syntax of RE2. No broker is asked.",
+    epilog=examples("holdfast groups validate-regex --regex 'orders\\..*'"),
+)
+def validate_regex(
+    regex: Annotated[str, typer.Option("--regex", metavar="REGEX", help="The regular expression.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.groups.regex import check  # RE2 is loaded by this command alone
+
+    try:
+        check(regex)
+        problem = None
+    except ApiError as error:
+        problem = str(error)
+    if output is Output.JSON:
+        print_json({"regex": regex, "valid": problem is None, "problem": problem})
+    elif problem is None:
+        print(f"The regular expression {regex} is valid.")
+    if problem is not None:
+        raise CommandFailed(problem)
 
 
 def _check_chosen(groups: list[str] | None, all_groups: bool) -> None:

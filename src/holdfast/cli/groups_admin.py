@@ -56,6 +56,9 @@ TYPES: Final[Mapping[Any, str]] = {
 }
 TYPE_NAMES: Final = ("Classic", "Consumer")
 
+MEMBER_TYPES: Final[Mapping[int | None, bool]] = {0: False, 1: True}
+"""What ConsumerGroupDescribe calls a member of the classic and of the new protocol."""
+
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 NOT_THERE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
@@ -86,6 +89,8 @@ class Member:
     target_assignment: tuple[Place, ...] | None
     """None in a group of the classic protocol, whose leader alone knows what it wants."""
     epoch: int | None
+    speaks_new_protocol: bool | None
+    """False for a classic member inside a group of the new protocol; None in a classic group."""
 
 
 @dataclass(frozen=True)
@@ -305,7 +310,7 @@ def _group(described: ConsumerGroupDescription, details: Any) -> Group | None:
     state = details.group_state if details is not None else STATES[described.state]
     if state == "Dead" and not described.members:
         return None
-    epochs = {each.member_id: each.member_epoch for each in details.members} if details is not None else {}
+    known = {each.member_id: each for each in details.members} if details is not None else {}
     node = described.coordinator
     return Group(
         group=described.group_id,
@@ -315,7 +320,7 @@ def _group(described: ConsumerGroupDescription, details: Any) -> Group | None:
         coordinator_address=f"{node.host}:{node.port}",
         assignor=described.partition_assignor,
         members=tuple(
-            _member(each, epochs.get(each.member_id))
+            _member(each, known.get(each.member_id))
             for each in sorted(described.members, key=lambda each: each.member_id)
         ),
         epoch=details.group_epoch if details is not None else None,
@@ -323,7 +328,7 @@ def _group(described: ConsumerGroupDescription, details: Any) -> Group | None:
     )
 
 
-def _member(described: Any, epoch: int | None) -> Member:
+def _member(described: Any, details: Any) -> Member:
     target = described.target_assignment
     return Member(
         member_id=described.member_id,
@@ -332,7 +337,8 @@ def _member(described: Any, epoch: int | None) -> Member:
         client_id=described.client_id,
         assignment=_places(described.assignment),
         target_assignment=None if target is None else _places(target),
-        epoch=epoch,
+        epoch=None if details is None else details.member_epoch,
+        speaks_new_protocol=MEMBER_TYPES.get(getattr(details, "member_type", None)),
     )
 
 

@@ -92,6 +92,9 @@ def print_members(group: Group, *, verbose: bool) -> None:
         columns.insert(2, "GROUP-INSTANCE-ID")
     if verbose:
         columns += ["CURRENT-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-EPOCH", "TARGET-ASSIGNMENT"]
+    migrating = verbose and any(member.speaks_new_protocol is False for member in group.members)
+    if migrating:
+        columns.append("UPGRADED")
     table = []
     for member in group.members:
         cells = [
@@ -106,6 +109,8 @@ def print_members(group: Group, *, verbose: bool) -> None:
         if verbose:
             cells += [_text(member.epoch), _assignment(member.assignment)]
             cells += [_text(group.assignment_epoch), _assignment(member.target_assignment or ())]
+        if migrating:
+            cells.append("true" if member.speaks_new_protocol else "false")
         table.append(cells)
     print_table(columns, table)
 
@@ -119,6 +124,7 @@ def members_as_json(group: Group) -> dict[str, Any]:
                 "group_instance_id": member.instance_id,
                 "host": member.host,
                 "client_id": member.client_id,
+                "upgraded": member.speaks_new_protocol,
                 "epoch": member.epoch,
                 "assignment": _assignment_as_json(member.assignment),
                 "target_epoch": group.assignment_epoch,
