@@ -25,7 +25,7 @@ from holdfast.testing.transactional_producer import (
     described,
 )
 
-SETTINGS = {"transaction.state.log.num.partitions": "2", "offsets.topic.num.partitions": "2"}
+SETTINGS = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
 SEEDS = range(3)
 """What survives a power failure differs between them."""
 
@@ -79,6 +79,9 @@ class Script:
                 ),
             )
         yield "position", lambda: producer.begin_commit_position("readers", "input", 0, 7)
+        for topic in ("a", "b"):
+            # As the system does with a topic that is not flushed, when it pleases.
+            self.node.node.commit.request(self.node.hosted(topic))
         yield "end", lambda: producer.begin_end(is_commit=self.is_commit)
 
     def _until_answered(self, correlation_id: int, steps: int | None) -> None:
@@ -96,12 +99,14 @@ class Script:
         return flusher.run_one(max(len(flusher.jobs) - 1, 0) if self.is_reversed else 0)
 
 
-def prepared_node(seed: int) -> BareNode:
+def prepared_node(seed: int, broker: str = "group", topics: tuple[str, str] = ("group", "group")) -> BareNode:
+    """A node on which one transaction was committed; how the broker and the topics a and b are flushed."""
     clock = ManualClock()
-    node = BareNode(SETTINGS, disk=SimulatedDisk(seed, clock=clock), clock=clock)
+    settings = {**SETTINGS, "holdfast.flush": broker}
+    node = BareNode(settings, disk=SimulatedDisk(seed, clock=clock), clock=clock)
     client = node.connect()
-    for topic in ("a", "b", "input"):
-        client.create_topic(topic)
+    for topic, flush in zip(("a", "b", "input"), (*topics, broker), strict=True):
+        client.create_topic(topic, holdfast_flush=flush)
     producer = TransactionalProducer(client)
     assert producer.init() is ErrorCode.none
     for topic in ("a", "b"):
@@ -155,6 +160,8 @@ def check_after(script: Script, node: BareNode) -> None:
         assert state == ("CompleteCommit" if script.is_commit else "CompleteAbort")
         assert shown(node) == outcome
         assert retried_end(script, node) is ErrorCode.none, "the retry of a client that got no answer"
+    if described(node.connect(), "copy").transaction_state != "Ongoing":
+        check_nothing_open(node)
     check_nothing_hangs(node)
 
 
@@ -162,6 +169,11 @@ def retried_end(script: Script, node: BareNode) -> ErrorCode:
     again = TransactionalProducer(node.connect(), is_newer=script.is_newer)
     again.producer_id, again.epoch = script.producer.producer_id, script.producer.epoch
     return again.end(is_commit=script.is_commit)
+
+
+def check_nothing_open(node: BareNode) -> None:
+    for hosted in node.node.partitions:
+        assert not hosted.log.producers.ongoing_transactions, hosted.name
 
 
 def check_nothing_hangs(node: BareNode) -> None:
@@ -203,6 +215,78 @@ def test_a_transaction_is_whole_after_a_death_at_any_step(
                     node.turn()
                     script.flush_one()
             check_after(script, getattr(node, death)())
+
+
+@pytest.mark.parametrize(
+    ("broker", "topics"),
+    [("group", ("group", "os")), ("os", ("group", "group")), ("os", ("os", "group"))],
+    ids=["one topic unflushed", "coordinator unflushed", "coordinator and one topic unflushed"],
+)
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["", "flushes reversed"])
+def test_where_not_everything_is_flushed_no_transaction_hangs_and_none_is_torn(
+    broker: str, topics: tuple[str, str], is_reversed: bool
+) -> None:
+    """A record that is flushed never outlives the one it was written because of."""
+    total = 40
+    for steps in range(total):
+        for seed in range(2):
+            node = prepared_node(seed, broker, topics)
+            script = script_on(node, is_newer=True, is_commit=True, is_reversed=is_reversed)
+            try:
+                script.run(steps)
+            except Died:
+                pass
+            else:
+                # Somebody else's record takes the completion to the disk with it.
+                TransactionalProducer(node.connect(), "other").begin_init()
+                for _ in range(steps - script.steps):
+                    node.turn()
+                    script.flush_one()
+            again = node.lose_power()
+            again.settle()
+            for _ in range(8):
+                again.advance(10_000)
+                again.settle()
+            seen = [shown(again)[at] == EVERYTHING[at] for at in (0, 1) if topics[at] == "group"]
+            assert len({*seen}) == 1, "the topics that are flushed agree"
+            if "end" in script.acknowledged and broker == "group":
+                assert seen[0]
+            check_nothing_open(again)
+            check_nothing_hangs(again)
+        if script.steps < steps - 6:
+            return
+    raise AssertionError(f"not done after {total} steps")
+
+
+def test_a_topic_whose_deletion_is_undone_by_a_crash_has_no_transaction_open() -> None:
+    for flushes in range(10):
+        for is_reversed in (False, True):
+            node = prepared_node(1)
+            producer = TransactionalProducer(node.connect())
+            producer.init()
+            producer.produce("a", 0, b"1")
+            producer.produce("b", 0, b"2")
+            node.connect().begin(20, 4, topic_names=["b"], timeout=1000)
+            asked = producer.begin_end(is_commit=True)
+            script = Script(node, is_newer=True, is_commit=True, is_reversed=is_reversed)
+            for flushed in range(flushes):
+                if flushed == flushes // 2:
+                    TransactionalProducer(node.connect(), "other").begin_init()
+                node.turn()
+                script.flush_one()
+            is_told = asked in producer.client.correlation_ids
+            again = node.lose_power()
+            again.settle()
+            is_back = again.node.image.topic("b") is not None
+            for _ in range(8):
+                again.advance(10_000)
+                again.settle()
+            if is_told:
+                assert b"1" in committed_values(again.connect(), "a")
+            if is_back:
+                hosted = again.hosted("b")
+                assert not hosted.log.producers.ongoing_transactions
+                assert hosted.offsets.last_stable_offset == hosted.log.end_offset
 
 
 def test_two_deaths_in_a_row_change_nothing_of_a_decision() -> None:

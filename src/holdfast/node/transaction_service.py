@@ -66,11 +66,26 @@ class HostedParticipants:
     def __init__(self, node: Node, shard: Shard) -> None:
         self._node = node
         self._shard = shard
+        self._is_flushed_at_times = False
+        """Whether flushes take records to the disk, completions among them, that are left to the system by setting."""
 
     def when_recorded(
         self, partitions: Iterable[TopicPartition], done: Callable[[Exception | None], None]
     ) -> None:
-        self._shard.when_durable(done)
+        """Where the settings leave flushing the shard to the system but partitions are flushed, so is the shard.
+
+        Otherwise a power failure could take the record and leave what was written because of it.
+        """
+        hosted = self._shard.hosted
+        if hosted.flushes_in_groups or not any(map(self._is_flushed, partitions)):
+            self._shard.when_durable(done)
+        else:
+            self._is_flushed_at_times = True
+            self._node.commit.when_flushed(hosted, hosted.log.end_offset, done)
+
+    def _is_flushed(self, partition: TopicPartition) -> bool:
+        hosted = self._node.partitions.get(*partition)
+        return hosted is not None and hosted.flushes_in_groups
 
     def write_markers(
         self,
@@ -85,12 +100,14 @@ class HostedParticipants:
 
         def settle(partition: TopicPartition | None, error: Exception | None) -> None:
             nonlocal waiting
-            if partition is not None and error is not None and self._exists(partition):
+            if partition is not None and error is not None:
                 left.append(partition)
             waiting -= 1
             if not waiting:
                 done(left)
 
+        if not self._shard.hosted.flushes_in_groups and any(map(self._is_flushed, partitions)):
+            self._is_flushed_at_times = True
         for partition in partitions:
             self._write_one(decision, partition, now, settle)
         settle(None, None)
@@ -103,6 +120,13 @@ class HostedParticipants:
         settle: Callable[[TopicPartition, Exception | None], None],
     ) -> None:
         node = self._node
+
+        def settle_or_skip(error: Exception | None) -> None:
+            if error is not None and node.image.partition(*partition) is None:
+                self._when_gone_for_good(lambda failure: settle(partition, failure))
+            else:
+                settle(partition, error)
+
         try:
             hosted = node.leader_of(*partition)
             end_offset = append_marker(
@@ -116,12 +140,22 @@ class HostedParticipants:
                 now,
             )
         except ApiError as error:
-            settle(partition, None if error.code in ALREADY_FENCED else error)
+            settle_or_skip(None if error.code in ALREADY_FENCED else error)
             return
-        hosted.offsets.when_committed(end_offset, lambda error: settle(partition, error))
+        is_flushed = self._shard.hosted.flushes_in_groups or self._is_flushed_at_times
+        if is_flushed and not hosted.flushes_in_groups:
+            # A completion that is flushed must not outlive the marker, whatever the topic promises for its data.
+            node.commit.when_flushed(hosted, end_offset, settle_or_skip)
+        else:
+            hosted.offsets.when_committed(end_offset, settle_or_skip)
 
-    def _exists(self, partition: TopicPartition) -> bool:
-        return self._node.image.partition(*partition) is not None
+    def _when_gone_for_good(self, done: Callable[[Exception | None], None]) -> None:
+        """A crash may bring a deleted topic back, with the transaction open in it, until the deletion is durable."""
+        barrier = self._node.metadata_barrier
+        if barrier is None:
+            done(None)
+        else:
+            barrier(done)
 
 
 class TransactionService(Coordination[TransactionCoordinator]):

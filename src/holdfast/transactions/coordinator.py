@@ -312,7 +312,10 @@ class TransactionCoordinator:
                 # Asked again: the transaction may have been ended by somebody else while the record was flushed.
                 done(self.partitions_outside(request))
 
-        self._participants.when_recorded(request.partitions, pass_on)
+        # All partitions of the transaction are named, so that whoever waits is called in order.
+        transaction = self.transactions.get(request.transactional_id)
+        partitions = transaction.metadata.partitions if transaction is not None else request.partitions
+        self._participants.when_recorded(partitions, pass_on)
 
     # EndTxn
 
