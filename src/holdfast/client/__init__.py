@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from holdfast.client.consumer import Consumer, HandlerFailed
-    from holdfast.client.consuming.loop import PositionLost
+    from holdfast.client.consuming.assignment import PositionLost
     from holdfast.client.delivery import Delivered, Delivery
     from holdfast.client.errors import (
         ClientError,
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
         UnsafeSetting,
     )
     from holdfast.client.messages import DeadLetter, Message, Retry
+    from holdfast.client.processor import Output, Processor, ProcessorFenced
     from holdfast.client.producer import FlushReport, Producer
     from holdfast.client.retries import NO_RETRIES, RetryPolicy
     from holdfast.client.serializers import as_bytes, as_json, as_text, with_schema
 
 _PLACES: Final = {
     "consumer": ("Consumer", "HandlerFailed"),
-    "consuming.loop": ("PositionLost",),
+    "consuming.assignment": ("PositionLost",),
     "delivery": ("Delivered", "Delivery"),
     "errors": (
         "ClientError",
@@ -38,6 +39,7 @@ _PLACES: Final = {
         "UnsafeSetting",
     ),
     "messages": ("DeadLetter", "Message", "Retry"),
+    "processor": ("Output", "Processor", "ProcessorFenced"),
     "producer": ("FlushReport", "Producer"),
     "retries": ("NO_RETRIES", "RetryPolicy"),
     "serializers": ("as_bytes", "as_json", "as_text", "with_schema"),
@@ -55,7 +57,10 @@ __all__ = [
     "FlushReport",
     "HandlerFailed",
     "Message",
+    "Output",
     "PositionLost",
+    "Processor",
+    "ProcessorFenced",
     "Producer",
     "ProducerClosed",
     "Retry",

@@ -13,16 +13,14 @@ finishes or is handed back, positions are committed, the group is left.
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from confluent_kafka import Consumer as RawConsumer
 
+from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.loop import Loop
 from holdfast.client.consuming.workers import Order, Work, Workers
 from holdfast.client.dead_letters import DeadLetters
@@ -30,10 +28,10 @@ from holdfast.client.errors import ClientError
 from holdfast.client.messages import DeadLetter, Message, Retry
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import consumer_settings, is_incremental
+from holdfast.client.signals import say, stopping_on_signals
 from holdfast.errors import UsageError
 
 Handler: TypeAlias = Callable[[Message], Any]
-LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
 STOP_LOOK_SECONDS: Final = 0.2
 
 
@@ -97,9 +95,9 @@ class Consumer:
         """Handle messages until stopped. Raises when a message cannot be handled and may not be set aside."""
         workers = Workers(self._worker_count, self._order, lambda work: self._carry_out(handler, work))
         loop = self._loop = Loop(
-            RawConsumer(self._settings), self._topics, workers, say=_say, **self._loop_settings
+            RawConsumer(self._settings), self._topics, workers, say=say, **self._loop_settings
         )
-        with _stopping_on_signals(loop.stop):
+        with stopping_on_signals(loop.stop):
             try:
                 loop.run()
             finally:
@@ -147,21 +145,3 @@ class Consumer:
             if self._dead_letters is None:
                 self._dead_letters = DeadLetters(self._bootstrap, self._group, self._settings)
         self._dead_letters.add(self._dead_letter_topic(message.topic), message, reason, error, attempts)
-
-
-def _say(line: str) -> None:
-    print(f"holdfast: {line}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop; whatever handled them before is put back. Other threads than the main one cannot."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {each: signal.signal(each, lambda *_: stop()) for each in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

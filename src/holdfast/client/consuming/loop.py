@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from holdfast.client.consuming.assignment import Assignment, LostPositions, messages
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.consuming.workers import Work, Workers
 from holdfast.client.errors import ClientError
@@ -27,8 +28,6 @@ from holdfast.client.spool.format import PartitionKey
 
 POLL_SECONDS: Final = 0.05
 BATCH_MESSAGES: Final = 500
-ANSWER_SECONDS: Final = 30.0
-"""How long the broker has to say where a group is."""
 FENCED: Final = frozenset(
     (
         KafkaError.ILLEGAL_GENERATION,
@@ -45,15 +44,6 @@ FENCED: Final = frozenset(
 """A commit refused with one of these is not ours to make any more; the work will be done again by the new owner."""
 
 
-WAY_OUT: Final = (
-    "Decide where to go on: lost_positions='earliest' or 'latest', or `holdfast groups reset-offsets`."
-)
-
-
-class PositionLost(ClientError):
-    """The position of a group is no longer in the log; going on would skip or repeat, which is not ours to decide."""
-
-
 class Loop:
     def __init__(
         self,
@@ -64,7 +54,7 @@ class Loop:
         in_flight_max: int,
         commit_seconds: float,
         drain_seconds: float,
-        lost_positions: str,
+        lost_positions: LostPositions,
         is_incremental: bool,
         say: Callable[[str], None],
     ) -> None:
@@ -74,9 +64,7 @@ class Loop:
         self._in_flight_max = in_flight_max
         self._commit_seconds = commit_seconds
         self._drain_seconds = drain_seconds
-        self._lost_positions = lost_positions
-        self._is_incremental = is_incremental
-        """Whether rebalances take single partitions: cooperative assignors, and the new group protocol."""
+        self._assignment = Assignment(consumer, lost_positions, is_incremental=is_incremental, say=say)
         self._say = say
         self._trackers: dict[PartitionKey, PartitionTracker] = {}
         self._paused: set[PartitionKey] = set()
@@ -100,7 +88,7 @@ class Loop:
         commit_due = time.monotonic() + self._commit_seconds
         try:
             while not self._stopping.is_set() and self._error is None:
-                for raw in self._consumer.consume(BATCH_MESSAGES, POLL_SECONDS):
+                for raw in messages(self._consumer, POLL_SECONDS, BATCH_MESSAGES):
                     self._received(raw)
                 self._take_finished()
                 self._resume()
@@ -127,7 +115,7 @@ class Loop:
     def _received(self, raw: Any) -> None:
         error = raw.error()
         if error is not None:
-            self._refused(raw, error)
+            self._error = self._error or self._assignment.judge(raw, error)
             return
         message = from_raw(raw)
         tracker = self._trackers.get((message.topic, message.partition))
@@ -137,20 +125,6 @@ class Loop:
         self._workers.give(Work(message, tracker))
         if len(tracker) >= self._in_flight_max:
             self._pause(message.topic, message.partition)
-
-    def _refused(self, raw: Any, error: KafkaError) -> None:
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._error = PositionLost(
-                f"{raw.topic()}-{raw.partition()}: the position {raw.offset()} of this group is not in the log any "
-                f"more ({error.str()}). Messages may have expired before they were handled. {WAY_OUT}"
-            )
-        elif error.fatal() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            self._error = KafkaException(error)
-        elif not error.retriable() and error.code() not in (
-            KafkaError._PARTITION_EOF,
-            KafkaError._ALL_BROKERS_DOWN,
-        ):
-            self._say(f"{error.name()}: {error.str()}")
 
     def _take_finished(self) -> None:
         for work, is_done, error in self._workers.take_finished():
@@ -198,60 +172,19 @@ class Loop:
 
     def _assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         try:
-            starts = self._starts(partitions)
+            starts = self._assignment.begin(partitions)
         except (KafkaException, ClientError) as error:
             self._error = error
             return
-        for start in starts:
-            self._trackers[start.topic, start.partition] = PartitionTracker(
-                start.topic, start.partition, max(start.offset, 0)
-            )
-        if self._is_incremental:
-            self._consumer.incremental_assign(starts)
-        else:
-            self._consumer.assign(starts)
-
-    def _starts(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Where to begin: the committed position; the beginning where there is none, of new partitions too (HF304)."""
-        starts = []
-        for committed in self._consumer.committed(partitions, timeout=ANSWER_SECONDS):
-            if committed.error is not None:
-                raise KafkaException(committed.error)
-            offset = committed.offset
-            if offset >= 0:
-                offset = self._checked(committed)
-            starts.append(
-                TopicPartition(
-                    committed.topic, committed.partition, offset if offset >= 0 else OFFSET_BEGINNING
-                )
-            )
-        return starts
-
-    def _checked(self, committed: TopicPartition) -> int:
-        low, high = self._consumer.get_watermark_offsets(committed, timeout=ANSWER_SECONDS)
-        if low <= committed.offset <= high:
-            return int(committed.offset)
-        if self._lost_positions in ("earliest", "latest"):
-            self._say(
-                f"{committed.topic}-{committed.partition}: position {committed.offset} is outside the log "
-                f"({low} to {high}); going on at the {self._lost_positions}"
-            )
-            return int(low if self._lost_positions == "earliest" else high)
-        raise PositionLost(
-            f"{committed.topic}-{committed.partition}: this group's position {committed.offset} is outside the log, "
-            f"which holds {low} to {high}: {max(0, low - committed.offset)} messages expired before they were handled. "
-            f"{WAY_OUT}"
-        )
+        for key, offset in starts.items():
+            self._trackers[key] = PartitionTracker(*key, max(offset, 0))
 
     def _revoked(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         going = self._going(partitions)
         self._drain(going)
         self._commit(going)
         self._forget(going)
-        if self._is_incremental:
-            self._consumer.incremental_unassign(partitions)
-        else:
-            self._consumer.unassign()
+        self._assignment.end(partitions)
 
     def _lost(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         self._forget(self._going(partitions))
