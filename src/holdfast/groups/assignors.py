@@ -19,7 +19,7 @@ through its order: static members by instance id, then the others by member id.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -51,7 +51,7 @@ def assign_uniform(
         return {}
     members = dict(sorted(members.items()))
     first = next(iter(members.values())).topics
-    if all(member.topics == first for member in members.values()):
+    if all(member.topics is first or member.topics == first for member in members.values()):
         return _assign_alike(
             members, {topic: partitions[topic] for topic in sorted(first) if topic in partitions}
         )
@@ -88,29 +88,42 @@ ASSIGNORS: Final[Mapping[str, Assignor]] = {"uniform": assign_uniform, "range": 
 
 
 def _assign_alike(members: Mapping[str, Subscriber], partitions: Mapping[UUID, int]) -> dict[str, Assignment]:
-    """Shares are known beforehand: keep what fits into them, then fill up with what is left."""
+    """Shares are known beforehand: keep what fits into them, then fill up with what is left.
+
+    Most members of a large group keep all they have; theirs is not even copied.
+    """
     share, extra = divmod(sum(partitions.values()), len(members))
     free = {topic: set(range(count)) for topic, count in partitions.items()}
-    kept: dict[str, dict[UUID, list[int]]] = {}
-    for name, member in members.items():
-        kept[name] = _claim(member.target, free)
+    kept = {name: _kept(member.target, free) for name, member in members.items()}
+    sizes = {name: _size(own) for name, own in kept.items()}
     # A larger share goes to those who already have that much: it would move a partition to take it from them.
-    larger = [name for name in members if _size(kept[name]) > share][:extra]
-    larger += [name for name in members if _size(kept[name]) <= share][: extra - len(larger)]
+    larger = [name for name, size in sizes.items() if size > share][:extra]
+    larger += [name for name, size in sizes.items() if size <= share][: extra - len(larger)]
     quotas = dict.fromkeys(members, share) | dict.fromkeys(larger, share + 1)
-    for name, own in kept.items():
-        _give_back(own, _size(own) - quotas[name], free)
+    changing = [name for name, size in sizes.items() if size != quotas[name]]
+    own = {name: {topic: sorted(indexes) for topic, indexes in kept[name].items()} for name in changing}
+    for name in changing:
+        _give_back(own[name], sizes[name] - quotas[name], free)
     spare = [(topic, index) for topic, indexes in free.items() for index in sorted(indexes)]
     spare.reverse()
-    for name, own in kept.items():
-        for _ in range(quotas[name] - _size(own)):
+    for name in changing:
+        for _ in range(quotas[name] - sizes[name]):
             topic, index = spare.pop()
-            own.setdefault(topic, []).append(index)
-    return {name: _assignment(own) for name, own in kept.items()}
+            own[name].setdefault(topic, []).append(index)
+    return kept | {name: _assignment(own[name]) for name in changing}
+
+
+def _kept(target: Assignment, free: dict[UUID, set[int]]) -> Assignment:
+    """Take what is still to be had of a member's last target; the target itself if that is all of it."""
+    if all(topic in free and free[topic].issuperset(indexes) for topic, indexes in target.items()):
+        for topic, indexes in target.items():
+            free[topic] -= indexes
+        return target
+    return _assignment(_claim(target, free))
 
 
 def _claim(target: Assignment, free: dict[UUID, set[int]]) -> dict[UUID, list[int]]:
-    """Take what is still to be had of a member's last target."""
+    """The same, to be worked on."""
     own: dict[UUID, list[int]] = {}
     for topic in sorted(target):
         available = free.get(topic)
@@ -125,15 +138,18 @@ def _claim(target: Assignment, free: dict[UUID, set[int]]) -> dict[UUID, list[in
 
 def _give_back(own: dict[UUID, list[int]], count: int, free: dict[UUID, set[int]]) -> None:
     while count > 0:
-        topic = next(reversed(own))
+        topic = max(own)
         free[topic].add(own[topic].pop())
         if not own[topic]:
             del own[topic]
         count -= 1
 
 
-def _size(own: Mapping[UUID, list[int]]) -> int:
-    return sum(map(len, own.values()))
+def _size(own: Mapping[UUID, Sized]) -> int:
+    size = 0
+    for indexes in own.values():
+        size += len(indexes)
+    return size
 
 
 def _assignment(own: Mapping[UUID, list[int]]) -> Assignment:

@@ -249,7 +249,8 @@ class Turn:
         members[seat.member_id] = Subscriber(subscriptions.ids_of(profile), inherited, profile.instance_id)
         targets = ASSIGNORS[self._assignor(profile)](members, self._partition_counts(members))
         for member_id, target in targets.items():
-            if target != members[member_id].target:
+            before = members[member_id].target
+            if target is not before and target != before:
                 self._changes.append(target_change(state.group_id, member_id, target))
         self._changes.append(target_epoch_change(state.group_id, epoch, self._around.now.wall_ms))
         return Target(epoch, targets.get(seat.member_id, NOTHING))

@@ -1,0 +1,238 @@
+"""Groups of the consumer protocol: what scenarios cannot show well."""
+
+from __future__ import annotations
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from holdfast.errors import ApiError
+from holdfast.groups import consumer
+from holdfast.groups.consumer_state import ConsumerMember
+from holdfast.testing.group_world import GroupWorld
+from holdfast.wire.batch import iterate_records
+from holdfast.wire.coordinator_records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupPartitionMetadataValue,
+    CoordinatorRecord,
+    CurrentTopicPartitions,
+    decode_group_record,
+)
+
+
+@pytest.fixture
+def world() -> GroupWorld:
+    world = GroupWorld()
+    world.topics.create("orders", 4)
+    return world
+
+
+def replay(world: GroupWorld, *records: tuple[CoordinatorRecord, CoordinatorRecord | None]) -> None:
+    for key, value in records:
+        world.coordinator.consumer_groups.replay(key, value)
+
+
+def test_a_heartbeat_that_says_nothing_costs_no_timer_no_record_and_no_look_at_topics(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        world.beat(f"m{number}", 0, topics=["orders"])
+        world.advance(2_000)
+    group = world.consumer_group()
+    while group.state != "Stable":
+        for name, member in group.members.items():
+            owned = {topic: frozenset(indexes) for topic, indexes in member.holding.assigned.items()}
+            world.beat(name, member.holding.epoch, owned=owned)
+    appended = len(world.journal.batches)
+
+    def must_not(*_: object) -> None:
+        raise AssertionError("a keep-alive must cost nothing")
+
+    monkeypatch.setattr(world.schedule, "at", must_not)
+    monkeypatch.setattr(world.topics, "by_name", must_not)
+    for _ in range(20):
+        world.clock.advance(5_000)
+        for name, member in group.members.items():
+            reply = world.beat(name, member.holding.epoch)
+            assert (reply.member_epoch, reply.assignment) == (member.holding.epoch, None)
+    assert len(world.journal.batches) == appended
+    monkeypatch.undo()
+    world.advance(44_000)
+    assert len(group.members) == 3
+    world.advance(1_000)
+    assert not group.members
+
+
+def test_what_does_not_fit_a_batch_is_appended_in_parts(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "BATCH_BYTES", 60)
+    for number in range(10):
+        world.beat(f"m{number}", 0, topics=["orders"])
+    world.advance(2_000)
+    before = len(world.journal.batches)
+    world.beat("m3", 2)
+    assert len(world.journal.batches) > before + 1
+    group = world.consumer_group()
+    assert group.assignment_epoch == group.epoch
+    # Killed between two parts: whatever is there is a group, and its next heartbeat computes the target anew.
+    whole = list(world.journal.batches)
+    for kept in range(before, len(whole)):
+        world.reload(whole[:kept])
+        world.advance(2_000)
+        reply = world.beat("m3", world.consumer_group().members["m3"].holding.epoch)
+        assert reply.member_epoch == 11
+        targets = [
+            (topic, index)
+            for target in world.consumer_group().targets.values()
+            for topic, indexes in target.items()
+            for index in indexes
+        ]
+        assert len(targets) == len(set(targets)) == 4
+
+
+def test_a_part_that_is_refused_leaves_what_was_appended_before_it(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "BATCH_BYTES", 1)
+    append, room = world.journal.append, 3
+
+    def append_some(*arguments: object, **named: object) -> None:
+        nonlocal room
+        if not room:
+            raise ApiError(ErrorCode.coordinator_not_available)
+        room -= 1
+        append(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.journal, "append", append_some)
+    with pytest.raises(ApiError):
+        world.beat("ann", 0, topics=["orders"])
+    monkeypatch.undo()
+    group = world.consumer_group()
+    seen = (group.epoch, group.assignment_epoch, dict(group.targets), set(group.members))
+    world.reload()
+    again = world.consumer_group()
+    assert (again.epoch, again.assignment_epoch, dict(again.targets), set(again.members)) == seen
+    assert world.beat("ann", 0, topics=["orders"]).member_epoch == 2
+
+
+def test_a_wall_clock_set_back_does_not_stop_assignments(world: GroupWorld) -> None:
+    world.beat("ann", 0, topics=["orders"])
+    world.clock.step_wall(-3_600_000)
+    assert world.beat("bob", 0, topics=["orders"]).member_epoch == 3
+
+
+def test_settings_of_a_group_outside_of_the_broker_s_bounds_are_taken_as_the_bound(world: GroupWorld) -> None:
+    world.overrides["group"] = {
+        "consumer.heartbeat.interval.ms": "1",
+        "consumer.session.timeout.ms": "90000000",
+    }
+    assert world.beat("ann", 0, topics=["orders"]).heartbeat_interval_ms == 5_000
+    world.advance(60_000)
+    assert not world.consumer_group().members
+
+
+def test_assignors_may_be_named_by_kafka_s_classes(world: GroupWorld) -> None:
+    world.configure(
+        group_consumer_assignors="org.apache.kafka.coordinator.group.assignor.RangeAssignor,uniform"
+    )
+    world.beat("ann", 0, topics=["orders"])
+    assert world.coordinator.consumer_groups.describe("group").assignor == "range"
+    world.beat("bob", 0, topics=["orders"], server_assignor="uniform")
+    assert world.coordinator.consumer_groups.describe("group").assignor == "uniform"
+
+
+def test_most_members_decide_on_the_assignor(world: GroupWorld) -> None:
+    world.beat("ann", 0, topics=["orders"], server_assignor="range")
+    world.beat("bob", 0, topics=["orders"], server_assignor="range")
+    world.beat("cyd", 0, topics=["orders"], server_assignor="uniform")
+    assert world.coordinator.consumer_groups.describe("group").assignor == "range"
+
+
+def test_positions_are_read_with_the_right_epoch_or_none(world: GroupWorld) -> None:
+    world.beat("ann", 0, topics=["orders"])
+    group = world.consumer_group()
+    group.check_offset_fetch("ann", 2)
+    group.check_offset_fetch(None, -1)
+    for member_id, epoch, code in (
+        ("ann", 1, ErrorCode.stale_member_epoch),
+        ("bob", 2, ErrorCode.unknown_member_id),
+        (None, 2, ErrorCode.unknown_member_id),
+    ):
+        with pytest.raises(ApiError) as refused:
+            group.check_offset_fetch(member_id, epoch)
+        assert refused.value.code is code
+
+
+def test_positions_of_topics_that_somebody_reads_do_not_expire(world: GroupWorld) -> None:
+    world.beat("ann", 0, topics=["payments"], regex="ord.*")
+    group = world.consumer_group()
+    assert group.is_subscribed_to("orders")
+    assert group.is_subscribed_to("payments")
+    assert not group.is_subscribed_to("other")
+
+
+def test_records_may_come_in_any_order_that_compaction_leaves(world: GroupWorld) -> None:
+    topic_id = world.topics.create("stored", 2)
+    held = CurrentTopicPartitions(topic_id, (0, 1))
+    replay(
+        world,
+        (
+            ConsumerGroupCurrentMemberAssignmentKey("group", "ann"),
+            ConsumerGroupCurrentMemberAssignmentValue(
+                member_epoch=7, previous_member_epoch=6, state=0, assigned_partitions=(held,)
+            ),
+        ),
+        (
+            ConsumerGroupMemberMetadataKey("group", "ann"),
+            ConsumerGroupMemberMetadataValue(
+                client_id="c", client_host="/h", subscribed_topic_names=("stored", "stored")
+            ),
+        ),
+        (ConsumerGroupMemberMetadataKey("group", "gone"), None),
+        (ConsumerGroupCurrentMemberAssignmentKey("group", "gone"), None),
+        (ConsumerGroupMemberMetadataKey("never was", "gone"), None),
+    )
+    group = world.consumer_group()
+    ann = group.members["ann"]
+    # What a version before 4.3 stored has no epoch for each partition.
+    assert ann.holding.assigned == {topic_id: {0: 7, 1: 7}}
+    assert ann.profile.topic_names == ("stored",)
+    assert group.owner_of(topic_id, 1) == "ann"
+    assert list(world.coordinator.groups) == ["group"]
+
+
+def test_what_brokers_before_4_1_wrote_is_taken_out(world: GroupWorld) -> None:
+    key = ConsumerGroupPartitionMetadataKey("group")
+    replay(world, (key, ConsumerGroupPartitionMetadataValue()))
+    world.beat("ann", 0, topics=["orders"])
+    keys = [
+        decode_group_record(record.key, record.value)
+        for batch in world.journal.batches
+        for record in iterate_records(batch)
+    ]
+    assert (key, None) in keys
+    assert not world.consumer_group().has_legacy_metadata
+
+
+def test_a_member_that_is_gone_leaves_no_timer_behind() -> None:
+    world = GroupWorld({"offsets.retention.check.interval.ms": "86400000"})
+    world.topics.create("orders", 2)
+    idle_ms = world.schedule.next_ms
+    world.beat("ann", 0, topics=["orders"], rebalance_timeout_ms=60_000)
+    world.advance(2_000)
+    world.beat("bob", 0, topics=["orders"])
+    world.beat("ann", 2)
+    world.beat("ann", -1)
+    world.beat("bob", -1)
+    assert world.schedule.next_ms == idle_ms
+
+
+def test_timers_of_a_member_can_be_cancelled_twice() -> None:
+    member = ConsumerMember("ann")
+    member.cancel_timers()
+    member.cancel("join_timer")
+    assert member.session_timer is None
