@@ -403,9 +403,11 @@ class TransactionCoordinator:
             return
         if not transaction.is_held_up:
             transaction.is_held_up = True
+            topic, index = left[0]
+            others = f" and {len(left) - 1} others" if len(left) > 1 else ""
             self._say(
-                f"transaction {transaction.transactional_id!r} is decided, and {len(left)} partitions cannot be "
-                f"told, {left[0][0]}-{left[0][1]} the first: tried again until they can, or at the next start"
+                f"transaction {transaction.transactional_id!r} is decided, and {topic}-{index}{others} could not be "
+                "told: tried again until it is so, at the next start at the latest"
             )
         self._retry(transaction, left, now)
 
