@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 UPGRADES: Final = ("upgrade", "bidirectional")
 DOWNGRADES: Final = ("downgrade", "bidirectional")
+STANDARD_ASSIGNORS: Final = ("range", "roundrobin", "sticky", "cooperative-sticky")
+"""What these add to an assignment says what it was, and is not missed; of others nobody can know. librdkafka's
+cooperative-sticky adds something, and Kafka takes it for a custom one."""
 
 
 # Up
@@ -117,7 +120,7 @@ def _holdings(group: ClassicGroup, topics: Topics) -> dict[str, Held]:
     that it had not given up. Nobody holds what another does."""
     claims: dict[str, list[dict[UUID, tuple[int, ...]]]] = {}
     for member in group.members.values():
-        claims[member.member_id] = [_assigned(member.assignment, topics)]
+        claims[member.member_id] = [_assigned(group, member.assignment, topics)]
     if not group.is_stable:
         for member in group.members.values():
             owned = _subscription(group, member).owned_partitions
@@ -159,12 +162,12 @@ def _profile(group: ClassicGroup, member: ClassicMember) -> Profile:
     )
 
 
-def _assigned(assignment: bytes, topics: Topics) -> dict[UUID, tuple[int, ...]]:
+def _assigned(group: ClassicGroup, assignment: bytes, topics: Topics) -> dict[UUID, tuple[int, ...]]:
     """No bytes at all are no assignment yet."""
     if not assignment:
         return {}
     _, embedded = decode_assignment(assignment)
-    if embedded.user_data:
+    if embedded.user_data and group.protocol_name not in STANDARD_ASSIGNORS:
         raise ValueError("the data of a custom assignor would be lost")
     return by_topic_id(embedded.assigned_partitions, topics)
 
