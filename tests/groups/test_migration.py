@@ -25,7 +25,6 @@ from holdfast.wire.consumer_protocol import (
     decode_assignment,
 )
 
-
 PARKED = JoinReply(ErrorCode.none, "waits for the others")
 
 
