@@ -8,11 +8,12 @@ import pytest
 
 from holdfast.testing.simulator import SeedFailed, run_seed
 from holdfast.testing.simulator.__main__ import run
-from holdfast.testing.simulator.mutants import MUTANTS
+from holdfast.testing.simulator.planted import MUTANTS
 
 SEEDS_MAX = 200
 LOSS = {"acknowledged-lost", "watermark-moved-back", "offset-reused", "stored-twice", "sequence-lost", "gap"}
 METADATA_LOSS = {"topic-lost", "partitions-lost", "config-lost", "leader-epoch", "producer-id-reused"}
+TORN = {"torn-transaction", "aborted-shown", "undecided-shown", "committed-hidden", "position-lost"}
 RULES = {
     "no-flush": LOSS | METADATA_LOSS,
     "ack-before-flush": LOSS | METADATA_LOSS,
@@ -20,7 +21,26 @@ RULES = {
     "directory-not-flushed": LOSS | METADATA_LOSS,
     "producer-id-reused": {"producer-id-reused"},
     "recovery-without-flush": LOSS,
+    "unflushed-lost-at-kill": LOSS,
+    "group-answers-early": {"position-lost", "member-lost", "epoch-moved-back"},
+    "positions-not-reloaded": {"position-lost"},
+    "pending-positions-shown": {"aborted-shown", "undecided-shown"},
+    "members-not-reloaded": {"member-lost"},
+    "old-generation-accepted": {"fenced-commit"},
+    "everybody-owns-everything": {"double-owner"},
+    "given-before-release": {"given-before-release"},
+    "marker-before-decision": TORN,
+    "stable-too-early": TORN | {"stable-moved-back"},
+    "enrolment-not-awaited": TORN | {"stuck"},
+    "fenced-epoch-accepted": {"fenced-wrote", "fenced-commit"},
+    "fenced-end-accepted": {"fenced-ended"},
+    "decision-not-resumed": TORN | {"stuck"},
+    "aborted-not-told": {"aborted-shown", "undecided-shown"},
+    "compaction-drops-the-last": {"compacted-lost", "position-lost"},
+    "aborted-replaces-committed": {"compacted-lost", "position-lost"},
+    "time-looked-up-late": {"time-lookup"},
 }
+"""What each must be caught by; `stuck` where the broker leaves a transaction hanging for ever."""
 
 
 def rules_broken(name: str) -> Iterator[str]:

@@ -28,6 +28,8 @@ def test_no_seed_breaks_a_rule(chunk: int) -> None:
     print(total.table())
     for fault in EVERY_FAULT:
         assert total.faults[fault], f"{fault} never hit in {PER_CHUNK} seeds"
+    for kind, outcome in EVERY_OPERATION:
+        assert total.operations[kind, outcome], f"{kind}: {outcome} never happened in {PER_CHUNK} seeds"
 
 
 EVERY_FAULT = (
@@ -45,7 +47,33 @@ EVERY_FAULT = (
     "disk stalled",
     "clock stepped back",
     "second start",
+    "member died",
+    "member stalled",
+    "zombie member",
+    "zombie producer",
     *EFFECTS,
+)
+EVERY_OPERATION = (
+    ("produce transactional", "none"),
+    ("produce transactional", "invalid_producer_epoch"),
+    ("add partitions to txn", "none"),
+    ("add offsets to txn", "none"),
+    ("send offsets to txn", "none"),
+    ("end txn: commit", "none"),
+    ("end txn: commit", "unknown"),
+    ("end txn: abort", "none"),
+    ("read committed", "hidden"),
+    ("commit positions", "none"),
+    ("commit positions", "unknown_member_id"),
+    ("fetch positions", "none"),
+    ("fetch positions", "unstable"),
+    ("join group", "none"),
+    ("sync group", "none"),
+    ("heartbeat", "rebalance_in_progress"),
+    ("consumer join", "none"),
+    ("consumer heartbeat", "none"),
+    ("look up a time", "none"),
+    ("background", "compact"),
 )
 
 

@@ -139,8 +139,14 @@ class Coordination(Generic[MachineT]):
             raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
         shard = Shard(self._node, hosted)
         machine = self._make(shard)
-        for header, records in stored_batches(hosted):
-            machine.replay(header, records)
+        try:
+            for header, records in stored_batches(hosted):
+                machine.replay(header, records)
+        except OSError as error:
+            self._node.directory_failed(hosted.directory, error)
+            raise ApiError(
+                ErrorCode.coordinator_not_available, f"{hosted.name} could not be read: {error}"
+            ) from error
         coordinator = self._coordinators[index] = Coordinator(shard, machine)
         machine.loaded(now)
         return coordinator

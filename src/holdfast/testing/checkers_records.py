@@ -131,6 +131,7 @@ class RecordsChecker(Checker):
                 history.CompactionAllowed: self._compaction_allowed,
                 history.LossAllowed: self._loss_allowed,
                 history.PageCacheLost: self._page_cache_lost,
+                history.ExpiryForgotten: self._expiry_forgotten,
                 history.SequenceRefused: self._sequence_refused,
             }
         )
@@ -387,6 +388,11 @@ class RecordsChecker(Checker):
 
     def _loss_allowed(self, event: history.LossAllowed) -> None:
         self.of(event.partition).may_be_lost = True
+
+    def _expiry_forgotten(self, _: history.ExpiryForgotten) -> None:
+        for partition in self._partitions.values():
+            if partition.may_expire:
+                partition.start_floor = 0
 
     def _page_cache_lost(self, _: history.PageCacheLost) -> None:
         self._partitions = {

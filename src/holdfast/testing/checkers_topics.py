@@ -49,6 +49,9 @@ class TopicsChecker:
         self._epochs: dict[Partition, int] = {}
         self._epochs_before_start: dict[Partition, int] = {}
         self._expected: dict[str, list[tuple[_Topic, int]]] = {}
+        self._mentioned: set[str] = set()
+        self._mentioned_before: dict[str, frozenset[str]] = {}
+        """Ids that were mentioned when each reader's request left."""
         self._configs: dict[tuple[str, str], set[str | None]] = {}
         """Values a setting may have; None stands for whatever it was before the first alteration."""
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -59,6 +62,7 @@ class TopicsChecker:
             history.PartitionsCreated: self._partitions_created,
             history.TopicDeletionRequested: self._deletion_requested,
             history.TopicDeleted: self._topic_deleted,
+            history.TopicMentioned: self._topic_mentioned,
             history.MetadataBegun: self._begun,
             history.MetadataRead: self._metadata_read,
             history.PartitionMissing: self._missing,
@@ -118,7 +122,11 @@ class TopicsChecker:
         if topic is not None:
             topic.deleted = True
 
+    def _topic_mentioned(self, event: history.TopicMentioned) -> None:
+        self._mentioned.add(event.topic_id)
+
     def _begun(self, event: history.MetadataBegun) -> None:
+        self._mentioned_before[event.reader] = frozenset(self._mentioned)
         self._expected[event.reader] = [
             (topic, topic.partitions_floor)
             for topic in self._by_id.values()
@@ -135,6 +143,11 @@ class TopicsChecker:
                     "partitions-lost",
                     f"{topic.name}: {len(seen.leader_epochs)} partitions, were {partitions}",
                 )
+        ids = {seen.topic_id for seen in event.topics.values()}
+        for topic_id in self._mentioned_before.get(event.reader, frozenset()) - ids:
+            known = self._by_id.get(topic_id)
+            if known is None or not known.deletion_requested:
+                broken("topic-lost", f"topic {topic_id} was mentioned and is gone; nobody deleted it")
         for name, seen in event.topics.items():
             topic = self._topic(name, seen.topic_id)
             topic.acknowledged = True

@@ -198,6 +198,10 @@ class PageCacheLost(NamedTuple):
     """The machine lost its power, or its disk lost what it was told to flush."""
 
 
+class ExpiryForgotten(NamedTuple):
+    """The disk was full when records expired, so that a new start may know nothing of it."""
+
+
 class ProducerIdGiven(NamedTuple):
     producer_id: int
     epoch: int
@@ -258,6 +262,12 @@ class ConfigRead(NamedTuple):
     name: str
     key: str
     value: str
+
+
+class TopicMentioned(NamedTuple):
+    """The broker named a topic by its id, in an assignment perhaps: it exists, whether or not anybody knows its name."""
+
+    topic_id: str
 
 
 class MetadataBegun(NamedTuple):
@@ -440,6 +450,7 @@ Event: TypeAlias = (
     | CompactionAllowed
     | LossAllowed
     | PageCacheLost
+    | ExpiryForgotten
     | ProducerIdGiven
     | BrokerStarted
     | TopicCreationRequested
@@ -451,6 +462,7 @@ Event: TypeAlias = (
     | ConfigRequested
     | ConfigAltered
     | ConfigRead
+    | TopicMentioned
     | MetadataBegun
     | MetadataRead
     | TransactionalIdTaken

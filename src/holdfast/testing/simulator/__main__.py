@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from holdfast.testing.simulator import Report, SeedFailed, run_seed
-from holdfast.testing.simulator.mutants import HEALTHY, MUTANTS
+from holdfast.testing.simulator.mutants import HEALTHY
+from holdfast.testing.simulator.planted import MUTANTS
 
 
 def run(first: int, seeds: int, mutant_name: str | None = None) -> int:

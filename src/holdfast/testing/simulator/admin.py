@@ -296,7 +296,7 @@ class Administrator:
         if not chosen:
             return False
         known = chosen[0]
-        if known.topic.trait in ("compacted", "unflushed") or known.topic.name in self._lasting:
+        if known.topic.is_compacted or known.topic.name in self._lasting:
             return False
         end = self.world.checkers.records.end_floor(known.partition)
         before = self.world.rng.randrange(end + 1)

@@ -82,11 +82,13 @@ class SimulatedFlusher(ManualFlusher):
         """A flush failed, and the broker has not been told: the page cache lies, and no file says so."""
         return any(error is not None for _, error in self.carried_out)
 
-    def slow_down(self, steps: int) -> bool:
-        """Hold back the oldest flush for some steps while others go on; false when none is under way."""
+    def slow_down(self, steps: int, index: int = 0) -> bool:
+        """Hold back a flush, by default the oldest, for some steps while others go on; false when there is none."""
         if self._slow is not None or not self.jobs:
             return False
-        self._slow = self.jobs.popleft()
+        index %= len(self.jobs)
+        self._slow = self.jobs[index]
+        del self.jobs[index]
         self._slow_steps = steps
         return True
 

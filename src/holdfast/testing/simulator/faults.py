@@ -22,6 +22,10 @@ DISK_FULL_STEPS = 40
 """How long a disk stays full before somebody frees space."""
 
 
+BAD_MOMENTS_MAX = 3
+"""Deaths of a seed that come on top of its faults, when a client has just begun something delicate."""
+
+
 class Faults:
     def __init__(self, world: World, operations: int) -> None:
         self._world = world
@@ -52,6 +56,16 @@ class Faults:
         places = sorted(rng.randrange(operations // 10, operations) for _ in range(count))
         self._schedule = [(place, rng.choice(kinds)) for place in places]
         self._schedule.reverse()
+        self._bad_moments = BAD_MOMENTS_MAX
+        self._deaths = (
+            self.lose_power,
+            self.kill,
+            self.lose_power_soon,
+            self.kill_soon,
+            self.lose_power_before_a_flush,
+            self.lose_power_before_a_flush,
+            self.lose_power_before_a_flush,
+        )
 
     def strike(self, operation: int) -> None:
         """Let whatever is due at this operation happen."""
@@ -59,6 +73,18 @@ class Faults:
             _, fault = self._schedule.pop()
             if self._world.broker is not None:
                 fault()
+
+    def bad_moment(self, likelihood: float, steps_max: int = 9) -> None:
+        """A client has begun what takes several steps: perhaps the broker dies in the middle of it."""
+        world = self._world
+        if self._bad_moments and world.rng.random() < likelihood:
+            self._bad_moments -= 1
+            world.after_steps(world.rng.randint(1, steps_max), world.rng.choice(self._deaths))
+
+    def end(self) -> None:
+        """Nothing more goes wrong."""
+        self._schedule.clear()
+        self._bad_moments = 0
 
     def lose_power(self) -> None:
         self._world.lose_power()
@@ -95,10 +121,12 @@ class Faults:
         self._plan(Fault("write", skip=self._world.rng.randrange(4)))
 
     def cut_write_short(self) -> None:
+        self._world.disk_was_full = True
         self._plan(Fault("write", error=errno.ENOSPC, partial=True, skip=self._world.rng.randrange(4)))
 
     def fill_disk(self) -> None:
         disk = self._world.disk
+        self._world.disk_was_full = True
         self._world.say("*** the disk fills up")
         self._world.storage_trouble = True
         disk.capacity_bytes = disk.used_bytes + self._world.rng.randrange(3_000)
@@ -126,6 +154,14 @@ class Faults:
         if self._world.flusher.slow_down(self._world.rng.randint(20, 80)):
             self._world.say("*** a flush is slow")
             self._world.report.faults["slow flush"] += 1
+
+    def lose_power_before_a_flush(self) -> None:
+        """One flush hangs while the others go on, and then the power fails."""
+        world = self._world
+        if world.flusher.slow_down(80, world.rng.randrange(3)):
+            world.say("*** a flush hangs")
+            world.report.faults["slow flush"] += 1
+            world.after_steps(world.rng.randint(3, 12), self.lose_power)
 
     def stall_disk(self) -> None:
         """Flushes hang, clients lose patience and retry, and then perhaps the power fails."""

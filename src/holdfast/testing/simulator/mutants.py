@@ -36,6 +36,10 @@ class Mutant:
     def start(self, start: Start, seams: Seams) -> Broker:
         return start(seams)
 
+    def kill(self, disk: SimulatedDisk) -> None:
+        """The process dies, the machine does not."""
+        disk.kill()
+
     @contextmanager
     def planted(self) -> Iterator[None]:
         yield
@@ -142,15 +146,11 @@ class RecoveryWithoutFlush(Mutant):
 
 
 HEALTHY = Mutant()
-MUTANTS: dict[str, Mutant] = {
-    mutant.name: mutant
-    for mutant in (
-        NoFlush(),
-        AckBeforeFlush(),
-        DuplicateAnsweredEarly(),
-        DirectoryNotFlushed(),
-        ProducerIdReused(),
-        RecoveryWithoutFlush(),
-    )
-}
-"""Each must be caught within 200 seeds."""
+STORAGE_MUTANTS: tuple[Mutant, ...] = (
+    NoFlush(),
+    AckBeforeFlush(),
+    DuplicateAnsweredEarly(),
+    DirectoryNotFlushed(),
+    ProducerIdReused(),
+    RecoveryWithoutFlush(),
+)

@@ -25,6 +25,17 @@ _SETTINGS = {
     "log.segment.delete.delay.ms": "500",
     "log.retention.check.interval.ms": "1000",
     "log.cleaner.backoff.ms": "400",
+    "log.cleaner.min.cleanable.ratio": "0.1",
+    "log.roll.ms": "3000",
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "300",
+    "group.initial.rebalance.delay.ms": "50",
+    "group.min.session.timeout.ms": "100",
+    "group.consumer.session.timeout.ms": "3000",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.heartbeat.interval.ms": "300",
+    "group.consumer.min.heartbeat.interval.ms": "100",
 }
 
 

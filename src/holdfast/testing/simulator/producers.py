@@ -22,8 +22,8 @@ IN_FLIGHT_MAX = 5
 """Batches of one partition sent and not acknowledged: what the broker remembers of a producer."""
 PRODUCE = 0
 INIT_PRODUCER_ID = 22
-_UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
-_RETRIABLE = _UNKNOWN_TOPIC | {
+UNKNOWN_TOPIC = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
+_RETRIABLE = UNKNOWN_TOPIC | {
     ErrorCode.request_timed_out,
     ErrorCode.not_leader_or_follower,
     ErrorCode.leader_not_available,
@@ -31,7 +31,7 @@ _RETRIABLE = _UNKNOWN_TOPIC | {
     ErrorCode.not_enough_replicas,
     ErrorCode.not_enough_replicas_after_append,
 }
-_SEQUENCE_ERRORS = frozenset(
+SEQUENCE_ERRORS = frozenset(
     {
         ErrorCode.out_of_order_sequence_number,
         ErrorCode.duplicate_sequence_number,
@@ -252,9 +252,9 @@ class IdempotentProducer:
                 self._settled[known.partition] = (batch.sequence + len(batch.values)) % (SEQUENCE_MAX + 1)
             if batch in queue:
                 queue.remove(batch)
-        elif error in _UNKNOWN_TOPIC:
+        elif error in UNKNOWN_TOPIC:
             self.world.observe(history.PartitionMissing(self.name, known.partition))
-        elif error in _SEQUENCE_ERRORS:
+        elif error in SEQUENCE_ERRORS:
             if batch.sent_as_first and queue and queue[0] is batch:
                 self._out_of_sequence(known, batch, error)
         elif error == ErrorCode.kafka_storage_error:
@@ -335,7 +335,7 @@ class PlainProducer:
                 self.world.acknowledged(
                     known.partition, self.name, batch.number, batch.values, answer.base_offset, acks == -1
                 )
-            elif error in _UNKNOWN_TOPIC:
+            elif error in UNKNOWN_TOPIC:
                 self.world.observe(history.PartitionMissing(self.name, known.partition))
                 self.world.observe(history.BatchRefused(known.partition, self.name, batch.number))
             elif error == ErrorCode.kafka_storage_error:

@@ -7,18 +7,32 @@ somewhere with each of its clients.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from holdfast.testing import history
 from holdfast.testing.history import Partition
 from holdfast.testing.simulator.admin import Administrator
+from holdfast.testing.simulator.classic_members import COOPERATIVE, EAGER, ClassicMember
+from holdfast.testing.simulator.consumer_members import ConsumerMember
 from holdfast.testing.simulator.consumers import EARLIEST, Consumer
+from holdfast.testing.simulator.group_tool import GroupTool
+from holdfast.testing.simulator.link import Link
+from holdfast.testing.simulator.members import Group, MakeMember, Membership
+from holdfast.testing.simulator.positions import PositionBook, PositionsReading
 from holdfast.testing.simulator.producers import IdempotentProducer, PlainProducer
 from holdfast.testing.simulator.session_consumer import SessionConsumer
+from holdfast.testing.simulator.transactional import TransactionalProducer
 
 if TYPE_CHECKING:
     from holdfast.testing.simulator.world import World
+
+
+LASTING = ("orders", "payments")
+"""Topics that groups read: never deleted, since a group's positions go with them."""
+Kind: TypeAlias = Literal["records", "transactions", "groups", "everything"]
+KINDS: tuple[Kind, ...] = ("records", "transactions", "groups", "everything")
 
 
 class Actor(Protocol):
@@ -49,12 +63,64 @@ class Workload:
         self._world = world
         self._actors: list[Actor] = []
         self._weights: list[int] = []
+        self._books: list[PositionBook] = []
+        self.kind = world.rng.choice(KINDS)
+        self.flushes_max = 1 if self.kind == "records" else 4
+        """How much the disk gets done in a step at best: what coordinators do takes several flushes in turn."""
         self._plain = [PlainProducer(world, "q1"), PlainProducer(world, "q2")]
-        self._admin = Administrator(world, "admin")
-        self._add(15, IdempotentProducer(world, "p1"), IdempotentProducer(world, "p2"))
-        self._add(10, *self._plain)
-        self._add(10, Consumer(world, "c1"), Consumer(world, "c2"), SessionConsumer(world, "c3"))
-        self._add(20, self._admin)
+        if self.kind == "records":
+            self._admin = Administrator(world, "admin")
+            self._add(15, IdempotentProducer(world, "p1"), IdempotentProducer(world, "p2"))
+            self._add(10, *self._plain)
+            self._add(10, Consumer(world, "c1"), Consumer(world, "c2"), SessionConsumer(world, "c3"))
+            self._add(20, self._admin)
+        else:
+            self._admin = Administrator(world, "admin", LASTING)
+            self._add(5, IdempotentProducer(world, "p1"), *self._plain)
+            self._add(15, self._admin)
+        if self.kind in ("groups", "everything"):
+            self._add_groups()
+        if self.kind in ("transactions", "everything"):
+            self._add_transactions()
+
+    def _book(self, group: str, topics: tuple[str, ...] = LASTING) -> PositionBook:
+        book = PositionBook(self._world, group, topics)
+        self._books.append(book)
+        return book
+
+    def _add_groups(self) -> None:
+        world = self._world
+        self._mixes_eager = world.rng.random() < 0.5
+        drawn = world.rng.sample(("eager", "cooperative", "consumer", "consumer 2", "mixed"), 2)
+        for name in drawn:
+            book = self._book(name, LASTING if world.rng.random() < 0.7 else LASTING[:1])
+            places = [
+                Membership(
+                    world,
+                    f"{name} {number}",
+                    book,
+                    self._make_member(name, number),
+                    is_static=world.rng.random() < 0.3,
+                )
+                for number in range(world.rng.randint(2, 3))
+            ]
+            self._add(35, Group(book, places))
+        self._add(8, GroupTool(world, "tool", list(self._books), self._book("loner")))
+
+    def _make_member(self, group: str, number: int) -> MakeMember:
+        if group.startswith("consumer") or (group == "mixed" and number == 0):
+            return ConsumerMember
+        protocol = EAGER if group == "eager" or (group == "mixed" and self._mixes_eager) else COOPERATIVE
+        return partial(ClassicMember, protocol=protocol, is_mixed=group == "mixed")
+
+    def _add_transactions(self) -> None:
+        world = self._world
+        groups = list(self._books) or [self._book("copy x1"), self._book("copy x2")]
+        first = TransactionalProducer(world, "x1", groups[0])
+        second = TransactionalProducer(world, "x2", groups[1])
+        self._add(25, first, second)
+        self._add(6, Consumer(world, "c1"), SessionConsumer(world, "c2", committed_only=True))
+        self._add(6, Consumer(world, "c3", committed_only=True))
 
     def _add(self, weight: int, *actors: Actor) -> None:
         self._actors += actors
@@ -84,6 +150,10 @@ class Workload:
         yield MetadataReading(self._admin)
         yield LogReading(self._world, f"reader {when}")
         yield LogReading(self._world, f"reader of committed {when}", committed_only=True)
+        self._world.observe(history.EverythingSettled())
+        link = Link(self._world, f"reader of positions {when}")
+        for book in self._books:
+            yield PositionsReading(book, link)
 
 
 class MetadataReading:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
+from kio.schema.errors import ErrorCode
+
 from holdfast.testing import history
 from holdfast.testing.checkers import Checkers, Violation
 from holdfast.testing.clock import ManualClock
@@ -94,20 +96,22 @@ class World:
         """The power loss that is planned takes the process only."""
         self.storage_trouble = False
         """The disk was made to fail in this life of the broker."""
+        self.disk_was_full = False
         self._defect: str | None = None
         self._randomness = SeededRandomness(random.Random(seed + 2))
         self._boot = 1
-        self._steps = 0
+        self.steps = 0
         self._later: list[tuple[int, Callable[[], None]]] = []
         self._restart_at = 0
         self._operations = 0
         self.links: list[Link] = []
         self.workload = Workload(self)
+        self.faults = Faults(self, OPERATIONS_MIN)
 
     # What clients use.
 
     def say(self, line: str) -> None:
-        self.trace.append(f"{self._steps:>5} {line}")
+        self.trace.append(f"{self.steps:>5} {line}")
 
     def observe(self, event: Event) -> None:
         self.checkers.observe(event)
@@ -118,6 +122,12 @@ class World:
 
     def unexpected(self, message: str) -> None:
         raise Violation("unexpected-answer", message)
+
+    def refused(self, what: str, error: ErrorCode) -> None:
+        """A client was told something that only a failing disk excuses."""
+        if error != ErrorCode.kafka_storage_error:
+            self.unexpected(f"{what} was answered {error.name}")
+        self.storage_error(what)
 
     def storage_error(self, where: str) -> None:
         """A client was told that the disk failed."""
@@ -156,6 +166,9 @@ class World:
     def known(self, partition: Partition) -> KnownPartition:
         topic = next(topic for topic in self.topics.values() if topic.topic_id == partition[0])
         return KnownPartition(topic, partition[1])
+
+    def show(self, partition: Partition) -> str:
+        return str(self.known(partition)) if self.is_live(partition) else f"{partition[0][:8]}-{partition[1]}"
 
     def add_topic(self, name: str, topic_id: str, partitions: int) -> None:
         trait = self.traits.get(name)
@@ -201,6 +214,7 @@ class World:
     def start_broker(self) -> None:
         self.disk.clear_faults()
         self.storage_trouble = False
+        self.disk_was_full = False
         self.dies_by_kill = False
         self.flusher = self.mutant.flusher(self.disk)
         self.worker = InlineWorker(self.disk)
@@ -232,7 +246,7 @@ class World:
         self.say("*** process killed")
         if self.storage_trouble:
             self.observe(history.PageCacheLost())  # a flush that failed may have taken pages with it
-        self.disk.kill()
+        self.mutant.kill(self.disk)
         self.disk.clear_faults()
         self._after_death()
 
@@ -253,11 +267,13 @@ class World:
 
     def _after_death(self) -> None:
         self.broker = None
+        if self.disk_was_full:
+            self.observe(history.ExpiryForgotten())
         self.inbox.clear()
         for link in list(self.links):
             link.forget()
         self._later.clear()
-        self._restart_at = self._steps + self.rng.randint(1, 8)
+        self._restart_at = self.steps + self.rng.randint(1, 8)
 
     def _died(self) -> None:
         """The disk stopped in the middle of an operation."""
@@ -269,8 +285,12 @@ class World:
 
     # Steps.
 
+    def later(self, steps_max: int) -> int:
+        """A step soon: when a client tries again."""
+        return self.steps + self.rng.randint(1, steps_max)
+
     def after_steps(self, steps: int, action: Callable[[], None]) -> None:
-        self._later.append((self._steps + steps, action))
+        self._later.append((self.steps + steps, action))
 
     def pump(self) -> None:
         """Hand arrived answers to their clients."""
@@ -281,10 +301,10 @@ class World:
 
     def step(self, act: Callable[[], None]) -> None:
         """One step; `act` is what a client does when it is a client's turn."""
-        self._steps += 1
+        self.steps += 1
         try:
             if self.broker is None:
-                if self._steps >= self._restart_at:
+                if self.steps >= self._restart_at:
                     self.start_broker()
                 self.clock.advance(self.rng.randrange(50))
             else:
@@ -302,7 +322,8 @@ class World:
         if draw < 0.5:
             act()
         elif draw < 0.9:
-            self.flusher.step(rng)
+            for _ in range(rng.randint(1, self.workload.flushes_max)):
+                self.flusher.step(rng)
         elif draw < 0.94:
             rng.choice(self.links).deliver()
         elif draw < 0.97:
@@ -320,8 +341,8 @@ class World:
         if rng.random() < 0.8:
             broker.end_turn()
         self.pump()
-        due = [action for step, action in self._later if step <= self._steps]
-        self._later = [entry for entry in self._later if entry[0] > self._steps]
+        due = [action for step, action in self._later if step <= self.steps]
+        self._later = [entry for entry in self._later if entry[0] > self.steps]
         for action in due:
             if self.broker is broker:
                 action()
@@ -349,13 +370,13 @@ class World:
             self.report.operations_sent += 1
 
     def run(self) -> None:
-        faults = Faults(self, OPERATIONS_MIN)
         while self._operations < OPERATIONS_MIN:
             self.step(self._operate)
             try:
-                faults.strike(self._operations)
+                self.faults.strike(self._operations)
             except PowerLost:
                 self._died()
+        self.faults.end()
         self._heal()
         self._settle()
         self.workload.leave_unflushed()
@@ -370,6 +391,7 @@ class World:
     def _heal(self) -> None:
         """No more faults; a broker whose disk failed it is restarted."""
         self.disk.clear_faults()
+        self._later.clear()
         if self.broker is not None and (self.broker.is_failed or self.storage_trouble):
             self.kill()
 
