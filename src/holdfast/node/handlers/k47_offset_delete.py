@@ -42,7 +42,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
 
 
 def _fields(request: Any, refused: Outcomes, deleted: Outcomes) -> Fields:
-    """What does not exist comes first, as in Kafka."""
+    """What does not exist comes first, and a topic without partitions is left out, as in Kafka."""
     topics: list[Fields] = []
     for topic in request.topics:
         indexes = [partition.partition_index for partition in topic.partitions]
@@ -52,12 +52,15 @@ def _fields(request: Any, refused: Outcomes, deleted: Outcomes) -> Fields:
         outcomes += [
             (index, deleted[topic.name, index]) for index in indexes if (topic.name, index) in deleted
         ]
-        topics.append(
-            {
-                "name": topic.name,
-                "partitions": [{"partition_index": index, "error_code": code} for index, code in outcomes],
-            }
-        )
+        if outcomes:
+            topics.append(
+                {
+                    "name": topic.name,
+                    "partitions": [
+                        {"partition_index": index, "error_code": code} for index, code in outcomes
+                    ],
+                }
+            )
     return {"error_code": ErrorCode.none, "throttle_time": 0, "topics": topics}
 
 
