@@ -11,7 +11,14 @@ import pytest
 
 from holdfast.testing.apache import ApacheKafka
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.differential import Allowed, Script, differences, judge, run_script
+from holdfast.testing.differential import (
+    Allowed,
+    Script,
+    await_coordinators,
+    differences,
+    judge,
+    run_script,
+)
 from holdfast.testing.kafka_fixtures import COORDINATORS, XDIST_GROUP
 
 HERE = Path(__file__).parent
@@ -48,16 +55,24 @@ def our_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProce
 Compare = Callable[[Script], None]
 
 
+@pytest.fixture(scope="session")
+def both_brokers(apache_kafka: ApacheKafka, our_broker: BrokerProcess) -> tuple[str, str]:
+    """The addresses of ours and of Apache Kafka, both with everything there that is made on demand."""
+    addresses = (our_broker.bootstrap_servers, apache_kafka.bootstrap_servers)
+    for address in addresses:
+        await_coordinators(address)
+    return addresses
+
+
 @pytest.fixture
-def compare(
-    apache_kafka: ApacheKafka, our_broker: BrokerProcess, allowed_differences: list[Allowed]
-) -> Compare:
+def compare(both_brokers: tuple[str, str], allowed_differences: list[Allowed]) -> Compare:
     """Run a script on both brokers; every difference must be on the allow-list."""
+    our_address, their_address = both_brokers
 
     def run(script: Script) -> None:
         with ThreadPoolExecutor(2) as pool:
-            ours = pool.submit(run_script, script, our_broker.bootstrap_servers)
-            theirs = pool.submit(run_script, script, apache_kafka.bootstrap_servers)
+            ours = pool.submit(run_script, script, our_address)
+            theirs = pool.submit(run_script, script, their_address)
         found = differences(script.__name__, ours.result(), theirs.result())
         problems = judge(script.__name__, found, allowed_differences)
         assert not problems, "\n" + "\n".join(problems)

@@ -29,7 +29,16 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import InvalidRecords
-from holdfast.testing.wire_client import CREATE_TOPICS, FETCH, LIST_OFFSETS, PRODUCE, WireClient
+from holdfast.testing.wire_client import (
+    CREATE_TOPICS,
+    DESCRIBE_GROUPS,
+    DESCRIBE_TRANSACTIONS,
+    FETCH,
+    FIND_COORDINATOR,
+    LIST_OFFSETS,
+    PRODUCE,
+    WireClient,
+)
 from holdfast.wire.batch import HEADER_SIZE, BatchHeader, iterate_records, read_header
 
 ITEM_NAMES: Final = (
@@ -52,6 +61,7 @@ ITEM_NAMES: Final = (
     "key",
     "transactional_id",
     "member_id",
+    "group_instance_id",
 )
 """Fields that name an item of a list, the first that it has."""
 ORDERED_LISTS: Final = frozenset(
@@ -107,6 +117,10 @@ class Normaliser:
     def symbol(self, kind: str, value: Any) -> str:
         known = self._symbols.setdefault(kind, {})
         return known.setdefault(value, f"<{kind} {len(known) + 1}>")
+
+    def rename(self, kind: str, old: Any, new: Any) -> None:
+        """From now on the new one stands for what the old one stood for."""
+        self._symbols.setdefault(kind, {})[new] = self.symbol(kind, old)
 
     def __call__(self, value: Any, field: str = "") -> Any:
         if value is None:
@@ -306,6 +320,28 @@ class Side:
     def close(self) -> None:
         for client in (self.client, *self._others):
             client.close()
+
+
+def await_coordinators(bootstrap_servers: str) -> None:
+    """Return when every partition of the internal topics has its coordinator: made on demand, loaded a moment later."""
+    names = [f"coordinated-{number}" for number in range(20)]
+    with WireClient(bootstrap_servers) as client:
+
+        def are_found(kind: int) -> bool:
+            answer = client.ask(FIND_COORDINATOR, 4, {"key_type": kind, "coordinator_keys": names})
+            return all(each.error_code is ErrorCode.none for each in answer.coordinators)
+
+        def groups_are_served() -> bool:
+            answer = client.ask(DESCRIBE_GROUPS, 5, {"groups": names})
+            return all(each.error_code is ErrorCode.none for each in answer.groups)
+
+        def transactions_are_served() -> bool:
+            answer = client.ask(DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": names})
+            missing = ErrorCode.transactional_id_not_found
+            return all(each.error_code is missing for each in answer.transaction_states)
+
+        Side.wait_until(lambda: are_found(0) and groups_are_served())
+        Side.wait_until(lambda: are_found(1) and transactions_are_served())
 
 
 Script = Callable[[Side], None]

@@ -27,7 +27,7 @@ COORDINATORS: Final[Mapping[str, str]] = {
     "group.consumer.min.heartbeat.interval.ms": "50",
     "group.consumer.min.session.timeout.ms": "300",
     "group.consumer.assignment.interval.ms": "0",
-    "offsets.retention.check.interval.ms": "500",
+    "offsets.retention.check.interval.ms": "1000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
 }
 """What groups and transactions wait for, in tenths of a second; for Apache Kafka and the broker beside it alike."""
