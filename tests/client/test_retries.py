@@ -39,7 +39,7 @@ def test_errors_that_cannot_be_mended_are_not_retried() -> None:
 def test_a_handler_may_say_when_to_ask_again_or_that_it_is_enough() -> None:
     policy = RetryPolicy(retried=())
     assert policy.judge(Retry("later", after_seconds=7), 1, 0) == Again(7)
-    assert policy.judge(DeadLetter("no such customer"), 1, 0) == Enough("no such customer")
+    assert policy.judge(DeadLetter("no such customer"), 1, 0) == Enough("no such customer", is_final=True)
 
 
 def test_a_policy_that_makes_no_sense_is_refused() -> None:

@@ -1,64 +1,110 @@
 """Dead letters: messages set aside in a topic of their own, with where they came from and what went wrong.
 
 The message goes as it was, key, value and headers; ours are added behind them. It counts as set aside when the broker
-has acknowledged it, so a message is in its topic until its dead letter is safe.
+has acknowledged it, so a message is in its topic until its dead letter is safe: every error here is raised, and the
+position stays where it is.
+
+A dead letter that is too large for its topic is tried again without the stack, then with short texts; one whose own
+key, value and headers do not fit is refused with the setting that would let it in.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from holdfast.client.messages import Message
-from holdfast.client.producer import Producer
-
-PREFIX: Final = "hf-dlt-"
-CONNECTION_SETTINGS: Final = (
-    "bootstrap.servers",
-    "security.protocol",
-    "sasl.",
-    "ssl.",
-    "client.id",
-    "enable.ssl.certificate.verification",
-    "broker.address.family",
-    "socket.",
+from holdfast.client.dead_letter_dialects import (
+    Dialect,
+    Failure,
+    Headers,
+    class_name,
+    failure_headers,
+    stack_of,
 )
-"""Settings of a consumer that its producer of dead letters shares."""
-REASON_BYTES_MAX: Final = 8192
+from holdfast.client.errors import ClientError, DeliveryFailed
+from holdfast.client.messages import DeadLetter, Message
+from holdfast.client.retry_history import History, without_history
+from holdfast.client.side_topics import SideTopics, away_from_home
+
+TOO_LARGE: Final = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
+
+
+class DeadLetterTooLarge(ClientError):
+    """A message does not fit its dead-letter topic, even with the shortest headers. It is still where it was."""
+
+
+class Sends(Protocol):
+    """How a dead letter leaves."""
+
+    def send(self, topic: str, message: Message, headers: Headers, *, source: str) -> None:
+        """Returns when the broker has it."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class DeadLetters:
-    def __init__(self, bootstrap: str, group: str, consumer_settings: Mapping[str, Any]) -> None:
-        shared = {
-            name: value
-            for name, value in consumer_settings.items()
-            if name.startswith(CONNECTION_SETTINGS) and name != "bootstrap.servers"
-        }
+    def __init__(
+        self,
+        bootstrap: str,
+        group: str,
+        consumer_settings: Mapping[str, Any],
+        *,
+        dialect: Dialect = "holdfast",
+        create: bool = False,
+        topics: Sends | None = None,
+    ) -> None:
+        """`create` allows missing dead-letter topics to be made; `dialect` chooses whose headers are written."""
         self._group = group
-        self._producer = Producer(bootstrap, config=shared)
+        self._dialect: Dialect = dialect
+        self._topics = topics or SideTopics(bootstrap, consumer_settings, create=create)
 
     def add(
         self, topic: str, message: Message, reason: str, error: BaseException | None, attempts: int
     ) -> None:
         """Set a message aside; returns when the broker has it, raises when it cannot."""
-        headers = [*message.headers, *dead_letter_headers(message, self._group, reason, error, attempts)]
-        self._producer.send(topic, message.value, key=message.key, headers=headers).wait()
+        failure = failure_of(message, self._group, reason, error, attempts)
+        own = away_from_home(without_history(message.headers))
+        source = failure.topic or message.topic
+        for told in (failure, failure.without_stack(), failure.shortened()):
+            headers = (*own, *failure_headers(told, self._dialect))
+            try:
+                return self._topics.send(topic, message, headers, source=source)
+            except DeliveryFailed as refused:
+                if refused.code not in TOO_LARGE:
+                    raise
+                last = refused
+        size = len(message.key or b"") + len(message.value or b"")
+        raise DeadLetterTooLarge(
+            f"{message.place}: key and value have {size} bytes, and '{topic}' does not take them ({last.reason}). "
+            f"Its position was not moved. Let larger messages in: "
+            f"holdfast configs alter --topic {topic} --add-config max.message.bytes={size + 65_536}"
+        ) from last
 
     def close(self) -> None:
-        self._producer.close()
+        self._topics.close()
 
 
-def dead_letter_headers(
+def failure_of(
     message: Message, group: str, reason: str, error: BaseException | None, attempts: int
-) -> list[tuple[str, bytes]]:
-    cause = error.__cause__ or error if error is not None else None
-    return [
-        (f"{PREFIX}topic", message.topic.encode()),
-        (f"{PREFIX}partition", b"%d" % message.partition),
-        (f"{PREFIX}offset", b"%d" % message.offset),
-        (f"{PREFIX}timestamp", b"%d" % message.timestamp_ms),
-        (f"{PREFIX}group", group.encode()),
-        (f"{PREFIX}reason", reason.encode()[:REASON_BYTES_MAX]),
-        (f"{PREFIX}error", type(cause).__name__.encode() if cause is not None else b""),
-        (f"{PREFIX}attempts", b"%d" % attempts),
-    ]
+) -> Failure:
+    """What is to be told of a message that is given up on now."""
+    cause = error
+    if isinstance(error, DeadLetter) and error.__cause__ is not None:
+        cause = error.__cause__
+    history = History.read(message)
+    origin = history.origin
+    return Failure(
+        topic=origin.topic,
+        partition=origin.partition,
+        offset=origin.offset,
+        timestamp_ms=origin.timestamp_ms,
+        group=group,
+        error=None if cause is None else class_name(cause),
+        message=None if cause is None else str(cause),
+        reason=reason,
+        stack=None if cause is None else stack_of(cause),
+        attempts=history.attempts + attempts,
+        failed_ms=time.time_ns() // 1_000_000,
+    )

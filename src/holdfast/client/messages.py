@@ -8,7 +8,19 @@ of any other kind is judged by the consumer's `RetryPolicy`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+RETRY_PREFIX: Final = "hf-retry-"
+"""Headers of a message in a retry topic; see `retry_history`."""
+
+
+class Origin(NamedTuple):
+    """Where a message was first."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
 
 
 class Message(NamedTuple):
@@ -33,6 +45,18 @@ class Message(NamedTuple):
     def place(self) -> str:
         return f"{self.topic}-{self.partition}@{self.offset}"
 
+    @property
+    def origin(self) -> Origin:
+        """Where it was first: here, unless it comes from a retry topic."""
+        topic = self.header(f"{RETRY_PREFIX}topic")
+        numbers = [
+            self.header(f"{RETRY_PREFIX}{name}") or b"" for name in ("partition", "offset", "timestamp")
+        ]
+        if topic is None or not all(each.removeprefix(b"-").isdigit() for each in numbers):
+            return Origin(self.topic, self.partition, self.offset, self.timestamp_ms)
+        partition, offset, timestamp_ms = map(int, numbers)
+        return Origin(topic.decode("utf-8", "replace"), partition, offset, timestamp_ms)
+
 
 @dataclass
 class Retry(Exception):
@@ -56,14 +80,22 @@ class DeadLetter(Exception):
         return self.reason
 
 
+_new = tuple.__new__
+
+
 def from_raw(raw: Any) -> Message:
     """A message of confluent-kafka as ours."""
-    return Message(
-        raw.topic(),
-        raw.partition(),
-        raw.offset(),
-        raw.timestamp()[1],
-        raw.key(),
-        raw.value(),
-        tuple(raw.headers() or ()),
+    headers = raw.headers()
+    # Past the named tuple's own constructor, which costs as much as everything else here.
+    return _new(
+        Message,
+        (
+            raw.topic(),
+            raw.partition(),
+            raw.offset(),
+            raw.timestamp()[1],
+            raw.key(),
+            raw.value(),
+            tuple(headers) if headers else (),
+        ),
     )

@@ -24,9 +24,11 @@ class Again(NamedTuple):
 
 
 class Enough(NamedTuple):
-    """No further attempt: why."""
+    """No further attempt here: why."""
 
     reason: str
+    is_final: bool = False
+    """Whether no later attempt could succeed either, however long the wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class RetryPolicy:
     def judge(self, error: BaseException, attempt: int, elapsed_seconds: float) -> Again | Enough:
         """What follows on a failure: `attempt` counts from 1."""
         if isinstance(error, DeadLetter):
-            return Enough(error.reason)
-        if isinstance(error, self.final) or not isinstance(error, (Retry, *self.retried)):
-            return Enough(f"{type(error).__name__}: {error}")
+            return Enough(error.reason, is_final=True)
+        if self.is_final(error):
+            return Enough(f"{type(error).__name__}: {error}", is_final=True)
         if attempt >= self.attempts:
             return Enough(f"{attempt} attempts, the last: {type(error).__name__}: {error}")
         wait = self.wait_after(attempt)
@@ -65,6 +67,10 @@ class RetryPolicy:
         if self.within_seconds is not None and elapsed_seconds + wait > self.within_seconds:
             return Enough(f"{self.within_seconds} s have passed, the last: {type(error).__name__}: {error}")
         return Again(wait)
+
+    def is_final(self, error: BaseException) -> bool:
+        """Whether no attempt, now or later, is worth making."""
+        return isinstance(error, (DeadLetter, *self.final)) or not isinstance(error, (Retry, *self.retried))
 
     def wait_after(self, attempt: int) -> float:
         """Doubling from the first wait up to the longest."""

@@ -1,0 +1,149 @@
+"""The topics beside the one that is read: where what failed goes, and how it gets there.
+
+Nothing is sent to a topic that is not known to exist: a broker that creates topics by itself would make one with its
+own defaults, which forget messages after a week. A missing one is created like its source when that is allowed, and
+never forgets; otherwise the error names the command that creates it.
+
+A message counts as sent when the broker has acknowledged it. It goes to the partition with the number it came from
+where there is one, so that what was in order stays in order, and by its key otherwise. It gets a timestamp of its own:
+with its old one it could be old enough to be deleted on arrival.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+
+from holdfast.client.dead_letter_dialects import Headers
+from holdfast.client.errors import ClientError
+from holdfast.client.messages import Message
+from holdfast.client.producer import Producer
+from holdfast.errors import UsageError
+
+CONNECTION_SETTINGS: Final = (
+    "security.protocol",
+    "sasl.",
+    "ssl.",
+    "client.id",
+    "enable.ssl.certificate.verification",
+    "broker.address.family",
+    "socket.",
+)
+"""Settings of a consumer that its producer of dead letters shares."""
+PRODUCER_SETTINGS: Final = {
+    # The topic's limit decides, and for each message by itself: a batch is refused as a whole.
+    "message.max.bytes": 1_000_000_000,
+    "batch.num.messages": 1,
+}
+ANSWER_SECONDS: Final = 30.0
+HEADERS_BYTES: Final = 65_536
+"""How much larger than its source a message may be in a topic that we create."""
+DEFAULT_MESSAGE_BYTES: Final = 1_048_588
+ID_HEADER: Final = "hf-id"
+ORIGIN_ID_HEADER: Final = "hf-origin-id"
+
+
+class SideTopicMissing(ClientError, UsageError):
+    """A message has to go to a topic that does not exist. It is still where it was."""
+
+
+def away_from_home(headers: Headers) -> Headers:
+    """Headers for a message that goes anywhere but on its first way.
+
+    `hf-id` counts messages of one topic in order. Elsewhere they come out of order or a second time on purpose, and a
+    reader that deduplicates would drop them: the id stays readable under another name.
+    """
+    return tuple((ORIGIN_ID_HEADER if name == ID_HEADER else name, value) for name, value in headers)
+
+
+class SideTopics:
+    """Sends messages to topics that are known to exist; for several threads."""
+
+    def __init__(self, bootstrap: str, consumer_settings: Mapping[str, Any], *, create: bool) -> None:
+        shared = {
+            name: value for name, value in consumer_settings.items() if name.startswith(CONNECTION_SETTINGS)
+        }
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, **shared})
+        self._producer = Producer(bootstrap, config={**PRODUCER_SETTINGS, **shared})
+        self._create = create
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def send(self, topic: str, message: Message, headers: Headers, *, source: str) -> None:
+        """Send a message on; returns when the broker has it, raises when it cannot."""
+        count = self.partitions(topic, source)
+        self._producer.send(
+            topic,
+            message.value,
+            key=message.key,
+            headers=headers,
+            partition=message.partition if message.partition < count else None,
+        ).wait()
+
+    def close(self) -> None:
+        self._producer.close()
+
+    def partitions(self, topic: str, source: str) -> int:
+        """How many partitions a topic has; it is created like `source` if it must and may be."""
+        with self._lock:
+            count = self._counts.get(topic)
+            if count is None:
+                count = self._counts[topic] = self._find(topic) or self._make(topic, source)
+            return count
+
+    def _find(self, topic: str) -> int | None:
+        described = self._describe(topic)
+        return None if described is None else len(described.partitions)
+
+    def _describe(self, topic: str) -> Any:
+        """Asking by description never makes a broker create the topic."""
+        asked = self._admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_SECONDS)
+        try:
+            return asked[topic].result()
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise
+
+    def _make(self, topic: str, source: str) -> int:
+        like = self._describe(source)
+        count = len(like.partitions) if like is not None else 1
+        if not self._create:
+            raise SideTopicMissing(
+                f"topic '{topic}' does not exist, and a message of '{source}' has to go there. Create it: "
+                f"holdfast topics create --topic {topic} --partitions {count} --config retention.ms=-1"
+            )
+        replicas = len(like.partitions[0].replicas) if like is not None else -1
+        new = NewTopic(
+            topic, num_partitions=count, replication_factor=replicas, config=self._config_like(source)
+        )
+        try:
+            self._admin.create_topics([new], request_timeout=ANSWER_SECONDS)[topic].result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+            return self._find(topic) or count
+        return count
+
+    def _config_like(self, source: str) -> dict[str, str]:
+        """As safe as the source, room for our headers, and nothing is ever forgotten."""
+        resource = ConfigResource(ConfigResource.Type.TOPIC, source)
+        (asked,) = self._admin.describe_configs([resource], request_timeout=ANSWER_SECONDS).values()
+        config = {"retention.ms": "-1", "cleanup.policy": "delete"}
+        try:
+            found = asked.result()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+            found = {}
+        largest = found.get("max.message.bytes")
+        config["max.message.bytes"] = str(
+            (int(largest.value) if largest is not None else DEFAULT_MESSAGE_BYTES) + HEADERS_BYTES
+        )
+        if "min.insync.replicas" in found:
+            config["min.insync.replicas"] = found["min.insync.replicas"].value
+        return config
