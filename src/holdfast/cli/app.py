@@ -29,6 +29,7 @@ COMMANDS: dict[str, CommandPlace] = {
     "consume": CommandPlace("holdfast.cli.consume"),
     "groups": CommandPlace("holdfast.cli.groups"),
     "transactions": CommandPlace("holdfast.cli.transactions"),
+    "sink": CommandPlace("holdfast.cli.sink"),
     "dump-log": CommandPlace("holdfast.cli.dump_log"),
     "demo": CommandPlace("holdfast.cli.demo"),
     "version": CommandPlace("holdfast.cli.version"),

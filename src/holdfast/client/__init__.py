@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from holdfast.client.consumer import Consumer, HandlerFailed
     from holdfast.client.consuming.assignment import PositionLost
+    from holdfast.client.database.sink import DatabaseSink
+    from holdfast.client.database.store import DatabaseUnreachable, SchemaMissing, TransactionEnded
+    from holdfast.client.database.topics import TopicMadeAnew
     from holdfast.client.delivery import Delivered, Delivery
     from holdfast.client.errors import (
         ClientError,
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 _PLACES: Final = {
     "consumer": ("Consumer", "HandlerFailed"),
     "consuming.assignment": ("PositionLost",),
+    "database.sink": ("DatabaseSink",),
+    "database.store": ("DatabaseUnreachable", "SchemaMissing", "TransactionEnded"),
+    "database.topics": ("TopicMadeAnew",),
     "delivery": ("Delivered", "Delivery"),
     "errors": (
         "ClientError",
@@ -50,6 +56,8 @@ __all__ = [
     "NO_RETRIES",
     "ClientError",
     "Consumer",
+    "DatabaseSink",
+    "DatabaseUnreachable",
     "DeadLetter",
     "Delivered",
     "Delivery",
@@ -65,7 +73,10 @@ __all__ = [
     "ProducerClosed",
     "Retry",
     "RetryPolicy",
+    "SchemaMissing",
     "SendTimeout",
+    "TopicMadeAnew",
+    "TransactionEnded",
     "UndeliveredMessages",
     "UnsafeSetting",
     "as_bytes",

@@ -7,8 +7,10 @@ that the topic was made anew: the member stops and says so, unless it was told w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, TypeAlias
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
@@ -18,6 +20,30 @@ from holdfast.client.spool.format import PartitionKey
 LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
 """How long the broker has to say where a group is."""
+PATIENCE_SECONDS: Final = 60.0
+"""How long it is asked again when it cannot say; well below max.poll.interval.ms, within which a member must answer."""
+AGAIN_SECONDS: Final = 0.5
+HOPELESS: Final = frozenset(
+    (
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError._FATAL,
+    )
+)
+UNREADABLE: Final = frozenset(
+    (
+        KafkaError._BAD_MSG,
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._NOT_IMPLEMENTED,
+        KafkaError._UNDERFLOW,
+        KafkaError.INVALID_MSG,
+    )
+)
+"""The client would go on behind what it could not read."""
+PASSING: Final = frozenset(
+    (KafkaError._PARTITION_EOF, KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT)
+)
+"""Not worth a word: the client connects again by itself."""
 WAY_OUT: Final = (
     "Decide where to go on: lost_positions='earliest' or 'latest', or `holdfast groups reset-offsets`."
 )
@@ -25,6 +51,21 @@ WAY_OUT: Final = (
 
 class PositionLost(ClientError):
     """The position of a group is no longer in the log; going on would skip or repeat, which is not ours to decide."""
+
+
+class UnreadableMessages(ClientError):
+    """The log holds something that cannot be read; going on would skip it."""
+
+
+class Start(NamedTuple):
+    """Where a member begins on a partition."""
+
+    position: int
+    """Negative: at the beginning of the log."""
+    note: str = ""
+    """What was stored beside the position."""
+    read_from: int | None = None
+    """An offset before the position, when something before it is to be read again."""
 
 
 def messages(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
@@ -51,48 +92,107 @@ class Assignment:
     ) -> None:
         self._consumer = consumer
         self._lost_positions = lost_positions
-        self._is_incremental = is_incremental
+        self.is_incremental = is_incremental
         """Whether rebalances take single partitions: cooperative assignors, and the new group protocol."""
         self._say = say
 
     def begin(self, partitions: list[TopicPartition]) -> dict[PartitionKey, int]:
         """Take partitions over; returns where each begins, negative where that is the beginning of its log."""
-        starts = [
-            TopicPartition(each.topic, each.partition, self._start(each))
-            for each in self._consumer.committed(partitions, timeout=ANSWER_SECONDS)
-        ]
-        if self._is_incremental:
-            self._consumer.incremental_assign(starts)
+        return {key: start.position for key, start in self.take_over(partitions).items()}
+
+    def take_over(self, partitions: list[TopicPartition], lookback: int = 0) -> dict[PartitionKey, Start]:
+        """Take partitions over, reading so many offsets before the position of each again."""
+        starts: dict[PartitionKey, Start] = {}
+        if partitions:
+            committed = self._patiently(lambda: self._consumer.committed(partitions, timeout=ANSWER_SECONDS))
+            for each in committed:
+                starts[each.topic, each.partition] = self._patiently(partial(self._start_of, each, lookback))
+        self._assign(
+            [
+                TopicPartition(*key, start.position if start.read_from is None else start.read_from)
+                for key, start in starts.items()
+            ]
+        )
+        return starts
+
+    def _start_of(self, committed: TopicPartition, lookback: int) -> Start:
+        position = self.start(committed)
+        note = committed.metadata or "" if position == committed.offset else ""
+        if position <= 0 or not lookback:
+            return Start(position, note)
+        low, _ = self._ends(committed)
+        return Start(position, note, max(low, position - lookback))
+
+    def restart(self, starts: Mapping[PartitionKey, int], others: Mapping[PartitionKey, int]) -> None:
+        """Read some of our partitions from elsewhere; `others` are the rest, with where each goes on."""
+        partitions = [TopicPartition(*key, offset) for key, offset in starts.items()]
+        if self.is_incremental:
+            self._consumer.incremental_unassign(partitions)
+            self._consumer.incremental_assign(partitions)
         else:
-            self._consumer.assign(starts)
-        return {(each.topic, each.partition): each.offset for each in starts}
+            self._consumer.assign(
+                partitions + [TopicPartition(*key, offset) for key, offset in others.items()]
+            )
+
+    def _assign(self, partitions: list[TopicPartition]) -> None:
+        if self.is_incremental:
+            self._consumer.incremental_assign(partitions)
+        else:
+            self._consumer.assign(partitions)
+
+    @staticmethod
+    def _patiently(ask: Callable[[], Any]) -> Any:
+        """Ask again while the broker is only away."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return ask()
+            except KafkaException as refused:
+                error: KafkaError = refused.args[0]
+                if error.fatal() or error.code() in HOPELESS or time.monotonic() >= deadline:
+                    raise
+                time.sleep(AGAIN_SECONDS)
+
+    def _ends(self, partition: TopicPartition) -> tuple[int, int]:
+        """The first offset of a log, and the one behind its last."""
+        ends = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
+        if ends is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(ends[0]), int(ends[1])
 
     def end(self, partitions: list[TopicPartition]) -> None:
         """Let partitions go."""
-        if self._is_incremental:
+        if self.is_incremental:
             self._consumer.incremental_unassign(partitions)
         else:
             self._consumer.unassign()
 
-    def _start(self, committed: TopicPartition) -> int:
+    def start(self, committed: TopicPartition) -> int:
+        """Where to begin, given a position that was stored: there, if the log still holds it."""
         if committed.error is not None:
             raise KafkaException(committed.error)
         if committed.offset < 0:
             return OFFSET_BEGINNING
-        low, high = self._consumer.get_watermark_offsets(committed, timeout=ANSWER_SECONDS)
+        low, high = self._ends(committed)
         if low <= committed.offset <= high:
             return int(committed.offset)
+        return self.elsewhere(committed, low, high)
+
+    def elsewhere(self, lost: TopicPartition, low: int | None = None, high: int | None = None) -> int:
+        """Where to go on when a position is not in the log; raises unless somebody has decided that."""
+        if low is None or high is None:
+            low, high = self._patiently(lambda: self._ends(lost))
+        place = f"{lost.topic}-{lost.partition}"
         if self._lost_positions == "stop":
             raise PositionLost(
-                f"{committed.topic}-{committed.partition}: this group's position {committed.offset} is outside the "
-                f"log, which holds {low} to {high}: {max(0, low - committed.offset)} messages expired before they "
-                f"were handled. {WAY_OUT}"
+                f"{place}: this group's position {lost.offset} is outside the log, which holds {low} to {high}: "
+                f"{max(0, low - lost.offset)} messages expired before they were handled. {WAY_OUT}"
             )
         self._say(
-            f"{committed.topic}-{committed.partition}: position {committed.offset} is outside the log "
-            f"({low} to {high}); going on at the {self._lost_positions}"
+            f"{place}: position {lost.offset} is outside the log ({low} to {high}); "
+            f"going on at the {self._lost_positions}"
         )
-        return int(low if self._lost_positions == "earliest" else high)
+        return low if self._lost_positions == "earliest" else high
 
     def judge(self, raw: Any, error: KafkaError) -> BaseException | None:
         """What an error among the messages means: a reason to stop, or nothing that lasts."""
@@ -101,14 +201,13 @@ class Assignment:
                 f"{raw.topic()}-{raw.partition()}: the position {raw.offset()} of this group is not in the log any "
                 f"more ({error.str()}). Messages may have expired before they were handled. {WAY_OUT}"
             )
-        if error.fatal() or error.code() in (
-            KafkaError.GROUP_AUTHORIZATION_FAILED,
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        ):
+        if error.code() in UNREADABLE:
+            return UnreadableMessages(
+                f"{raw.topic()}-{raw.partition()} at {raw.offset()}: {error.str()} (HF205). Nothing behind it was "
+                "handed out; going on would skip messages."
+            )
+        if error.fatal() or error.code() in HOPELESS:
             return KafkaException(error)
-        if not error.retriable() and error.code() not in (
-            KafkaError._PARTITION_EOF,
-            KafkaError._ALL_BROKERS_DOWN,
-        ):
+        if error.code() not in PASSING:
             self._say(f"{error.name()}: {error.str()}")
         return None

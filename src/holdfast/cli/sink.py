@@ -1,0 +1,57 @@
+"""`holdfast sink migrate`: the tables that `DatabaseSink` keeps its positions in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.exits import CannotConnect
+from holdfast.cli.options import examples
+from holdfast.client.database.migrations import NEWEST
+from holdfast.client.database.store import DatabaseUnreachable, open_database
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Prepare databases that messages are written to exactly once.",
+)
+
+
+@app.callback()
+def sink() -> None:
+    """The group itself does nothing: its commands do."""
+
+
+@app.command(
+    "migrate",
+    help="Create or update the tables that a sink keeps its positions in. May be run again at any time.",
+    epilog=examples(
+        "holdfast sink migrate --database postgresql://app@localhost/orders",
+        "holdfast sink migrate --database sqlite:///orders.sqlite",
+    ),
+)
+def migrate(
+    database: Annotated[
+        str,
+        typer.Option(
+            "--database",
+            metavar="URL",
+            envvar="HOLDFAST_DATABASE",
+            help="postgresql://…, sqlite:///path, or the path of a SQLite file.",
+        ),
+    ],
+) -> None:
+    opened = open_database(database)
+    try:
+        opened.connect()
+    except DatabaseUnreachable as error:
+        raise CannotConnect(str(error)) from error
+    try:
+        applied = opened.migrate()
+    finally:
+        opened.close()
+    if applied:
+        typer.echo(f"{opened.name}: the sink's tables are now at version {NEWEST}")
+    else:
+        typer.echo(f"{opened.name}: the sink's tables are at version {NEWEST} already")

@@ -1,0 +1,442 @@
+"""Messages into a database, exactly once.
+
+    def book(message: Message, connection: psycopg.Connection) -> None:
+        order = json.loads(message.value)
+        connection.execute("insert into orders values (%s, %s)", (order["id"], order["total"]))
+
+    DatabaseSink("localhost:9092", group="orders", topics=["orders"], database="postgresql://…").run(book)
+
+What handlers do on the connection they get, and the positions of their messages, are one transaction of the database.
+The group decides who reads what and nothing about what counts: positions are read from the database and advanced by
+compare-and-set, so a member that was replaced without knowing it rolls back.
+
+A partition is *ours*, paused, when the group gives it; it is *claimed* when our name stands in its row and reading
+began at the position in it. Whatever goes wrong with a partition (another owner, a lost connection, a broker that does
+not answer) ends its claim, forgets what was read and not stored, and claims it again when it is time: there is one way
+in, and none around the database.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer as RawConsumer
+
+from holdfast.client.consuming.assignment import ANSWER_SECONDS, Assignment, LostPositions, messages
+from holdfast.client.database.store import (
+    Advance,
+    Database,
+    DatabaseUnreachable,
+    Start,
+    Stored,
+    Superseded,
+    Trouble,
+    open_database,
+)
+from holdfast.client.database.topics import TopicIds, TopicMadeAnew, is_gone
+from holdfast.client.errors import ClientError
+from holdfast.client.messages import Message, from_raw
+from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
+from holdfast.client.signals import say, stopping_on_signals
+from holdfast.client.spool.format import PartitionKey
+from holdfast.errors import UsageError
+
+POLL_SECONDS: Final = 0.05
+RECLAIM_SECONDS: Final = 2.0
+"""How long to stay away from a partition that somebody else moved: if it is still given to us then, it is ours."""
+RETRY_SECONDS: Final = 1.0
+BACK_OFF_SECONDS: Final = (0.1, 10.0)
+"""The first and the longest pause between attempts to connect."""
+BUSY_ATTEMPTS: Final = 10
+"""How often one transaction is tried while others are in its way, each of which waits for its locks as well."""
+SHOW_SECONDS: Final = 5.0
+"""How often positions are shown to the group, for tools that tell how far it is; nothing depends on them."""
+SEEK_SECONDS: Final = 10.0
+
+Handler: TypeAlias = Callable[[Message, Any], None]
+BatchHandler: TypeAlias = Callable[[Sequence[Message], Any], None]
+
+
+class DatabaseSink:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        group: str,
+        topics: Sequence[str],
+        database: str,
+        batch_messages: int = 1000,
+        batch_seconds: float = 0.2,
+        lost_positions: LostPositions = "stop",
+        config: Mapping[str, Any] | None = None,
+        unsafe: Collection[str] = (),
+    ) -> None:
+        """A transaction holds up to `batch_messages`, and waits for more up to `batch_seconds`.
+
+        `database` is `postgresql://…`, `sqlite:///path` or the path of a SQLite file; its tables are made by
+        `holdfast sink migrate`. In PostgreSQL a transaction in which nothing happens for two thirds of
+        `session.timeout.ms` is taken back, so that a member that sleeps does not hold its successor.
+        """
+        if not topics:
+            raise UsageError("a sink needs a topic")
+        if batch_messages < 1:
+            raise UsageError(f"batch_messages={batch_messages}: a transaction holds at least one message")
+        self.group = group
+        self.topics = list(topics)
+        self.batch_messages = batch_messages
+        self.batch_seconds = batch_seconds
+        self.lost_positions: LostPositions = lost_positions
+        self.settings = consumer_settings(bootstrap, group, dict(config or {}), unsafe)
+        self._database = open_database(database)
+        session_ms = int(self.settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
+        self._database.idle_timeout_ms = max(1000, session_ms * 2 // 3)
+        self._is_stopping = False
+        self._running: _Running | None = None
+
+    def stop(self) -> None:
+        """End `run` with what was read stored; safe from any thread and from signal handlers."""
+        self._is_stopping = True
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
+
+    @property
+    def stored(self) -> int:
+        """Messages whose results are in the database by this run."""
+        return self._running.stored if self._running is not None else 0
+
+    def run(self, handler: Handler) -> None:
+        """Hand over message by message until stopped. An exception of the handler rolls back and is raised."""
+
+        def work(batch: Sequence[Message], connection: Any) -> None:
+            for message in batch:
+                try:
+                    handler(message, connection)
+                except Exception as error:
+                    error.add_note(f"while handling {message.place}")
+                    raise
+
+        self.run_batches(work)
+
+    def run_batches(self, handler: BatchHandler) -> None:
+        """Hand over all messages of a transaction at once: in order per partition, partitions mixed."""
+        self._running = _Running(self, self._database, handler)
+        with stopping_on_signals(self.stop):
+            self._running.run()
+
+
+@dataclass
+class _Share:
+    """A partition that the group gave us."""
+
+    topic_id: str = ""
+    position: int = -1
+    """What the database says; the next transaction expects it."""
+    next_offset: int = -1
+    is_claimed: bool = False
+    claim_at: float = 0.0
+    """Not before this time."""
+
+
+class _Running:
+    """One run of a sink, on one thread. No transaction is open while it polls, so rebalances meet none."""
+
+    def __init__(self, sink: DatabaseSink, database: Database, handler: BatchHandler) -> None:
+        self._sink = sink
+        self._database = database
+        self._handler = handler
+        self._owner = uuid.uuid4().hex
+        self._consumer = RawConsumer(sink.settings)
+        self._ids = TopicIds(sink.settings)
+        self._is_incremental = is_incremental(sink.settings)
+        self._assignment = Assignment(
+            self._consumer, sink.lost_positions, is_incremental=self._is_incremental, say=say
+        )
+        self._shares: dict[PartitionKey, _Share] = {}
+        self._pending: list[Message] = []
+        self._pending_since = 0.0
+        self._is_connected = False
+        self._connect_at = 0.0
+        self._back_off = BACK_OFF_SECONDS[0]
+        self._show_at = 0.0
+        self._error: BaseException | None = None
+        self.stored = 0
+
+    def run(self) -> None:
+        try:
+            self._database.connect()
+            self._database.check_schema()
+            self._is_connected = True
+            self._consumer.subscribe(
+                self._sink.topics, on_assign=self._assigned, on_revoke=self._gone, on_lost=self._gone
+            )
+            while not self._sink.is_stopping and self._error is None:
+                self._turn()
+            if self._error is None and self._pending:
+                self._store()
+        finally:
+            self._consumer.close()
+            self._database.close()
+        if self._error is not None:
+            raise self._error
+
+    def _turn(self) -> None:
+        room = self._sink.batch_messages - len(self._pending)
+        wait = POLL_SECONDS
+        if self._pending:
+            wait = min(wait, max(0.0, self._due_at() - time.monotonic()))
+        for raw in messages(self._consumer, wait, max(room, 1)):
+            self._received(raw)
+        if not self._is_connected:
+            self._connect()
+        if self._is_connected and self._error is None:
+            self._claim()
+            if self._is_due():
+                self._store()
+
+    # Messages
+
+    def _received(self, raw: Any) -> None:
+        error = raw.error()
+        if error is not None:
+            self._error = self._error or self._assignment.judge(raw, error)
+            return
+        share = self._shares.get((raw.topic(), raw.partition()))
+        if share is None or not share.is_claimed or raw.offset() < share.next_offset:
+            return
+        if not self._pending:
+            self._pending_since = time.monotonic()
+        self._pending.append(from_raw(raw))
+        share.next_offset = raw.offset() + 1
+
+    def _due_at(self) -> float:
+        return self._pending_since + self._sink.batch_seconds
+
+    def _is_due(self) -> bool:
+        return bool(self._pending) and (
+            len(self._pending) >= self._sink.batch_messages or time.monotonic() >= self._due_at()
+        )
+
+    # The transaction
+
+    def _store(self) -> None:
+        advances = self._advances()
+        if not self._are_the_same_topics(advances):
+            return
+        batch = self._pending
+        try:
+            self._store_patiently(advances, batch)
+        except Superseded as elsewhere:
+            say(str(elsewhere))
+            self._retreat(elsewhere.keys, RECLAIM_SECONDS)
+            return
+        except self._database.errors as error:
+            if self._database.judge(error) is not Trouble.LOST:
+                raise
+            self._disconnected(error)
+            return
+        self._pending = []
+        self.stored += len(batch)
+        for each in advances:
+            self._shares[each.key].position = each.new
+        self._show(advances)
+
+    def _advances(self) -> list[Advance]:
+        last = {(message.topic, message.partition): message.offset for message in self._pending}
+        return [
+            Advance(*key, self._shares[key].topic_id, self._shares[key].position, offset + 1)
+            for key, offset in last.items()
+        ]
+
+    def _store_patiently(self, advances: Iterable[Advance], batch: Sequence[Message]) -> None:
+        """A transaction that another one was in the way of is tried again."""
+        for attempt in range(1, BUSY_ATTEMPTS + 1):
+            try:
+                self._database.store(
+                    self._sink.group,
+                    self._owner,
+                    advances,
+                    lambda connection: self._handler(batch, connection),
+                )
+            except self._database.errors as error:
+                if self._database.judge(error) is not Trouble.AGAIN or attempt == BUSY_ATTEMPTS:
+                    raise
+                say(f"a transaction is tried again: {str(error).strip()}")
+                time.sleep(BACK_OFF_SECONDS[0] * attempt)
+            else:
+                return
+
+    def _are_the_same_topics(self, advances: Iterable[Advance]) -> bool:
+        expected = {each.topic: each.topic_id for each in advances}
+        ids = self._topic_ids(expected)
+        if ids is None:
+            self._retreat(self._shares, RETRY_SECONDS)
+            return False
+        for topic, topic_id in expected.items():
+            if ids[topic] != topic_id:
+                self._error = self._made_anew(topic, topic_id, ids[topic])
+                return False
+        return True
+
+    def _topic_ids(self, topics: Collection[str]) -> dict[str, str] | None:
+        """The topics' ids; None when they cannot be had now."""
+        try:
+            return self._ids.ask(topics)
+        except KafkaException as error:
+            why = "a topic is gone" if is_gone(error) else "the topics cannot be looked up"
+            say(f"{why}: {error.args[0].str()}; nothing is stored until they can")
+            return None
+
+    def _made_anew(self, topic: str, stored: str, now: str) -> TopicMadeAnew:
+        return TopicMadeAnew(
+            f"topic {topic} was deleted and made anew (id {now}; the positions of group {self._sink.group} in "
+            f"{self._database.name} are of {stored}). Going on would skip or repeat messages. If the new topic is to "
+            f"be read from its beginning: delete from holdfast_positions where group_id = '{self._sink.group}' "
+            f"and topic = '{topic}'"
+        )
+
+    def _show(self, advances: Iterable[Advance]) -> None:
+        if time.monotonic() < self._show_at:
+            return
+        self._show_at = time.monotonic() + SHOW_SECONDS
+        offsets = [TopicPartition(*each.key, each.new) for each in advances]
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            say(f"positions cannot be shown to the group: {error.args[0].str()}")
+
+    # The connection
+
+    def _disconnected(self, error: BaseException) -> None:
+        say(f"the connection to {self._database.name} is lost: {str(error).strip()}")
+        self._is_connected = False
+        self._connect_at = time.monotonic() + self._back_off
+        # Whether the last transaction was committed is not known here. The rows know.
+        self._retreat(self._shares, 0.0)
+
+    def _connect(self) -> None:
+        if time.monotonic() < self._connect_at:
+            return
+        try:
+            self._database.connect()
+        except DatabaseUnreachable as error:
+            self._back_off = min(self._back_off * 2, BACK_OFF_SECONDS[1])
+            self._connect_at = time.monotonic() + self._back_off
+            say(f"{error}; trying again in {self._back_off:.1f} s")
+        else:
+            self._back_off = BACK_OFF_SECONDS[0]
+            self._is_connected = True
+
+    # Claims
+
+    def _retreat(self, keys: Iterable[PartitionKey], seconds: float) -> None:
+        """Forget what was read of these partitions and not stored, and claim them anew after so long."""
+        going = set(keys)
+        claim_at = time.monotonic() + seconds
+        self._consumer.pause([TopicPartition(*key) for key in going])
+        for key in going:
+            self._shares[key].is_claimed = False
+            self._shares[key].claim_at = claim_at
+        self._forget(going)
+
+    def _forget(self, keys: Collection[PartitionKey]) -> None:
+        self._pending = [each for each in self._pending if (each.topic, each.partition) not in keys]
+
+    def _claim(self) -> None:
+        now = time.monotonic()
+        due = [key for key, share in self._shares.items() if not share.is_claimed and share.claim_at <= now]
+        if not due:
+            return
+        ids = self._topic_ids({topic for topic, _ in due})
+        if ids is None:
+            self._retreat(due, RETRY_SECONDS)
+            return
+        try:
+            stored = self._claimed(due, ids)
+            for key in due:
+                self._begin(key, stored[key], ids[key[0]])
+        except Superseded as elsewhere:
+            say(str(elsewhere))
+            self._retreat(due, RECLAIM_SECONDS)
+        except KafkaException as error:
+            say(f"partitions cannot be begun: {error.args[0].str()}; trying again")
+            self._retreat(due, RETRY_SECONDS)
+        except ClientError as error:
+            self._error = error
+        except self._database.errors as error:
+            trouble = self._database.judge(error)
+            if trouble is Trouble.FAILED:
+                raise
+            if trouble is Trouble.LOST:
+                self._disconnected(error)
+            else:
+                self._retreat(due, RETRY_SECONDS)
+
+    def _claimed(self, keys: Sequence[PartitionKey], ids: Mapping[str, str]) -> dict[PartitionKey, Stored]:
+        known = self._database.positions(self._sink.group, keys)
+        starts = [
+            Start(topic, partition, ids[topic], self._beginning(topic, partition))
+            for topic, partition in keys
+            if (topic, partition) not in known
+        ]
+        return self._database.claim(self._sink.group, self._owner, keys, starts)
+
+    def _beginning(self, topic: str, partition: int) -> int:
+        low, _ = self._consumer.get_watermark_offsets(
+            TopicPartition(topic, partition), timeout=ANSWER_SECONDS
+        )
+        return int(low)
+
+    def _begin(self, key: PartitionKey, stored: Stored, topic_id: str) -> None:
+        """Read on from the position in the database."""
+        if stored.topic_id != topic_id:
+            raise self._made_anew(key[0], stored.topic_id, topic_id)
+        start = self._assignment.start(TopicPartition(*key, stored.position))
+        if start != stored.position:
+            # Somebody decided with `lost_positions` where to go on.
+            step = Advance(*key, topic_id, stored.position, start)
+            self._database.store(self._sink.group, self._owner, [step], lambda connection: None)
+        place = TopicPartition(*key, start)
+        seek(self._consumer, place)
+        self._consumer.resume([place])
+        self._shares[key] = _Share(topic_id, start, start, is_claimed=True)
+
+    # Rebalances
+
+    def _assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Take partitions without reading: where reading begins is in the database, which may be away."""
+        mine = [TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in partitions]
+        if self._is_incremental:
+            consumer.incremental_assign(mine)
+        else:
+            consumer.assign(mine)
+        consumer.pause(mine)
+        self._shares.update({(each.topic, each.partition): _Share() for each in partitions})
+
+    def _gone(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """What was read and not stored is read again by whoever has the partition next."""
+        keys = {(each.topic, each.partition) for each in partitions}
+        for key in keys:
+            self._shares.pop(key, None)
+        self._forget(keys)
+        self._assignment.end(partitions)
+
+
+def seek(consumer: Any, place: TopicPartition) -> None:
+    """Seek; a partition that was assigned a moment ago is not ready for it at once."""
+    deadline = time.monotonic() + SEEK_SECONDS
+    while True:
+        try:
+            consumer.seek(place)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._STATE or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return

@@ -1,0 +1,84 @@
+"""SQLite: the same promise without a server.
+
+A transaction takes the write lock at its begin, so members in several processes take turns. `synchronous=FULL` flushes
+each commit. An authorizer keeps handlers from ending their transaction.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from holdfast.client.database.store import Database, DatabaseUnreachable, TransactionEnded, Trouble
+
+BUSY_SECONDS: Final = 10.0
+"""How long to wait for another member's transaction: far below the time after which the group gives us up."""
+BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+PRIMARY: Final = 0xFF
+"""The low byte of an extended error code is the code itself."""
+
+
+class SqliteDatabase(Database):
+    errors = (sqlite3.Error,)
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._is_working = False
+
+    def connect(self) -> None:
+        self.close()
+        try:
+            # The sink runs on one thread, which need not be the one that made it.
+            connection = sqlite3.connect(
+                self.url, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+        except sqlite3.Error as error:
+            raise DatabaseUnreachable(f"{self.name}: {error}") from error
+        connection.set_authorizer(self._authorise)
+        self.connection = connection
+
+    def close(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        # The remarks keep these apart from a handler's statements, whose prepared form would not be judged again.
+        self.connection.execute("begin immediate /* holdfast */")
+        try:
+            yield
+            self.connection.execute("commit /* holdfast */")
+        except BaseException:
+            if self.connection.in_transaction:
+                self.connection.execute("rollback /* holdfast */")
+            raise
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self._is_working = True
+        try:
+            yield
+        finally:
+            self._is_working = False
+        if not self.connection.in_transaction:
+            raise TransactionEnded("the handler ended the transaction it was given: leave that to the sink")
+
+    def _authorise(self, action: int, *_: str | None) -> int:
+        if action == sqlite3.SQLITE_TRANSACTION and self._is_working:
+            return sqlite3.SQLITE_DENY
+        return sqlite3.SQLITE_OK
+
+    def run(self, sql: str, parameters: dict[str, Any]) -> Any:
+        return self.connection.execute(sql, parameters)
+
+    def judge(self, error: BaseException) -> Trouble:
+        code = getattr(error, "sqlite_errorcode", None)
+        return Trouble.AGAIN if code is not None and code & PRIMARY in BUSY else Trouble.FAILED
+
+    def is_missing_table(self, error: BaseException) -> bool:
+        return isinstance(error, sqlite3.OperationalError) and "no such table" in str(error)

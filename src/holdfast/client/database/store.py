@@ -1,0 +1,268 @@
+"""What a sink asks of a database, and the statements that keep its promise.
+
+One transaction of a sink: look that each partition's row still says what we believe and lock it, let the handler work,
+advance each row by compare-and-set, commit. The compare-and-set is the guarantee: whoever finds no row to advance rolls
+everything back. The look before only saves the handler of a member that was replaced from working in vain.
+
+The look comes first and the advance last on purpose: should a handler end the transaction by itself, in spite of all
+that forbids it, its messages are handled again and not lost, and the sink stops and says so.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from holdfast.client.database import migrations
+from holdfast.client.errors import ClientError
+from holdfast.client.spool.format import PartitionKey
+from holdfast.errors import UsageError
+
+PARTITION: Final = "group_id = :group_id and topic = :topic and partition = :partition"
+EXPECTED: Final = f"{PARTITION} and topic_id = :topic_id and position = :old and owner = :owner"
+READ: Final = f"select topic_id, position, owner from holdfast_positions where {PARTITION}"
+BEGIN: Final = (
+    "insert into holdfast_positions (group_id, topic, partition, topic_id, position, owner) "
+    "values (:group_id, :topic, :partition, :topic_id, :position, :owner) on conflict do nothing"
+)
+OWN: Final = f"update holdfast_positions set owner = :owner where {PARTITION}"
+LOOK: Final = f"select 1 from holdfast_positions where {EXPECTED}"
+ADVANCE: Final = f"update holdfast_positions set position = :new where {EXPECTED}"
+IDLE_TIMEOUT_MS: Final = 30_000
+_PARAMETER = re.compile(r":(\w+)")
+
+
+class SchemaMissing(ClientError, UsageError):
+    """The tables of a sink are not in this database, or are of another version."""
+
+
+class DatabaseUnreachable(ClientError):
+    """The database could not be connected to."""
+
+
+class TransactionEnded(ClientError, UsageError):
+    """A handler committed or rolled back the transaction it was given."""
+
+
+class Trouble(Enum):
+    """What an error of the database means for the transaction it happened in."""
+
+    LOST = "the connection is gone, and whether the transaction was committed is not known"
+    AGAIN = "another transaction was in the way: the same may work in a moment"
+    FAILED = "it will not work"
+
+
+class Stored(NamedTuple):
+    """What the database says about a partition."""
+
+    topic_id: str
+    position: int
+    owner: str
+
+
+class Start(NamedTuple):
+    """Where a partition begins that the database does not know yet."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    position: int
+
+
+class Advance(NamedTuple):
+    """One partition's step in a transaction."""
+
+    topic: str
+    partition: int
+    topic_id: str
+    old: int
+    new: int
+
+    @property
+    def key(self) -> PartitionKey:
+        return (self.topic, self.partition)
+
+
+class Superseded(ClientError):
+    """Somebody else moved these partitions on, or owns them: the transaction was rolled back."""
+
+    def __init__(self, keys: Sequence[PartitionKey]) -> None:
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in keys)
+        super().__init__(f"another member has moved {names}: what was done here was rolled back")
+        self.keys = list(keys)
+
+
+class Database(ABC):
+    """A connection to a database that holds positions; `connection` is what handlers get."""
+
+    errors: tuple[type[Exception], ...] = ()
+    """What its driver raises."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.connection: Any = None
+        self.idle_timeout_ms = IDLE_TIMEOUT_MS
+        """After this long without a statement an open transaction is taken back, where the database can do that.
+
+        A member that was stopped in the middle of its work would hold its successor for as long as it sleeps.
+        """
+
+    @property
+    def name(self) -> str:
+        """Its address without a password."""
+        return without_password(self.url)
+
+    # What the two databases do differently
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Open a new connection; raises `DatabaseUnreachable`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection, whatever its state."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]:
+        """A transaction that is committed at the end of the block, and rolled back by an exception."""
+
+    @abstractmethod
+    def working(self) -> AbstractContextManager[None]:
+        """Around a handler: makes sure that it does not end the transaction."""
+
+    @abstractmethod
+    def run(self, sql: str, parameters: dict[str, Any]) -> Any:
+        """Run one statement with `:name` for parameters; returns a cursor."""
+
+    @abstractmethod
+    def judge(self, error: BaseException) -> Trouble:
+        """What an error of its driver means."""
+
+    @abstractmethod
+    def is_missing_table(self, error: BaseException) -> bool:
+        """Whether an error says that a table does not exist."""
+
+    lock_clause = ""
+    """Added to a select to lock what it finds."""
+    migration_lock: str | None = None
+    """A statement that lets one migration at a time go on, until its transaction ends."""
+
+    # Positions
+
+    def positions(self, group: str, keys: Iterable[PartitionKey]) -> dict[PartitionKey, Stored]:
+        """What is stored for these partitions; nothing for those the database does not know."""
+        found: dict[PartitionKey, Stored] = {}
+        for topic, partition in keys:
+            row = self.run(READ, {"group_id": group, "topic": topic, "partition": partition}).fetchone()
+            if row is not None:
+                found[topic, partition] = Stored(*row)
+        return found
+
+    def claim(
+        self, group: str, owner: str, keys: Sequence[PartitionKey], starts: Iterable[Start]
+    ) -> dict[PartitionKey, Stored]:
+        """Become the owner of partitions, which ends the say of whoever was; returns where they stand."""
+        with self.transaction():
+            for start in starts:
+                self.run(BEGIN, {"group_id": group, "owner": owner, **start._asdict()})
+            # In one order everywhere, so that two members that claim do not wait for each other in a circle.
+            for topic, partition in sorted(keys):
+                self.run(OWN, {"group_id": group, "owner": owner, "topic": topic, "partition": partition})
+            return self.positions(group, keys)
+
+    def store(self, group: str, owner: str, advances: Iterable[Advance], work: Callable[[Any], None]) -> None:
+        """Do the work and advance the positions, both or neither; raises `Superseded` where they are not ours."""
+        steps = [(each, {"group_id": group, "owner": owner, **each._asdict()}) for each in sorted(advances)]
+        with self.transaction():
+            stale = [each.key for each, values in steps if not self._holds(values)]
+            if stale:
+                raise Superseded(stale)
+            with self.working():
+                work(self.connection)
+            stale = [each.key for each, values in steps if self.run(ADVANCE, values).rowcount != 1]
+            if stale:
+                raise Superseded(stale)
+
+    def _holds(self, values: dict[str, Any]) -> bool:
+        return self.run(LOOK + self.lock_clause, values).fetchone() is not None
+
+    # The schema
+
+    def version(self) -> int:
+        """The version of the schema; 0 when there is none."""
+        try:
+            return int(self.run(migrations.READ_VERSION, {}).fetchone()[0])
+        except self.errors as error:
+            if not self.is_missing_table(error):
+                raise
+            return 0
+
+    def check_schema(self) -> None:
+        version = self.version()
+        if version != migrations.NEWEST:
+            found = "are missing" if version == 0 else f"have version {version}, not {migrations.NEWEST}"
+            way_out = (
+                "a newer holdfast made them: use that"
+                if version > migrations.NEWEST
+                else f"run `holdfast sink migrate --database {self.name}`"
+            )
+            raise SchemaMissing(f"the sink's tables in {self.name} {found}: {way_out}")
+
+    def migrate(self) -> list[int]:
+        """Bring the schema to the newest version; returns the versions that were applied now."""
+        applied: list[int] = []
+        with self.transaction():
+            if self.migration_lock is not None:
+                self.run(self.migration_lock, {})
+            self.run(migrations.CREATE_VERSIONS, {})
+            version = int(self.run(migrations.READ_VERSION, {}).fetchone()[0])
+            if version > migrations.NEWEST:
+                raise SchemaMissing(
+                    f"the sink's tables in {self.name} have version {version}, made by a newer holdfast; "
+                    f"this one knows {migrations.NEWEST}"
+                )
+            for number, statements in enumerate(migrations.MIGRATIONS[version:], version + 1):
+                for statement in statements:
+                    self.run(statement, {})
+                self.run(
+                    migrations.NOTE_VERSION,
+                    {"version": number, "applied_at": datetime.now(UTC).isoformat(timespec="seconds")},
+                )
+                applied.append(number)
+        return applied
+
+
+def with_percent(sql: str) -> str:
+    """`:name` as `%(name)s`."""
+    return _PARAMETER.sub(r"%(\1)s", sql)
+
+
+def without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return url.replace(f":{parts.password}@", ":***@", 1)
+
+
+def open_database(url: str) -> Database:
+    """The database of a URL: `postgresql://…`, `sqlite:///path` or a path of a SQLite file."""
+    scheme, found, rest = url.partition("://")
+    if scheme in ("postgresql", "postgres") and found:
+        from holdfast.client.database.postgres import PostgresDatabase
+
+        return PostgresDatabase(url)
+    if scheme == "sqlite" and found:
+        if not rest.startswith("/") or rest == "/":
+            raise UsageError(f"{url}: write sqlite:///relative/path, or sqlite:////absolute/path")
+        url = rest[1:]
+    elif found:
+        raise UsageError(f"{without_password(url)}: a sink writes to postgresql://… or sqlite:///path")
+    from holdfast.client.database.sqlite import SqliteDatabase
+
+    return SqliteDatabase(url)
