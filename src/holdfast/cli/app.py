@@ -30,6 +30,7 @@ COMMANDS: dict[str, CommandPlace] = {
     "groups": CommandPlace("holdfast.cli.groups"),
     "transactions": CommandPlace("holdfast.cli.transactions"),
     "sink": CommandPlace("holdfast.cli.sink"),
+    "dlq": CommandPlace("holdfast.cli.dlq"),
     "dump-log": CommandPlace("holdfast.cli.dump_log"),
     "demo": CommandPlace("holdfast.cli.demo"),
     "version": CommandPlace("holdfast.cli.version"),
