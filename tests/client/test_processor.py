@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as RawConsumer
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.client.errors import DeliveryFailed
 from holdfast.client.messages import Message
-from holdfast.client.processor import Output, Processor
-from holdfast.client.producer import Producer
+from holdfast.client.processor import Output, Processor, ProcessorFenced
 from holdfast.errors import UsageError
 from holdfast.testing.broker import BrokerProcess
+
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("processor") / "broker"
-    with BrokerProcess(str(directory), settings={"group.initial.rebalance.delay.ms": "0"}) as process:
+    with BrokerProcess(str(directory), settings=SETTINGS) as process:
         yield process
 
 
@@ -31,10 +40,11 @@ def create(broker: BrokerProcess, *topics: str, partitions: int = 2) -> None:
         future.result()
 
 
-def fill(broker: BrokerProcess, topic: str, count: int) -> None:
-    with Producer(broker.bootstrap_servers) as producer:
-        for number in range(count):
-            producer.send(topic, b"%d" % number, key=b"%d" % number)
+def fill(broker: BrokerProcess, topic: str, count: int, start: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+    for number in range(start, start + count):
+        producer.produce(topic, b"%d" % number, key=b"%d" % number)
+    assert producer.flush(30) == 0
 
 
 def visible(broker: BrokerProcess, topic: str, partitions: int = 2) -> list[int]:
@@ -134,3 +144,169 @@ def test_a_transaction_that_could_outlive_its_member_is_refused(broker: BrokerPr
             topics=["numbers"],
             producer_config={"transaction.timeout.ms": 60_000},
         )
+
+
+def test_a_transaction_that_is_used_longer_than_it_lasts_is_refused(broker: BrokerProcess) -> None:
+    with pytest.raises(UsageError, match="commit_seconds"):
+        Processor(broker.bootstrap_servers, group="slow", topics=["numbers"], commit_seconds=20)
+
+
+def copy_to(topic: str) -> Callable[[Message], list[Output]]:
+    return lambda message: [Output(topic, message.value, key=message.key)]
+
+
+def test_an_output_that_is_refused_for_good_stops_with_its_reason(broker: BrokerProcess) -> None:
+    create(broker, "loud", "quiet")
+    fill(broker, "loud", 3)
+    big = b"x" * 2_000_000
+
+    def shout(message: Message) -> list[Output]:
+        return [Output("quiet", message.value), Output("quiet", big)]
+
+    processor = Processor(
+        broker.bootstrap_servers,
+        group="shouter",
+        topics=["loud"],
+        producer_config={"message.max.bytes": 10_000_000},
+    )
+    with pytest.raises(DeliveryFailed, match="quiet"):
+        processor.run(shout)
+    assert visible(broker, "quiet") == []
+
+
+def test_a_fenced_producer_is_replaced_and_nothing_is_done_twice(broker: BrokerProcess) -> None:
+    create(broker, "contested", "settled")
+    fill(broker, "contested", 100)
+    processor = Processor(
+        broker.bootstrap_servers,
+        group="contest",
+        topics=["contested"],
+        commit_seconds=0.05,
+        commit_messages=10,
+        producer_config={"transactional.id": "contest"},
+    )
+    seen = [0]
+
+    def copy(message: Message) -> list[Output]:
+        seen[0] += 1
+        if seen[0] in (15, 40):
+            rival = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "contest"})
+            rival.init_transactions(30)
+        return [Output("settled", message.value)]
+
+    stopper = stop_after(processor, 100)
+    processor.run(copy)
+    stopper.join()
+    assert seen[0] > 100
+    assert visible(broker, "settled") == list(range(100))
+
+
+def test_a_producer_that_is_fenced_for_ever_stops_and_says_why(broker: BrokerProcess) -> None:
+    create(broker, "hopeless", "nothing")
+    fill(broker, "hopeless", 10)
+    processor = Processor(
+        broker.bootstrap_servers,
+        group="hopeless",
+        topics=["hopeless"],
+        producer_config={"transactional.id": "hopeless"},
+    )
+
+    def copy(message: Message) -> list[Output]:
+        rival = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "hopeless"})
+        rival.init_transactions(30)
+        return [Output("nothing", message.value)]
+
+    with pytest.raises(ProcessorFenced, match=r"transactional.id=hopeless"):
+        processor.run(copy)
+    assert visible(broker, "nothing") == []
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_members_that_come_and_go_process_each_message_once(broker: BrokerProcess, strategy: str) -> None:
+    """Each arrival takes partitions away from a member with an open transaction."""
+    source, target = f"shared-{strategy}", f"shared-{strategy}-copy"
+    create(broker, source, target)
+    fill(broker, source, 300)
+
+    def member() -> Processor:
+        return Processor(
+            broker.bootstrap_servers,
+            group=source,
+            topics=[source],
+            commit_seconds=0.2,
+            consumer_config={"partition.assignment.strategy": strategy},
+        )
+
+    first, second, third = member(), member(), member()
+    threads = [threading.Thread(target=each.run, args=(copy_to(target),)) for each in (first, second, third)]
+    pause = threading.Event()
+    threads[0].start()
+    while first.committed == 0:
+        pause.wait(0.01)
+    threads[1].start()
+    fill(broker, source, 300, 300)
+    while first.committed + second.committed < 600:
+        pause.wait(0.01)
+    first.stop()
+    threads[0].join()
+    threads[2].start()
+    fill(broker, source, 300, 600)
+    while first.committed + second.committed + third.committed < 900:
+        pause.wait(0.01)
+    for each in (second, third):
+        each.stop()
+    for thread in threads:
+        thread.join()
+    assert visible(broker, target) == list(range(900))
+
+
+MEMBER = """
+import sys, time
+from holdfast.client.processor import Output, Processor, ProcessorFenced
+bootstrap, source, target, pause = sys.argv[1:]
+def copy(message):
+    time.sleep(float(pause))
+    return [Output(target, message.value)]
+Processor(bootstrap, group=source, topics=[source], commit_seconds=0.1,
+    consumer_config={"session.timeout.ms": 2000, "heartbeat.interval.ms": 300}).run(copy)
+"""
+
+
+def member(broker: BrokerProcess, source: str, target: str, pause: float = 0.003) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", MEMBER, broker.bootstrap_servers, source, target, str(pause)]
+    return subprocess.Popen(command)
+
+
+@pytest.mark.crash
+def test_members_killed_and_stopped_process_each_message_once(broker: BrokerProcess) -> None:
+    """One is killed in the middle of work; another sleeps until it was replaced, and wakes up: a zombie."""
+    create(broker, "hunted", "survived")
+    fill(broker, "hunted", 500)
+    members = [member(broker, "hunted", "survived")]
+    try:
+        wait_for(broker, "survived", 30)
+        members[0].kill()
+        members[0].wait()
+        members.append(member(broker, "hunted", "survived"))
+        before = len(visible(broker, "survived"))
+        wait_for(broker, "survived", before + 20)
+        members[1].send_signal(signal.SIGSTOP)
+        before = len(visible(broker, "survived"))
+        members.append(member(broker, "hunted", "survived"))
+        wait_for(broker, "survived", before + 50)
+        members[1].send_signal(signal.SIGCONT)
+        wait_for(broker, "survived", 500)
+        for each in members[1:]:
+            each.send_signal(signal.SIGTERM)
+        assert [each.wait(30) for each in members[1:]] == [0, 0]
+    finally:
+        for each in members:
+            each.kill()
+            each.wait()
+    assert visible(broker, "survived") == list(range(500))
+
+
+def wait_for(broker: BrokerProcess, topic: str, least: int) -> None:
+    pause = threading.Event()
+    while len(visible(broker, topic)) < least:
+        pause.wait(0.05)

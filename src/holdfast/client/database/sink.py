@@ -28,6 +28,7 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicP
 from confluent_kafka import Consumer as RawConsumer
 
 from holdfast.client.consuming.assignment import ANSWER_SECONDS, Assignment, LostPositions, messages
+from holdfast.client.consuming.seeking import seek
 from holdfast.client.database.store import (
     Advance,
     Database,
@@ -56,7 +57,6 @@ BUSY_ATTEMPTS: Final = 10
 """How often one transaction is tried while others are in its way, each of which waits for its locks as well."""
 SHOW_SECONDS: Final = 5.0
 """How often positions are shown to the group, for tools that tell how far it is; nothing depends on them."""
-SEEK_SECONDS: Final = 10.0
 
 Handler: TypeAlias = Callable[[Message, Any], None]
 BatchHandler: TypeAlias = Callable[[Sequence[Message], Any], None]
@@ -388,10 +388,10 @@ class _Running:
         return self._database.claim(self._sink.group, self._owner, keys, starts)
 
     def _beginning(self, topic: str, partition: int) -> int:
-        low, _ = self._consumer.get_watermark_offsets(
-            TopicPartition(topic, partition), timeout=ANSWER_SECONDS
-        )
-        return int(low)
+        ends = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=ANSWER_SECONDS)
+        if ends is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(ends[0])
 
     def _begin(self, key: PartitionKey, stored: Stored, topic_id: str) -> None:
         """Read on from the position in the database."""
@@ -426,17 +426,3 @@ class _Running:
             self._shares.pop(key, None)
         self._forget(keys)
         self._assignment.end(partitions)
-
-
-def seek(consumer: Any, place: TopicPartition) -> None:
-    """Seek; a partition that was assigned a moment ago is not ready for it at once."""
-    deadline = time.monotonic() + SEEK_SECONDS
-    while True:
-        try:
-            consumer.seek(place)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError._STATE or time.monotonic() > deadline:
-                raise
-            time.sleep(0.005)
-        else:
-            return
