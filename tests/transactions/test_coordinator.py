@@ -214,6 +214,19 @@ def test_an_unknown_transactional_id_maps_to_no_producer(world: TransactionWorld
     assert world.produce("copy", nobody, A, "x", **OLDER).only is ErrorCode.invalid_producer_id_mapping
 
 
+def test_a_fenced_producer_is_not_taken_for_the_one_that_ended_by_the_older_protocol(
+    world: TransactionWorld,
+) -> None:
+    alice = world.started("copy")
+    bob = world.started("copy")
+    world.written("copy", bob, A)
+    world.end("copy", bob, is_commit=True, **OLDER)
+    during = world.end("copy", alice, is_commit=True)
+    world.settle()
+    assert during.only.error is ErrorCode.producer_fenced
+    assert world.ended("copy", alice, is_commit=True).error is ErrorCode.producer_fenced
+
+
 # Enrolment
 
 

@@ -184,11 +184,14 @@ def _newer_end(metadata: TransactionMetadata, request: EndTransaction) -> Transa
         and epoch == EPOCH_USABLE_MAX
         and metadata.producer_epoch == 0
     )
-    is_retry = is_retry_across_ids or metadata.producer_epoch == epoch + 1
+    # Only where the epoch has risen with the end. Where a client of the older protocol has ended its transaction
+    # since, the epoch before is that of a producer it has fenced.
+    has_risen = metadata.client_version >= NEWER_PROTOCOL and metadata.producer_epoch == epoch + 1
+    is_retry = is_retry_across_ids or has_risen
     if producer_id != metadata.producer_id and not is_retry_across_ids:
         check_identity(metadata, request.producer)
     if state.is_prepared:
-        may_ask = metadata.producer_epoch == epoch + 1
+        may_ask = has_risen
     elif state.is_complete:
         may_ask = is_retry or epoch == metadata.producer_epoch
     else:
