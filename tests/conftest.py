@@ -31,6 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--crash-rounds", type=int, default=20, help="how often the crash tests kill the broker (default: 20)"
     )
     group.addoption(
+        "--chaos-seconds",
+        type=float,
+        default=3.0,
+        help="how long each storm over a group rages (default: 3)",
+    )
+    group.addoption(
         "--engine",
         choices=("both", "apache", "holdfast"),
         default="both",
