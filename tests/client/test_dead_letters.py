@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from holdfast.client.dead_letter_dialects import Headers, read_failure
-from holdfast.client.dead_letters import DeadLetters, DeadLetterTooLarge
+from holdfast.client.dead_letters import DeadLetters
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.messages import DeadLetter, Message, Origin
 from holdfast.client.retry_history import History
+from holdfast.client.side_topics import TooLargeToSetAside
 
 MESSAGE = Message("orders", 2, 7, 1_700_000_000_000, b"k", b"v", (("trace", b"1"), ("hf-id", b"00ff:2:7")))
 
@@ -102,7 +103,7 @@ def test_a_letter_too_large_loses_its_stack_then_its_words() -> None:
 
 def test_a_message_that_does_not_fit_at_all_is_refused_with_what_to_do() -> None:
     with pytest.raises(
-        DeadLetterTooLarge, match=r"orders-2@7.*position was not moved.*configs alter --topic"
+        TooLargeToSetAside, match=r"orders-2@7.*position was not moved.*configs alter --topic"
     ):
         letters(Limited(10)).add("orders-dlt", MESSAGE, "enough", failed(), 1)
 

@@ -12,36 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any
 
 from holdfast.client.dead_letter_dialects import (
     Dialect,
     Failure,
-    Headers,
     class_name,
     failure_headers,
     stack_of,
 )
-from holdfast.client.errors import ClientError, DeliveryFailed
 from holdfast.client.messages import DeadLetter, Message
 from holdfast.client.retry_history import History, without_history
-from holdfast.client.side_topics import SideTopics, away_from_home
-
-TOO_LARGE: Final = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
-
-
-class DeadLetterTooLarge(ClientError):
-    """A message does not fit its dead-letter topic, even with the shortest headers. It is still where it was."""
-
-
-class Sends(Protocol):
-    """How a dead letter leaves."""
-
-    def send(self, topic: str, message: Message, headers: Headers, *, source: str) -> None:
-        """Returns when the broker has it."""
-        ...
-
-    def close(self) -> None: ...
+from holdfast.client.side_topics import Sends, SideTopics, away_from_home, send_smaller
 
 
 class DeadLetters:
@@ -67,20 +49,14 @@ class DeadLetters:
         failure = failure_of(message, self._group, reason, error, attempts)
         own = away_from_home(without_history(message.headers))
         source = failure.topic or message.topic
-        for told in (failure, failure.without_stack(), failure.shortened()):
-            headers = (*own, *failure_headers(told, self._dialect))
-            try:
-                return self._topics.send(topic, message, headers, source=source)
-            except DeliveryFailed as refused:
-                if refused.code not in TOO_LARGE:
-                    raise
-                last = refused
-        size = len(message.key or b"") + len(message.value or b"")
-        raise DeadLetterTooLarge(
-            f"{message.place}: key and value have {size} bytes, and '{topic}' does not take them ({last.reason}). "
-            f"Its position was not moved. Let larger messages in: "
-            f"holdfast configs alter --topic {topic} --add-config max.message.bytes={size + 65_536}"
-        ) from last
+        tries = (failure, failure.without_stack(), failure.shortened())
+        send_smaller(
+            self._topics,
+            topic,
+            message,
+            ((*own, *failure_headers(told, self._dialect)) for told in tries),
+            source=source,
+        )
 
     def close(self) -> None:
         self._topics.close()

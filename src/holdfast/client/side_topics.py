@@ -12,14 +12,14 @@ with its old one it could be old enough to be deleted on arrival.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from holdfast.client.dead_letter_dialects import Headers
-from holdfast.client.errors import ClientError
+from holdfast.client.errors import ClientError, DeliveryFailed
 from holdfast.client.messages import Message
 from holdfast.client.producer import Producer
 from holdfast.errors import UsageError
@@ -43,8 +43,23 @@ ANSWER_SECONDS: Final = 30.0
 HEADERS_BYTES: Final = 65_536
 """How much larger than its source a message may be in a topic that we create."""
 DEFAULT_MESSAGE_BYTES: Final = 1_048_588
+TOO_LARGE: Final = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
 ID_HEADER: Final = "hf-id"
 ORIGIN_ID_HEADER: Final = "hf-origin-id"
+
+
+class Sends(Protocol):
+    """How a message leaves for another topic."""
+
+    def send(self, topic: str, message: Message, headers: Headers, *, source: str) -> None:
+        """Returns when the broker has it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TooLargeToSetAside(ClientError):
+    """A message does not fit the topic it has to go to, even with the shortest headers. It is still where it was."""
 
 
 class SideTopicMissing(ClientError, UsageError):
@@ -60,6 +75,28 @@ def away_from_home(headers: Headers) -> Headers:
     return tuple((ORIGIN_ID_HEADER if name == ID_HEADER else name, value) for name, value in headers)
 
 
+def send_smaller(
+    topics: Sends, topic: str, message: Message, tries: Iterable[Headers], *, source: str
+) -> None:
+    """Send a message with the first of these headers that fits."""
+    refused: DeliveryFailed | None = None
+    for headers in tries:
+        try:
+            topics.send(topic, message, headers, source=source)
+        except DeliveryFailed as failed:
+            if failed.code not in TOO_LARGE:
+                raise
+            refused = failed
+        else:
+            return
+    size = len(message.key or b"") + len(message.value or b"")
+    raise TooLargeToSetAside(
+        f"{message.place}: key and value have {size} bytes, and '{topic}' does not take them "
+        f"({refused.reason if refused else 'no headers were tried'}). Its position was not moved. Let larger messages "
+        f"in: holdfast configs alter --topic {topic} --add-config max.message.bytes={size + HEADERS_BYTES}"
+    ) from refused
+
+
 class SideTopics:
     """Sends messages to topics that are known to exist; for several threads."""
 
@@ -67,7 +104,7 @@ class SideTopics:
         shared = {
             name: value for name, value in consumer_settings.items() if name.startswith(CONNECTION_SETTINGS)
         }
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, **shared})
+        self._admin_settings = {"bootstrap.servers": bootstrap, **shared}
         self._producer = Producer(bootstrap, config={**PRODUCER_SETTINGS, **shared})
         self._create = create
         self._counts: dict[str, int] = {}
@@ -92,10 +129,20 @@ class SideTopics:
         with self._lock:
             count = self._counts.get(topic)
             if count is None:
-                count = self._counts[topic] = self._find(topic) or self._make(topic, source)
+                keeper = _Keeper(AdminClient(self._admin_settings))
+                count = self._counts[topic] = keeper.find(topic) or keeper.make(
+                    topic, source, is_allowed=self._create
+                )
             return count
 
-    def _find(self, topic: str) -> int | None:
+
+class _Keeper:
+    """Finds topics and makes them, for as long as the question takes."""
+
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
+
+    def find(self, topic: str) -> int | None:
         described = self._describe(topic)
         return None if described is None else len(described.partitions)
 
@@ -109,10 +156,10 @@ class SideTopics:
                 return None
             raise
 
-    def _make(self, topic: str, source: str) -> int:
+    def make(self, topic: str, source: str, *, is_allowed: bool) -> int:
         like = self._describe(source)
         count = len(like.partitions) if like is not None else 1
-        if not self._create:
+        if not is_allowed:
             raise SideTopicMissing(
                 f"topic '{topic}' does not exist, and a message of '{source}' has to go there. Create it: "
                 f"holdfast topics create --topic {topic} --partitions {count} --config retention.ms=-1"
@@ -126,7 +173,7 @@ class SideTopics:
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
-            return self._find(topic) or count
+            return self.find(topic) or count
         return count
 
     def _config_like(self, source: str) -> dict[str, str]:
