@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from holdfast.client.consuming.assignment import PositionLost
     from holdfast.client.database.sink import DatabaseSink
     from holdfast.client.database.store import DatabaseUnreachable, SchemaMissing, TransactionEnded
-    from holdfast.client.database.topics import TopicMadeAnew
     from holdfast.client.delivery import Delivered, Delivery
     from holdfast.client.errors import (
         ClientError,
@@ -28,13 +27,14 @@ if TYPE_CHECKING:
     from holdfast.client.producer import FlushReport, Producer
     from holdfast.client.retries import NO_RETRIES, RetryPolicy
     from holdfast.client.serializers import as_bytes, as_json, as_text, with_schema
+    from holdfast.client.state import State, StatefulProcessor
+    from holdfast.client.topic_ids import TopicMadeAnew
 
 _PLACES: Final = {
     "consumer": ("Consumer", "HandlerFailed"),
     "consuming.assignment": ("PositionLost",),
     "database.sink": ("DatabaseSink",),
     "database.store": ("DatabaseUnreachable", "SchemaMissing", "TransactionEnded"),
-    "database.topics": ("TopicMadeAnew",),
     "delivery": ("Delivered", "Delivery"),
     "errors": (
         "ClientError",
@@ -49,6 +49,8 @@ _PLACES: Final = {
     "producer": ("FlushReport", "Producer"),
     "retries": ("NO_RETRIES", "RetryPolicy"),
     "serializers": ("as_bytes", "as_json", "as_text", "with_schema"),
+    "state": ("State", "StatefulProcessor"),
+    "topic_ids": ("TopicMadeAnew",),
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
 
@@ -75,6 +77,8 @@ __all__ = [
     "RetryPolicy",
     "SchemaMissing",
     "SendTimeout",
+    "State",
+    "StatefulProcessor",
     "TopicMadeAnew",
     "TransactionEnded",
     "UndeliveredMessages",

@@ -119,8 +119,8 @@ class Companion(Protocol):
     def changes(self) -> Iterable[tuple[Output, Callable[[Any, Any], None]]]:
         """What the open transaction is to hold besides its outputs, and who wants to know where each went."""
 
-    def committed(self) -> None:
-        """The transaction was committed."""
+    def committed(self) -> Collection[PartitionKey]:
+        """The transaction was committed; returns partitions that have to be made ready again."""
 
     def taken_back(self) -> None:
         """Nothing since the last commit has happened."""
@@ -226,7 +226,7 @@ class _Running:
         self._starts.update(self._next)
         self._next = {}
         if self._companion is not None:
-            self._companion.committed()
+            self._hold_back(self._companion.committed())
 
     def _commit_once(self) -> None:
         metadata = self._consumer.consumer_group_metadata()
@@ -267,6 +267,8 @@ class _Running:
 
     def _hold_back(self, keys: Collection[PartitionKey]) -> None:
         assert self._companion is not None
+        if not keys:
+            return
         self._consumer.pause([TopicPartition(*key) for key in keys])
         self._preparing.update(keys)
         self._companion.given(keys)
@@ -286,7 +288,7 @@ class _Running:
         try:
             starts = self._assignment.begin(partitions)
             self._starts.update(starts)
-            if self._companion is not None and starts:
+            if self._companion is not None:
                 self._hold_back(list(starts))
         except (KafkaException, HoldfastError) as error:
             self._error = self._error or error

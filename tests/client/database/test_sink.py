@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from holdfast.client.consuming.assignment import PositionLost
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.database.store import Database, DatabaseUnreachable, SchemaMissing, open_database
-from holdfast.client.database.topics import TopicMadeAnew
+from holdfast.client.topic_ids import TopicMadeAnew
 from holdfast.client.messages import Message
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.postgres import PostgresServer

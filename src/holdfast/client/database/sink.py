@@ -39,12 +39,12 @@ from holdfast.client.database.store import (
     Trouble,
     open_database,
 )
-from holdfast.client.database.topics import TopicIds, TopicMadeAnew, is_gone
 from holdfast.client.errors import ClientError
 from holdfast.client.messages import Message, from_raw
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
+from holdfast.client.topic_ids import TopicIds, TopicMadeAnew, is_gone
 from holdfast.errors import UsageError
 
 POLL_SECONDS: Final = 0.05

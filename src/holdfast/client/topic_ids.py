@@ -18,8 +18,13 @@ from holdfast.client.errors import ClientError
 
 ANSWER_SECONDS: Final = 15.0
 CONNECTION: Final = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "socket.", "oauth")
-"""Settings of a consumer that its administrative twin needs too."""
+"""What the names of such settings begin with."""
 BITS: Final = 1 << 64
+
+
+def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a client's settings those that say how to reach the cluster."""
+    return {name: value for name, value in settings.items() if name.startswith(CONNECTION)}
 
 
 class TopicMadeAnew(ClientError):
@@ -28,9 +33,7 @@ class TopicMadeAnew(ClientError):
 
 class TopicIds:
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._admin = AdminClient(
-            {name: value for name, value in settings.items() if name.startswith(CONNECTION)}
-        )
+        self._admin = AdminClient(connection_settings(settings))
 
     def ask(self, topics: Collection[str]) -> dict[str, str]:
         """The ids that these topics have now. Raises KafkaException when nobody answers."""

@@ -1,0 +1,183 @@
+"""The changelog of a state: a compacted topic, partition by partition beside the topic whose messages change the state.
+
+Restoring reads it up to its end: the end of all that was written, by transactions that have not ended too. Only what is
+committed is read, so a transaction that a dead member left open is waited for; its time-out is short. Then the state is
+the one that belongs to the group's positions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Consumer as RawConsumer
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+from holdfast.client.settings import Settings
+from holdfast.client.spool.format import PartitionKey
+from holdfast.client.state_cache import StateCache
+from holdfast.client.topic_ids import TopicIds, connection_settings
+from holdfast.errors import UsageError
+
+ANSWER_SECONDS: Final = 15.0
+STEP_MESSAGES: Final = 5000
+"""How much is read before others have their turn, and how much a transaction of the cache holds at most."""
+FIRST: Final = OffsetSpec._earliest
+LATEST: Final = OffsetSpec._latest
+DELETIONS_KEPT_MS: Final = 7 * 86_400_000
+"""How long a deletion stays in a changelog of ours: a cache may sleep half as long and still catch up."""
+
+
+class Changelogs:
+    """What is asked of the cluster about changelogs."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._admin = AdminClient(connection_settings(settings))
+        self._ids = TopicIds(settings)
+
+    def ensure(self, changelog: str, source: str) -> None:
+        """The changelog exists, is compacted, and has a partition beside each of the source."""
+        wanted = self._partitions(source)
+        if wanted == 0:
+            raise UsageError(f"there is no topic {source}")
+        found = self._partitions(changelog)
+        if found == 0:
+            config = {"cleanup.policy": "compact", "delete.retention.ms": str(DELETIONS_KEPT_MS)}
+            self._done(self._admin.create_topics([NewTopic(changelog, wanted, config=config)])[changelog])
+        elif found < wanted:
+            self._done(self._admin.create_partitions([NewPartitions(changelog, wanted)])[changelog])
+        if self.setting(changelog, "cleanup.policy") != "compact":
+            raise UsageError(
+                f"topic {changelog} is to hold state and is not compacted alone: its cleanup.policy is "
+                f"{self.setting(changelog, 'cleanup.policy')}, which drops state that is old"
+            )
+
+    @staticmethod
+    def _done(future: Any) -> None:
+        try:
+            future.result()
+        except KafkaException as refused:
+            # Another member was faster.
+            if refused.args[0].code() not in (KafkaError.TOPIC_ALREADY_EXISTS, KafkaError.INVALID_PARTITIONS):
+                raise
+
+    def _partitions(self, topic: str) -> int:
+        found = self._admin.list_topics(timeout=ANSWER_SECONDS).topics.get(topic)
+        return 0 if found is None or found.error is not None else len(found.partitions)
+
+    def setting(self, topic: str, name: str) -> str:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        found = self._admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource].result()
+        return str(found[name].value)
+
+    def id_of(self, topic: str) -> str:
+        return self._ids.ask([topic])[topic]
+
+    def ends(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset, and the one behind the last, of whatever transaction it is."""
+        return (
+            self._offset(topic, partition, FIRST),
+            self._offset(topic, partition, LATEST),
+        )
+
+    def _offset(self, topic: str, partition: int, which: Any) -> int:
+        place = TopicPartition(topic, partition)
+        (future,) = self._admin.list_offsets(
+            {place: which},
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            request_timeout=ANSWER_SECONDS,
+        ).values()
+        return int(future.result().offset)
+
+
+class Target(NamedTuple):
+    """What a restoration is to reach."""
+
+    cache: StateCache
+    first: int
+    end: int
+
+
+class Restoration:
+    """Reads changelogs into caches until each has reached its end, a step at a time."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings: Settings = {
+            **settings,
+            "group.id": f"{settings['group.id']}-restoration",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "group.protocol": "classic",
+        }
+        for name in ("group.instance.id", "session.timeout.ms", "heartbeat.interval.ms"):
+            self._settings.pop(name, None)
+        self._consumer: Any = None
+        self._targets: dict[PartitionKey, Target] = {}
+
+    def add(self, changelog: str, partition: int, target: Target) -> None:
+        self._targets[changelog, partition] = target
+        self._assign()
+
+    def drop(self, changelog: str, partition: int) -> None:
+        if self._targets.pop((changelog, partition), None) is not None:
+            self._assign()
+
+    def _assign(self) -> None:
+        if not self._targets:
+            self.close()
+            return
+        if self._consumer is None:
+            self._consumer = RawConsumer(self._settings)
+        self._consumer.assign(
+            [
+                TopicPartition(*key, max(target.first, target.cache.position))
+                for key, target in self._targets.items()
+            ]
+        )
+
+    def step(self, seconds: float) -> list[PartitionKey]:
+        """Read for so long at most; returns the changelog partitions that are at their end now."""
+        if self._consumer is None:
+            return []
+        changes: dict[PartitionKey, list[tuple[bytes, bytes | None]]] = {}
+        positions: dict[PartitionKey, int] = {}
+        finished: list[PartitionKey] = []
+        deadline = time.monotonic() + seconds
+        for _ in range(STEP_MESSAGES):
+            raw = self._consumer.poll(max(0.0, deadline - time.monotonic()))
+            if raw is None:
+                break
+            key = (raw.topic(), raw.partition())
+            error = raw.error()
+            if error is None:
+                changes.setdefault(key, []).append((raw.key(), raw.value()))
+                positions[key] = raw.offset() + 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                positions[key] = raw.offset()
+                if key in self._targets and raw.offset() >= self._targets[key].end:
+                    finished.append(key)
+            elif error.fatal() or error.code() == KafkaError._AUTO_OFFSET_RESET:
+                raise KafkaException(error)
+        for key, position in positions.items():
+            if key in self._targets and position > self._targets[key].cache.position:
+                self._targets[key].cache.apply(changes.get(key, ()), position)
+        if finished:
+            for key in finished:
+                self._targets.pop(key)
+            self._assign()
+        return finished
+
+    def close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()

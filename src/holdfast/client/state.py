@@ -1,0 +1,230 @@
+"""Handlers that remember: state that is exactly as old as the position.
+
+    def average(message: Message, state: State) -> list[Output]:
+        total, count = json.loads(state.get(message.key) or b"[0, 0]")
+        total, count = total + float(message.value), count + 1
+        state[message.key] = json.dumps([total, count]).encode()
+        return [Output("averages", b"%f" % (total / count), key=message.key)]
+
+    StatefulProcessor(
+        "localhost:9092", group="averages", topics=["readings"], directory="/var/lib/averages"
+    ).run(average)
+
+What a handler changes goes into a changelog, a compacted topic, in the transaction that holds its outputs and the
+positions of its messages (see `processor`): after a crash, state, outputs and positions are all before it, or all after
+it. Each partition has its own state, and a message sees that of its partition alone: what is counted under one key must
+have that key as the message key.
+
+On disk, in `directory`, is a cache of the changelog, which saves reading all of it at every start (see `state_cache`).
+It is never needed: without it, or with an old one, the changelog is read before the first message.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from confluent_kafka import KafkaException
+
+from holdfast.client.changelog import DELETIONS_KEPT_MS, Changelogs, Restoration, Target
+from holdfast.client.consuming.assignment import LostPositions
+from holdfast.client.messages import Message
+from holdfast.client.processor import Output, Processor
+from holdfast.client.signals import say
+from holdfast.client.spool.format import PartitionKey
+from holdfast.client.state_cache import CacheTaken, StateCache
+
+STEP_SECONDS: Final = 0.1
+RETRY_SECONDS: Final = 1.0
+
+
+class State(MutableMapping[bytes, bytes]):
+    """The state of one partition as a handler sees it: the cache, under what the open transaction has changed."""
+
+    def __init__(self, cache: StateCache) -> None:
+        self.cache = cache
+        self.changed: dict[bytes, bytes | None] = {}
+        self.last_offset = -1
+        """Of the changes of the open transaction in the changelog, as far as is known."""
+
+    def __getitem__(self, key: bytes) -> bytes:
+        value = self.changed[key] if key in self.changed else self.cache.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        if not isinstance(key, bytes) or not isinstance(value, bytes):
+            raise TypeError("keys and values of state are bytes: they travel as messages")
+        self.changed[key] = value
+
+    def __delitem__(self, key: bytes) -> None:
+        self[key]
+        self.changed[key] = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        gone = {key for key, value in self.changed.items() if value is None}
+        known = {key for key in self.cache.all_keys() if key not in gone}
+        yield from sorted(known | (self.changed.keys() - gone))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def delivered(self, error: Any, message: Any) -> None:
+        if error is None:
+            self.last_offset = max(self.last_offset, message.offset())
+
+    def forget_changes(self) -> None:
+        self.changed = {}
+        self.last_offset = -1
+
+
+StatefulTransform: TypeAlias = Callable[[Message, State], Iterable[Output] | None]
+
+
+class StatefulProcessor:
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        group: str,
+        topics: Sequence[str],
+        directory: str,
+        commit_seconds: float = 0.5,
+        commit_messages: int = 5000,
+        lost_positions: LostPositions = "stop",
+        consumer_config: Mapping[str, Any] | None = None,
+        producer_config: Mapping[str, Any] | None = None,
+        unsafe: Collection[str] = (),
+    ) -> None:
+        """As `Processor`; the changelog of a topic is `<group>-<topic>-changelog`, made when it is missing."""
+        self._processor = Processor(
+            bootstrap,
+            group=group,
+            topics=topics,
+            commit_seconds=commit_seconds,
+            commit_messages=commit_messages,
+            lost_positions=lost_positions,
+            consumer_config=consumer_config,
+            producer_config=producer_config,
+            unsafe=unsafe,
+        )
+        self._group = group
+        self._topics = list(topics)
+        self._directory = directory
+
+    def stop(self) -> None:
+        """End `run` cleanly, with the open transaction committed; safe from any thread and from signal handlers."""
+        self._processor.stop()
+
+    @property
+    def committed(self) -> int:
+        """Messages whose results are committed."""
+        return self._processor.committed
+
+    def run(self, transform: StatefulTransform) -> None:
+        """Process until stopped. An exception of `transform` takes the open transaction back and is raised."""
+        states = _States(self._group, self._directory, self._processor._consumer_settings)
+        for topic in self._topics:
+            states.changelogs.ensure(states.changelog(topic), topic)
+        try:
+            self._processor._run(lambda message: transform(message, states.of(message)), states)
+        finally:
+            states.close()
+
+
+class _States:
+    """The states of the partitions that are ours, along with the transactions of a processor."""
+
+    def __init__(self, group: str, directory: str, settings: Mapping[str, Any]) -> None:
+        self._group = group
+        self._directory = os.path.join(directory, group)
+        self.changelogs = Changelogs(settings)
+        self._restoration = Restoration(settings)
+        self._states: dict[PartitionKey, State] = {}
+        self._given: set[PartitionKey] = set()
+        """Partitions whose cache is not open yet."""
+        self._restoring: dict[PartitionKey, PartitionKey] = {}
+        """By the partition of the changelog: which partition waits for it."""
+        self._open_at = 0.0
+
+    def changelog(self, topic: str) -> str:
+        return f"{self._group}-{topic}-changelog"
+
+    def of(self, message: Message) -> State:
+        return self._states[message.topic, message.partition]
+
+    # What a processor tells
+
+    def given(self, keys: Collection[PartitionKey]) -> None:
+        self.let_go(keys)
+        self._given.update(keys)
+
+    def prepare(self) -> Collection[PartitionKey]:
+        try:
+            if self._given and time.monotonic() >= self._open_at:
+                for key in sorted(self._given):
+                    self._open(key)
+            finished = self._restoration.step(STEP_SECONDS)
+        except (KafkaException, CacheTaken) as error:
+            say(f"state cannot be restored: {error}; trying again")
+            self._open_at = time.monotonic() + RETRY_SECONDS
+            self.given([*self._given, *self._restoring.values()])
+            return ()
+        return [self._restoring.pop(each) for each in finished]
+
+    def _open(self, key: PartitionKey) -> None:
+        topic, partition = key
+        changelog = self.changelog(topic)
+        cache = StateCache(
+            os.path.join(self._directory, f"{topic}-{partition}.sqlite"),
+            self.changelogs.id_of(changelog),
+            age_ms_max=min(DELETIONS_KEPT_MS, int(self.changelogs.setting(changelog, "delete.retention.ms")))
+            // 2,
+        )
+        self._states[key] = State(cache)
+        first, end = self.changelogs.ends(changelog, partition)
+        if cache.position and not first <= cache.position <= end:
+            say(f"the cache of {topic}-{partition} does not fit its changelog and is thrown away")
+            cache.throw_away()
+        self._restoration.add(changelog, partition, Target(cache, first, end))
+        self._restoring[changelog, partition] = key
+        self._given.discard(key)
+
+    def changes(self) -> Iterable[tuple[Output, Callable[[Any, Any], None]]]:
+        for (topic, partition), state in self._states.items():
+            for key, value in state.changed.items():
+                yield Output(self.changelog(topic), value, key=key, partition=partition), state.delivered
+
+    def committed(self) -> Collection[PartitionKey]:
+        taken: list[PartitionKey] = []
+        for key, state in self._states.items():
+            if not state.changed:
+                continue
+            try:
+                state.cache.apply(state.changed.items(), max(state.cache.position, state.last_offset + 1))
+            except CacheTaken as error:
+                say(f"{error}; the state is restored again if the partition is still ours")
+                taken.append(key)
+            state.forget_changes()
+        return taken
+
+    def taken_back(self) -> None:
+        for state in self._states.values():
+            state.forget_changes()
+
+    def let_go(self, keys: Collection[PartitionKey]) -> None:
+        for key in keys:
+            self._given.discard(key)
+            state = self._states.pop(key, None)
+            place = (self.changelog(key[0]), key[1])
+            self._restoring.pop(place, None)
+            self._restoration.drop(*place)
+            if state is not None:
+                state.cache.close()
+
+    def close(self) -> None:
+        self.let_go(list(self._states))
+        self._restoration.close()

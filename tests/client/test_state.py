@@ -1,0 +1,242 @@
+"""State, outputs and positions are of one piece, whatever dies and whatever becomes of the cache (C10)."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer as RawConsumer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from holdfast.client.messages import Message
+from holdfast.client.processor import Output
+from holdfast.client.state import State, StatefulProcessor
+from holdfast.errors import UsageError
+from holdfast.testing.broker import BrokerProcess
+
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
+PARTITIONS = 2
+KEYS = 5
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(str(tmp_path_factory.mktemp("state") / "broker"), settings=SETTINGS) as process:
+        yield process
+
+
+def create(broker: BrokerProcess, *topics: str, config: dict[str, str] | None = None) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    new = [NewTopic(topic, PARTITIONS, 1, config=config or {}) for topic in topics]
+    for future in admin.create_topics(new).values():
+        future.result()
+
+
+def fill(broker: BrokerProcess, topic: str, numbers: range) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+    for number in numbers:
+        producer.produce(topic, b"%d" % number, key=b"%d" % (number % KEYS))
+    assert producer.flush(30) == 0
+
+
+def read(broker: BrokerProcess, topic: str) -> list[tuple[bytes, bytes]]:
+    """Every committed message: key and value."""
+    consumer = RawConsumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+    found: list[tuple[bytes, bytes]] = []
+    ended = 0
+    while ended < PARTITIONS:
+        raw: Any = consumer.poll(10)
+        assert raw is not None
+        if raw.error():
+            ended += 1
+        else:
+            found.append((raw.key(), raw.value()))
+    consumer.close()
+    return found
+
+
+def total(message: Message, state: State) -> list[Output]:
+    """The sum and the count so far, per key."""
+    key = message.key or b""
+    summed, count = map(int, (state.get(key) or b"0 0").split())
+    state[key] = b"%d %d" % (summed + int(message.value or b""), count + 1)
+    return [Output(f"{message.topic}-totals", state[key], key=key)]
+
+
+def expected(count: int) -> Counter[tuple[bytes, bytes]]:
+    """Each sum comes exactly once: one that was counted twice or not at all changes all that follow."""
+    sums: dict[bytes, tuple[int, int]] = {}
+    outputs: Counter[tuple[bytes, bytes]] = Counter()
+    for number in range(count):
+        key = b"%d" % (number % KEYS)
+        summed, seen = sums.get(key, (0, 0))
+        sums[key] = (summed + number, seen + 1)
+        outputs[key, b"%d %d" % sums[key]] += 1
+    return outputs
+
+
+def processor(broker: BrokerProcess, topic: str, directory: Path) -> StatefulProcessor:
+    return StatefulProcessor(
+        broker.bootstrap_servers,
+        group=f"{topic}-group",
+        topics=[topic],
+        directory=str(directory),
+        commit_seconds=0.05,
+        commit_messages=20,
+        consumer_config={"session.timeout.ms": 3000, "heartbeat.interval.ms": 300},
+    )
+
+
+def run_until(running: StatefulProcessor, count: int, transform: Any = total) -> None:
+    def watch() -> None:
+        pause = threading.Event()
+        while running.committed < count:
+            pause.wait(0.01)
+        running.stop()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    running.run(transform)
+    watcher.join()
+
+
+@pytest.mark.parametrize("cache", ["kept", "gone", "old"])
+def test_a_second_run_goes_on_with_the_state_of_the_first(
+    broker: BrokerProcess, tmp_path: Path, cache: str
+) -> None:
+    topic = f"sums-{cache}"
+    create(broker, topic, f"{topic}-totals")
+    directory, aside = tmp_path / "state", tmp_path / "aside"
+    done = 0
+    for count in (100, 200, 300):
+        fill(broker, topic, range(done, count))
+        run_until(processor(broker, topic, directory), count - done)
+        done = count
+        if cache == "gone":
+            shutil.rmtree(directory)
+        elif cache == "old" and count == 100:
+            shutil.copytree(directory, aside)
+        elif cache == "old":
+            shutil.rmtree(directory)
+            shutil.copytree(aside, directory)
+    assert Counter(read(broker, f"{topic}-totals")) == expected(300)
+
+
+def test_a_failure_takes_state_back_with_its_messages(broker: BrokerProcess, tmp_path: Path) -> None:
+    create(broker, "unsteady", "unsteady-totals")
+    fill(broker, "unsteady", range(100))
+
+    def fail(message: Message, state: State) -> list[Output]:
+        outputs = total(message, state)
+        if message.value == b"57":
+            raise ValueError("not today")
+        return outputs
+
+    with pytest.raises(ValueError, match="not today"):
+        processor(broker, "unsteady", tmp_path).run(fail)
+    left = 100 - len(read(broker, "unsteady-totals"))
+    run_until(processor(broker, "unsteady", tmp_path), left)
+    assert Counter(read(broker, "unsteady-totals")) == expected(100)
+
+
+def test_deleted_state_stays_deleted(broker: BrokerProcess, tmp_path: Path) -> None:
+    create(broker, "visits", "visits-totals")
+
+    def toggle(message: Message, state: State) -> list[Output]:
+        key = message.key or b""
+        if key in state:
+            del state[key]
+            return [Output("visits-totals", b"out", key=key)]
+        state[key] = b"in"
+        return [Output("visits-totals", b"in", key=key)]
+
+    for numbers in (range(KEYS), range(KEYS, 2 * KEYS), range(2 * KEYS, 3 * KEYS)):
+        fill(broker, "visits", numbers)
+        run_until(processor(broker, "visits", tmp_path), KEYS, toggle)
+        shutil.rmtree(tmp_path / "visits-group")
+    answers = Counter(read(broker, "visits-totals"))
+    assert answers == {
+        (b"%d" % key, word): number for key in range(KEYS) for word, number in ((b"in", 2), (b"out", 1))
+    }
+
+
+def test_a_changelog_that_forgets_is_refused(broker: BrokerProcess, tmp_path: Path) -> None:
+    create(broker, "leaky")
+    create(broker, "leaky-group-leaky-changelog", config={"cleanup.policy": "delete"})
+    with pytest.raises(UsageError, match=r"cleanup\.policy"):
+        processor(broker, "leaky", tmp_path).run(total)
+
+
+MEMBER = """
+import sys, time
+from holdfast.client.processor import Output
+from holdfast.client.state import StatefulProcessor
+bootstrap, topic, directory, pause = sys.argv[1:]
+def total(message, state):
+    summed, count = map(int, (state.get(message.key) or b"0 0").split())
+    state[message.key] = b"%d %d" % (summed + int(message.value), count + 1)
+    time.sleep(float(pause))
+    return [Output(topic + "-totals", state[message.key], key=message.key)]
+StatefulProcessor(bootstrap, group=topic + "-group", topics=[topic], directory=directory, commit_seconds=0.1,
+    consumer_config={"session.timeout.ms": 2000, "heartbeat.interval.ms": 300}).run(total)
+"""
+
+
+@pytest.mark.crash
+def test_members_killed_and_stopped_count_each_message_once(broker: BrokerProcess, tmp_path: Path) -> None:
+    """All of them use one directory: the one that takes over finds the cache of the one that died or sleeps."""
+    create(broker, "hunted", "hunted-totals")
+    fill(broker, "hunted", range(400))
+    pause = threading.Event()
+
+    def member() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", MEMBER, broker.bootstrap_servers, "hunted", str(tmp_path), "0.003"]
+        return subprocess.Popen(command)
+
+    def wait_for_more(more: int) -> None:
+        wanted = min(400, len(read(broker, "hunted-totals")) + more)
+        while len(read(broker, "hunted-totals")) < wanted:
+            pause.wait(0.05)
+
+    members = [member()]
+    try:
+        wait_for_more(30)
+        members[0].kill()
+        members[0].wait()
+        members.append(member())
+        wait_for_more(20)
+        members[1].send_signal(signal.SIGSTOP)
+        members.append(member())
+        wait_for_more(50)
+        members[1].send_signal(signal.SIGCONT)
+        wait_for_more(400)
+        for each in members[1:]:
+            each.send_signal(signal.SIGTERM)
+        assert [each.wait(30) for each in members[1:]] == [0, 0]
+    finally:
+        for each in members:
+            each.kill()
+            each.wait()
+    assert Counter(read(broker, "hunted-totals")) == expected(400)

@@ -1,0 +1,100 @@
+"""The cache of a state: never ahead of its changelog, never another's, thrown away when it cannot be trusted."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from holdfast.client.state import State
+from holdfast.client.state_cache import CacheTaken, StateCache
+
+DAY_MS = 86_400_000
+
+
+def opened(tmp_path: Path, changelog_id: str = "id", age_ms_max: int = DAY_MS) -> StateCache:
+    return StateCache(str(tmp_path / "group" / "topic-0.sqlite"), changelog_id, age_ms_max=age_ms_max)
+
+
+def test_values_and_position_are_there_again(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.apply([(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"c", b"")], 4)
+    cache.close()
+    again = opened(tmp_path)
+    assert (again.position, again.get(b"a"), again.get(b"b"), again.get(b"c")) == (4, None, b"2", b"")
+    assert list(again.all_keys()) == [b"b", b"c"]
+    again.close()
+
+
+def test_flushes_are_full(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    assert cache._connection.execute("pragma synchronous").fetchone() == (2,)
+    cache.close()
+
+
+def test_a_cache_of_another_changelog_is_thrown_away(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.apply([(b"a", b"1")], 1)
+    cache.close()
+    again = opened(tmp_path, "made anew")
+    assert (again.position, again.get(b"a")) == (0, None)
+    again.close()
+
+
+def test_a_cache_that_slept_past_deletions_is_thrown_away(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.apply([(b"a", b"1")], 1)
+    cache._connection.execute("update reflects set saved_ms = saved_ms - ?", (DAY_MS,))
+    cache.close()
+    again = opened(tmp_path, age_ms_max=DAY_MS // 2)
+    assert (again.position, again.get(b"a")) == (0, None)
+    again.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100])
+def test_a_damaged_file_is_thrown_away(tmp_path: Path, content: bytes) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "group" / "topic-0.sqlite").write_bytes(content)
+    again = opened(tmp_path)
+    assert again.position == 0
+    again.apply([(b"a", b"1")], 1)
+    again.close()
+
+
+def test_a_former_owner_writes_nothing_more(tmp_path: Path) -> None:
+    former = opened(tmp_path)
+    former.apply([(b"a", b"1")], 1)
+    owner = opened(tmp_path)
+    owner.apply([(b"a", b"2")], 2)
+    with pytest.raises(CacheTaken):
+        former.apply([(b"a", b"stale")], 2)
+    assert (owner.get(b"a"), owner.position) == (b"2", 2)
+    for each in (former, owner):
+        each.close()
+
+
+def test_failing_changes_leave_values_and_position(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.apply([(b"a", b"1")], 1)
+    with pytest.raises(sqlite3.Error):
+        cache.apply([(b"a", b"2"), (b"b", object())], 2)  # type: ignore[list-item]
+    assert (cache.get(b"a"), cache.position) == (b"1", 1)
+    cache.close()
+
+
+def test_state_shows_open_changes_over_the_cache(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.apply([(b"a", b"1"), (b"b", b"2")], 2)
+    state = State(cache)
+    state[b"c"] = b"3"
+    del state[b"a"]
+    assert dict(state) == {b"b": b"2", b"c": b"3"}
+    assert (len(state), b"a" in state, state.get(b"a")) == (2, False, None)
+    with pytest.raises(KeyError):
+        del state[b"a"]
+    with pytest.raises(TypeError):
+        state[b"d"] = "text"  # type: ignore[assignment]
+    state.forget_changes()
+    assert dict(state) == {b"a": b"1", b"b": b"2"}
+    cache.close()
