@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import ApiError
+from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.metadata.changes import NewTopic, create_topic
 from holdfast.node.shard import Shard, partition_for, stored_batches
 from holdfast.node.timers import Timer
@@ -72,6 +72,8 @@ class Coordination(Generic[MachineT]):
         self._describe_topic = describe_topic
         self._make = make
         self._coordinators: dict[int, Coordinator[MachineT]] = {}
+        self._damaged: dict[int, str] = {}
+        """Why a shard could not be rebuilt."""
 
     @property
     def topic(self) -> str:
@@ -87,7 +89,11 @@ class Coordination(Generic[MachineT]):
         for partition in topic.partitions:
             hosted = self._node.partitions.get(topic.name, partition.index)
             if hosted is not None and hosted.log.end_offset > hosted.log.start_offset:
-                self._open(partition.index, now)
+                try:
+                    self._open(partition.index, now)
+                except ApiError as error:
+                    # The other shards serve; this one tells whoever asks for it.
+                    self._node.say(f"{hosted.name} coordinates nothing until restart: {error.message}")
 
     def ensure_topic(self, now: Now) -> None:
         """Make the internal topic if it is not there. It is not for users to choose its shape by accident."""
@@ -137,6 +143,8 @@ class Coordination(Generic[MachineT]):
             hosted = self._node.leader_of(self.topic, index)
         except ApiError as error:
             raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
+        if index in self._damaged:
+            raise ApiError(ErrorCode.coordinator_not_available, self._damaged[index])
         shard = Shard(self._node, hosted)
         machine = self._make(shard)
         try:
@@ -147,6 +155,10 @@ class Coordination(Generic[MachineT]):
             raise ApiError(
                 ErrorCode.coordinator_not_available, f"{hosted.name} could not be read: {error}"
             ) from error
+        except (CorruptLog, InvalidRecords) as error:
+            # To go on with a part of what was stored would take positions and transactions back.
+            self._damaged[index] = f"{hosted.name} holds what no coordinator wrote: {error}"
+            raise ApiError(ErrorCode.coordinator_not_available, self._damaged[index]) from error
         coordinator = self._coordinators[index] = Coordinator(shard, machine)
         machine.loaded(now)
         return coordinator
