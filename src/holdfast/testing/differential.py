@@ -35,6 +35,7 @@ from holdfast.testing.wire_client import (
     DESCRIBE_TRANSACTIONS,
     FETCH,
     FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
     LIST_OFFSETS,
     PRODUCE,
     WireClient,
@@ -342,6 +343,9 @@ def await_coordinators(bootstrap_servers: str) -> None:
 
         Side.wait_until(lambda: are_found(0) and groups_are_served())
         Side.wait_until(lambda: are_found(1) and transactions_are_served())
+        one = {"transactional_id": names[0], "transaction_timeout": 60_000}
+        # The first needs producer ids, which Apache Kafka fetches when somebody asks.
+        Side.wait_until(lambda: client.ask(INIT_PRODUCER_ID, 2, one).error_code is ErrorCode.none)
 
 
 Script = Callable[[Side], None]
