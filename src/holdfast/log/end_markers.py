@@ -4,8 +4,8 @@ A marker is a batch of one control record, of the producer whose transaction it 
 says commit or abort and names the coordinator's epoch. Everything that replays a log comes through
 `replay_batch`, so that a log that was appended to, one that was recovered and one that is surveyed agree.
 
-Compaction empties a marker whose transaction has nothing left and that still carries its producer's epoch. Such
-a batch ends nothing: that transaction has no batch which could have begun it again.
+Compaction empties a marker whose transaction has nothing left and that still carries its producer's epoch. It
+ends that transaction for a state that was taken when it was open, and there is nobody to tell of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def replay_batch(
         return None
     marker = read_end_marker(file.pread(header.size, position))
     if marker is None:
-        producers.note_epoch(header, now_ms)
+        producers.note_emptied_marker(header, now_ms)
         return None
     return producers.complete(header, marker, header.base_offset, now_ms)
 

@@ -285,14 +285,15 @@ class ProducerStateMap:
             header.producer_id, first_offset, base_offset, not marker.is_commit, last_stable_offset
         )
 
-    def note_epoch(self, header: BatchHeader, now_ms: int) -> None:
-        """Record a marker that compaction has emptied: all it tells is its producer's epoch."""
+    def note_emptied_marker(self, header: BatchHeader, now_ms: int) -> None:
+        """Record a marker that compaction has emptied: of the transaction it ended nothing is left."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
             producer = self._producers[header.producer_id] = _Producer(header.producer_epoch)
         producer.enter_epoch(header.producer_epoch)
         producer.last_timestamp = header.max_timestamp
         producer.last_seen_ms = now_ms
+        self._forget_transaction(producer)
 
     # ---- transactions
 
@@ -334,6 +335,18 @@ class ProducerStateMap:
         Producers stay, as in Kafka: their sequences must go on although their records are gone.
         """
         self.advance_high_watermark(log_start_offset)
+
+    def forget_transactions(self) -> None:
+        """Take every open transaction for ended: nothing is left of them."""
+        for producer in self._producers.values():
+            self._forget_transaction(producer)
+
+    def _forget_transaction(self, producer: _Producer) -> None:
+        first_offset = producer.transaction_first_offset
+        if first_offset != NO_OFFSET:
+            producer.transaction_first_offset = NO_OFFSET
+            del self._ongoing[first_offset]
+            del self.unstable[first_offset]
 
     def clear(self) -> None:
         """Forget everything, as before state is rebuilt from a snapshot and the log."""

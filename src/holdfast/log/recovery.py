@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
-from holdfast.log.atomic import ASIDE_SUFFIX, flush_each, parent_of, read_whole
+from holdfast.log.atomic import ASIDE_SUFFIX, flush_file, parent_of, read_whole
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
 from holdfast.log.end_markers import add_aborted, replay_batch
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
@@ -203,9 +203,8 @@ def _has_snapshot(fs: FileSystem, segment: Segment) -> bool:
         decode_snapshot(read_whole(fs, path), path)
     except (FileNotFoundError, CorruptLog):
         return False
-    file = fs.open(path, "write")
-    flush_each(fs, [file, segment.directory])
-    file.close()
+    flush_file(fs, path)
+    fs.flush_directory(segment.directory)
     return True
 
 
@@ -309,6 +308,8 @@ class _Opening:
             self._load_sealed(last)
             self.end_offset = self._end_of(last)
             last.bytes_since_index_entry = last.size - last.index.last_entry[1]
+        else:
+            last.start_indexes()  # its files may be of batches that were lost
         self._rebuild_producers(self.end_offset)
 
     def _load_sealed(self, segment: Segment) -> None:
@@ -363,6 +364,7 @@ class _Opening:
                 segment.file.drop_cache()
         base = doubtful[0].base_offset
         self.epochs.truncate_from_end(max(base, self.trust.recovery_point))
+        self._remove_snapshots_above(max(base, self.trust.recovery_point))
         self._rebuild_producers(base)
         self.end_offset = base
         for index, segment in enumerate(doubtful):
@@ -370,8 +372,8 @@ class _Opening:
                 reason = f"the next segment begins at {segment.base_offset}"
                 self._cut(first + index - 1, Damage(doubtful[index - 1].size, reason))
                 break
-            if index:
-                self._write_snapshot(segment)
+            if index and not self._has_state_of_roll(segment):
+                self._write_snapshot(segment.base_offset)
             damage = self._verify(segment)
             if damage is not None:
                 self._cut(first + index, damage)
@@ -399,9 +401,19 @@ class _Opening:
         """Whether offsets are missing in front of a segment; below the recovery point compaction took them."""
         return segment.base_offset > self.end_offset >= self.trust.gaps_below
 
-    def _write_snapshot(self, segment: Segment) -> None:
-        """Producer state as of the segment's beginning: the batches it came from may be deleted one day."""
-        file = self.fs.open(segment.path(SNAPSHOT_SUFFIX), "create")
+    def _has_state_of_roll(self, segment: Segment) -> bool:
+        """Take the state as of the segment's beginning from the roll that began it, if it is known to be true.
+
+        The segment in front of it may have been compacted since: then its batches do not tell all any more.
+        """
+        if segment.base_offset > self.trust.recovery_point or not self._load_snapshot(segment.base_offset):
+            return False
+        flush_file(self.fs, segment.path(SNAPSHOT_SUFFIX))
+        return True
+
+    def _write_snapshot(self, offset: int) -> None:
+        """Producer state as of `offset`: the batches it came from may be deleted one day."""
+        file = self.fs.open(f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}", "create")
         data = encode_snapshot(self.producers.to_snapshot())
         file.pwritev([data], 0)
         file.truncate(len(data))
@@ -510,35 +522,53 @@ class _Opening:
     # Producer state
 
     def _rebuild_producers(self, end_offset: int) -> None:
-        """State as of `end_offset`: the newest sound snapshot at or below it, then the batches after it."""
+        """State as of `end_offset`: the snapshot taken there. Without it every batch is replayed.
+
+        An older snapshot and what follows it would not do: of a transaction that was open then, compaction may have
+        removed everything since, the marker too.
+        """
         start = self.segments[0].base_offset
-        snapshots = []
-        for name in self.fs.list(self.directory):
-            if name.endswith(SNAPSHOT_SUFFIX) and name[:20].isdigit():
-                offset = int(name[:20])
-                if offset <= end_offset:
-                    snapshots.append(offset)
-                elif not self.trust.clean:
-                    self.fs.remove(f"{self.directory}/{name}")
-        for offset in reversed(snapshots):
-            path = f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}"
-            try:
-                file = self.fs.open(path, "read")
-                entries = decode_snapshot(file.pread(file.size(), 0), path)
-                self.producers = ProducerStateMap.from_snapshot(entries, self.directory)
-                file.close()
-            except CorruptLog as error:
-                self.say(f"{path}: {error}; producer state is rebuilt from the log")
-                continue
-            start = offset
-            break
-        for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
+        if self._load_snapshot(end_offset) or end_offset <= start:
+            return
+        if self._load_snapshot(start):
+            # It alone knows of producers whose batches are deleted. Their transactions have nothing here that could
+            # be shown too early, and are open again from their next batch on.
+            self.producers.forget_transactions()
+        for segment in self.segments:
             if segment.base_offset >= end_offset:
                 break
-            if following is not None and following.base_offset <= start:
-                continue
+            if segment.base_offset > start:
+                self._replace_snapshot(segment.base_offset)
             for found in scan_headers(segment.file, 0, segment.size):
                 if found.header.base_offset >= end_offset:
-                    return
-                if found.header.base_offset >= start:
-                    replay_batch(self.producers, found.header, segment.file, found.position, self.now.wall_ms)
+                    break
+                replay_batch(self.producers, found.header, segment.file, found.position, self.now.wall_ms)
+        self._replace_snapshot(end_offset)
+
+    def _replace_snapshot(self, offset: int) -> None:
+        """Write a lost snapshot anew. Without room for it, the next start replays once more."""
+        try:
+            self._write_snapshot(offset)
+            self.fs.flush_directory(self.directory)
+        except OSError as error:
+            self.say(f"{self.directory}: the state of producers at {offset} could not be written: {error}")
+
+    def _load_snapshot(self, offset: int) -> bool:
+        """Take the state as of `offset` from its file, if there is one and it is sound."""
+        path = f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}"
+        try:
+            entries = decode_snapshot(read_whole(self.fs, path), path)
+        except FileNotFoundError:
+            return False
+        except CorruptLog as error:
+            self.say(f"{error}; producer state is rebuilt from the log")
+            return False
+        self.producers = ProducerStateMap.from_snapshot(entries, self.directory)
+        return True
+
+    def _remove_snapshots_above(self, offset: int) -> None:
+        """Remove what may be of batches that were not flushed and are lost: their offsets are given again."""
+        for name in self.fs.list(self.directory):
+            stem = name.removesuffix(SNAPSHOT_SUFFIX)
+            if stem != name and stem.isdigit() and int(stem) > offset:
+                self.fs.remove(f"{self.directory}/{name}")

@@ -20,6 +20,7 @@ from holdfast.log.end_markers import build_end_marker, read_end_marker
 from holdfast.log.log import Log, PendingFlush
 from holdfast.log.producer_state import Accept
 from holdfast.log.recovery import Trust, open_log
+from holdfast.log.segment import SNAPSHOT_SUFFIX
 from holdfast.log.tasks import run
 from holdfast.log.transaction_index import AbortedEntry
 from holdfast.node.directories import LogDirectory
@@ -273,6 +274,18 @@ class TransactionalLog:
         assert end_offset >= self.durable
         self.durable = end_offset
         self.history = [entry for entry in self.history if entry.next_offset <= end_offset]
+
+    def lose_snapshots(self, *, clean: bool) -> None:
+        """Between an end of the process and a new start somebody deletes every producer snapshot."""
+        if clean:
+            self.log.flush_and_close()
+            self.durable = self.recovery_point = self.log.end_offset
+        else:
+            self.disk.kill()
+        for name in self.disk.list(DIRECTORY):
+            if name.endswith(SNAPSHOT_SUFFIX):
+                self.disk.remove(f"{DIRECTORY}/{name}")
+        self.reopen(clean=clean)
 
     # Compacting
 
