@@ -2,217 +2,435 @@
 
 It never stops polling while it is a member, so that long work does not cost membership (C8): partitions with too much
 under way are paused, and resumed when there is room. Finished work comes back to this thread, which alone moves
-positions and commits them. A position moves for one reason only: every message before it was handled, or set aside in
-the dead-letter topic. Cancellation, shutdown, an exception and the loss of a partition move nothing.
+positions and commits them. A position moves for one reason only: every message before it was handled, set aside in the
+dead-letter topic, or a duplicate of one that was. Cancellation, shutdown, an exception and the loss of a partition move
+nothing.
 
-When partitions are taken away, what is under way gets `drain_seconds` to finish; then the front of finished work is
+When partitions are taken away, what workers are at gets `drain_seconds` to finish; then the front of finished work is
 committed and the partitions are let go of. What finishes later does not count. When partitions were lost, nothing is
 committed: they may have a new owner already.
+
+Messages are read in batches. Callbacks of a rebalance run inside the read, and a batch may hold messages that were read
+before a partition was taken over anew; those are dropped, and the partition is read again from its position.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-from holdfast.client.consuming.assignment import Assignment, LostPositions, messages
+from holdfast.client.consuming.assignment import Assignment, LostPositions
+from holdfast.client.consuming.positions import Positions
+from holdfast.client.consuming.runs import Pool, Reports
 from holdfast.client.consuming.tracker import PartitionTracker
-from holdfast.client.consuming.workers import Work, Workers
+from holdfast.client.dedupe import Dedupe, Seen
 from holdfast.client.errors import ClientError
-from holdfast.client.messages import from_raw
+from holdfast.client.messages import Message, from_raw
+from holdfast.client.retry_topics import HeldBack
 from holdfast.client.spool.format import PartitionKey
 
 POLL_SECONDS: Final = 0.05
-BATCH_MESSAGES: Final = 500
-FENCED: Final = frozenset(
-    (
-        KafkaError.ILLEGAL_GENERATION,
-        KafkaError.UNKNOWN_MEMBER_ID,
-        KafkaError.REBALANCE_IN_PROGRESS,
-        KafkaError.FENCED_INSTANCE_ID,
-        KafkaError.STALE_MEMBER_EPOCH,
-        KafkaError.FENCED_MEMBER_EPOCH,
-        KafkaError._NO_OFFSET,
-        KafkaError._STATE,
-        KafkaError._ASSIGNMENT_LOST,
-    )
-)
-"""A commit refused with one of these is not ours to make any more; the work will be done again by the new owner."""
+BATCH_MESSAGES: Final = 1000
+ROOM_SECONDS: Final = 0.05
+"""How long to wait for room before partitions are paused: pausing throws away what was fetched ahead."""
+LOOK_SECONDS: Final = 0.005
+SPAN_MAX: Final = 100_000
+"""Messages of a partition that may be finished behind one that is not: each is remembered."""
+CLOSE_SECONDS: Final = 1.0
+"""How long idle workers have to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    in_flight_max: int
+    """Messages of one partition that are under way."""
+    in_flight_bytes_max: int
+    """Bytes of values under way, over all partitions; what one read may bring beyond it is bounded by
+    queued.max.messages.kbytes."""
+    commit_seconds: float
+    drain_seconds: float
+    last_commit_seconds: float
+    """How long the commit is tried when partitions are let go of, and at the end."""
 
 
 class Loop:
     def __init__(
         self,
-        consumer: Any,
+        make_consumer: Callable[[Callable[..., None]], Any],
         topics: list[str],
-        workers: Workers,
+        pool_of: Callable[[str], Pool],
+        pools: list[Pool],
+        reports: Reports,
+        limits: Limits,
         *,
-        in_flight_max: int,
-        commit_seconds: float,
-        drain_seconds: float,
+        stopping: threading.Event,
+        dedupe: Dedupe | None,
+        held: Mapping[str, HeldBack],
         lost_positions: LostPositions,
         is_incremental: bool,
         say: Callable[[str], None],
     ) -> None:
-        self._consumer = consumer
+        """`make_consumer` makes one that tells the function it is given of answers to commits; `held` keeps what is
+        not due yet, by retry topic."""
         self._topics = topics
-        self._workers = workers
-        self._in_flight_max = in_flight_max
-        self._commit_seconds = commit_seconds
-        self._drain_seconds = drain_seconds
-        self._assignment = Assignment(consumer, lost_positions, is_incremental=is_incremental, say=say)
+        self._pool_of = pool_of
+        self._pools = pools
+        self._reports = reports
+        self._limits = limits
+        self._stopping = stopping
+        self._dedupe = dedupe
+        self._held = held
         self._say = say
+        self._consumer = make_consumer(lambda error, stored: self._positions.answered(error, stored))
+        self._positions = Positions(self._consumer, say, self._note)
+        self._assignment = Assignment(self._consumer, lost_positions, is_incremental=is_incremental, say=say)
         self._trackers: dict[PartitionKey, PartitionTracker] = {}
+        self._seen: dict[PartitionKey, Seen] = {}
         self._paused: set[PartitionKey] = set()
-        self._stopping = threading.Event()
+        self._taken_over: set[PartitionKey] = set()
+        """Taken over during the read that is going on."""
+        self._at_beginning: set[PartitionKey] = set()
+        """Begun at the beginning of the log, which may move until the first message has come."""
+        self._bytes = 0
         self._error: BaseException | None = None
         self.handled = 0
-
-    def stop(self) -> None:
-        """Finish or hand back what is under way, commit, leave the group. Safe from signals and other threads."""
-        self._stopping.set()
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._stopping.is_set()
+        self.duplicates = 0
 
     def run(self) -> None:
-        """Consume until `stop` is called or something cannot go on, which is raised."""
-        self._consumer.subscribe(
-            self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
-        )
-        commit_due = time.monotonic() + self._commit_seconds
+        """Consume until told to stop or something cannot go on, which is raised."""
         try:
+            self._consumer.subscribe(
+                self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+            commit_due = time.monotonic() + self._limits.commit_seconds
             while not self._stopping.is_set() and self._error is None:
-                for raw in messages(self._consumer, POLL_SECONDS, BATCH_MESSAGES):
-                    self._received(raw)
+                self._read()
                 self._take_finished()
+                self._give_due()
+                self._make_room()
                 self._resume()
-                if time.monotonic() >= commit_due:
-                    self._commit(self._trackers.values())
-                    commit_due = time.monotonic() + self._commit_seconds
+                if (now := time.monotonic()) >= commit_due:
+                    self._positions.commit_soon(self._trackers.values())
+                    commit_due = now + self._limits.commit_seconds
+                self._error = self._error or self._positions.error
+        except BaseException as error:
+            self._error = self._error or error
+            raise
         finally:
             self._end()
         if self._error is not None:
             raise self._error
 
     def _end(self) -> None:
-        """Leaving commits what is finished, through the revocation of everything that is assigned."""
-        self._stopping.set()
-        self._drain(self._trackers.values())
-        self._commit(self._trackers.values())
-        for tracker in self._trackers.values():
-            tracker.close()
-        self._workers.close()
-        self._consumer.close()
+        """Finish what is begun, commit what is finished, leave."""
+        going = list(self._trackers.values())
+        is_drained = False
+        try:
+            is_drained = self._drain(going)
+            self._positions.commit_now(going, self._limits.last_commit_seconds, is_last=True)
+        except (ClientError, KafkaException) as problem:
+            if self._error is None:
+                self._error = problem
+            else:
+                self._error.add_note(str(problem))
+        finally:
+            for tracker in going:
+                tracker.close()
+            self._trackers.clear()
+            for pool in self._pools:
+                pool.close(CLOSE_SECONDS if is_drained else 0.0)
+            self._consumer.close()
 
-    # Messages
+    # Reading
 
-    def _received(self, raw: Any) -> None:
-        error = raw.error()
-        if error is not None:
-            self._error = self._error or self._assignment.judge(raw, error)
+    def _read(self) -> None:
+        first = self._consumer.poll(POLL_SECONDS)
+        if first is None:
             return
-        message = from_raw(raw)
-        tracker = self._trackers.get((message.topic, message.partition))
-        if tracker is None or tracker.is_closed or message.offset < tracker.next_offset:
+        # What one poll returns was read after the callbacks it ran; that is not so for a batch.
+        self._taken_over.clear()
+        room = self._room()
+        batch = [first, *self._consumer.consume(room - 1, 0)] if room > 1 else [first]
+        if self._taken_over:
+            batch = self._without_stale(batch)
+        self._received(batch)
+
+    def _without_stale(self, batch: list[Any]) -> list[Any]:
+        taken_over = self._taken_over & self._trackers.keys()
+        stale = {key for raw in batch if (key := (raw.topic(), raw.partition())) in taken_over}
+        if stale:
+            self._read_again({key: self._goes_on_at(key) for key in stale})
+        return [raw for raw in batch if (raw.topic(), raw.partition()) not in stale]
+
+    def _goes_on_at(self, key: PartitionKey) -> int:
+        return OFFSET_BEGINNING if key in self._at_beginning else self._trackers[key].next_offset
+
+    def _read_again(self, starts: Mapping[PartitionKey, int]) -> None:
+        others = {key: self._goes_on_at(key) for key in self._trackers if key not in starts}
+        for key in starts if self._assignment.is_incremental else (*starts, *others):
+            self._forget_held(key)
+        self._assignment.restart(starts, others)
+
+    def _received(self, batch: list[Any]) -> None:
+        """Hand messages over, those of one partition that follow each other together."""
+        topic, partition = None, -1
+        run: list[Message] = []
+        size = 0
+        for raw in batch:
+            error = raw.error()
+            if error is not None:
+                self._give(run, size)
+                topic, run, size = None, [], 0
+                self._failed(raw, error)
+                continue
+            message = from_raw(raw)
+            if message.partition != partition or message.topic != topic:
+                self._give(run, size)
+                topic, partition, run, size = message.topic, message.partition, [], 0
+            run.append(message)
+            size += len(raw)
+        self._give(run, size)
+
+    def _give(self, run: list[Message], size: int) -> None:
+        if not run:
             return
+        key = (run[0].topic, run[0].partition)
+        tracker = self._trackers.get(key)
+        if tracker is None or tracker.is_draining:
+            return
+        seen = self._seen.get(key)
+        if run[0].offset < tracker.next_offset:
+            run = self._from_position(run, tracker, seen)
+        if not run:
+            return
+        self._at_beginning.discard(key)
+        held = self._held.get(tracker.topic)
+        if held is not None:
+            for message in run:
+                self._give_when_due(message, tracker, held)
+            return
+        tracker.begin_all([message.offset for message in run])
+        if seen is not None:
+            fresh = seen.fresh(run)
+            if len(fresh) < len(run):
+                self._pass_over(run, fresh, tracker)
+                run = fresh
+        if run:
+            self._hand_over(run, tracker, size)
+
+    def _hand_over(self, run: list[Message], tracker: PartitionTracker, size: int) -> None:
+        size_bytes = size // len(run) * len(run)
+        self._bytes += size_bytes
+        self._pool_of(tracker.topic).give(run, tracker, size_bytes)
+
+    # Retry topics
+
+    def _give_when_due(self, message: Message, tracker: PartitionTracker, held: HeldBack) -> None:
+        """A message that must wait is not begun, so no position passes it; its partition is paused meanwhile."""
+        if held.hold(message, time.time_ns() // 1_000_000):
+            self._pause([(tracker.topic, tracker.partition)])
+            return
+        self._give_retried(message, tracker, held)
+
+    def _give_retried(self, message: Message, tracker: PartitionTracker, held: HeldBack) -> None:
         tracker.begin(message.offset)
-        self._workers.give(Work(message, tracker))
-        if len(tracker) >= self._in_flight_max:
-            self._pause(message.topic, message.partition)
+        if held.is_foreign(message):
+            tracker.finish(message.offset)
+        else:
+            self._hand_over([message], tracker, len(message.value or b""))
+
+    def _give_due(self) -> None:
+        for held in {id(each): each for each in self._held.values()}.values():
+            for message in held.take_due(time.time_ns() // 1_000_000):
+                tracker = self._trackers.get((message.topic, message.partition))
+                if tracker is None or tracker.is_draining or message.offset < tracker.next_offset:
+                    continue
+                self._give_retried(message, tracker, held)
+
+    def _is_held(self, key: PartitionKey) -> bool:
+        held = self._held.get(key[0])
+        return held is not None and key in held
+
+    def _forget_held(self, key: PartitionKey) -> None:
+        held = self._held.get(key[0])
+        if held is not None:
+            held.forget(key)
+
+    @staticmethod
+    def _from_position(run: list[Message], tracker: PartitionTracker, seen: Seen | None) -> list[Message]:
+        """Without what was read again only to learn from it."""
+        position = tracker.next_offset
+        if seen is not None:
+            for message in run:
+                if message.offset < position:
+                    seen.learn(message)
+        return [message for message in run if message.offset >= position]
+
+    def _pass_over(self, run: list[Message], fresh: list[Message], tracker: PartitionTracker) -> None:
+        """Duplicates are finished by being one; the position waits for what is before them."""
+        new = {message.offset for message in fresh}
+        known = [message.offset for message in run if message.offset not in new]
+        self.duplicates += len(known)
+        tracker.finish_all(known)
+
+    def _failed(self, raw: Any, error: KafkaError) -> None:
+        key = (raw.topic(), raw.partition())
+        tracker = self._trackers.get(key)
+        if error.code() == KafkaError._PARTITION_EOF:
+            if tracker is not None and not tracker.is_draining and not self._is_held(key):
+                tracker.passed(raw.offset())
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET and tracker is not None:
+            self._out_of_range(key, tracker, raw.offset())
+        else:
+            self._error = self._error or self._assignment.judge(raw, error)
+
+    def _out_of_range(self, key: PartitionKey, tracker: PartitionTracker, offset: int) -> None:
+        if key in self._at_beginning or offset < tracker.next_offset:
+            # Retention took what was only to be read again, or the beginning has moved meanwhile.
+            self._read_again({key: self._goes_on_at(key)})
+            return
+        try:
+            start = self._assignment.elsewhere(TopicPartition(*key, offset))
+        except (ClientError, KafkaException) as error:
+            self._error = self._error or error
+            return
+        tracker.close()
+        self._begin(key, start, "")
+        self._read_again({key: start})
+
+    # Finished work
 
     def _take_finished(self) -> None:
-        for work, is_done, error in self._workers.take_finished():
-            if error is not None:
-                self._error = self._error or error
-            if not is_done:
-                work.tracker.hand_back(work.message.offset)
-            elif work.tracker.finish(work.message.offset):
-                self.handled += 1
+        for pool in self._pools:
+            for run in pool.at_work():
+                self.handled += run.count()
+        for run in self._reports.take():
+            self.handled += run.count()
+            self._bytes -= run.size_bytes
+            if run.error is not None:
+                self._error = self._error or run.error
+
+    def _note(self, tracker: PartitionTracker) -> str:
+        seen = self._seen.get((tracker.topic, tracker.partition))
+        return seen.note(tracker.position) if seen is not None else ""
 
     # Bounding what is under way
 
-    def _pause(self, topic: str, partition: int) -> None:
-        if (topic, partition) not in self._paused:
-            self._paused.add((topic, partition))
-            self._consumer.pause([TopicPartition(topic, partition)])
+    def _room(self) -> int:
+        """How many messages the next read may bring: whichever partition they are of, none has too many."""
+        fullest = max((len(t) for key, t in self._trackers.items() if key not in self._paused), default=0)
+        return max(1, min(BATCH_MESSAGES, self._limits.in_flight_max - fullest))
+
+    def _full(self, share: float) -> list[PartitionKey]:
+        """Partitions of ours that have more under way than this share of what they may."""
+        if self._bytes >= self._limits.in_flight_bytes_max * share:
+            return [key for key, tracker in self._trackers.items() if len(tracker)]
+        most, span = self._limits.in_flight_max * share, SPAN_MAX * share
+        return [
+            key for key, tracker in self._trackers.items() if len(tracker) >= most or tracker.span >= span
+        ]
+
+    def _make_room(self) -> None:
+        full = [key for key in self._full(1.0) if key not in self._paused]
+        if not full:
+            return
+        deadline = time.monotonic() + ROOM_SECONDS
+        while full and time.monotonic() < deadline:
+            self._reports.wait(LOOK_SECONDS)
+            self._take_finished()
+            full = [key for key in self._full(0.75) if key not in self._paused]
+        self._pause(full)
+
+    def _pause(self, keys: Iterable[PartitionKey]) -> None:
+        new = [key for key in keys if key not in self._paused]
+        if new:
+            self._paused.update(new)
+            self._consumer.pause([TopicPartition(*key) for key in new])
 
     def _resume(self) -> None:
-        room = self._in_flight_max // 2
-        free = [key for key in self._paused if len(self._trackers[key]) <= room]
+        if not self._paused:
+            return
+        full = self._full(0.5)
+        free = [key for key in self._paused if key not in full and not self._is_held(key)]
         if free:
             self._paused.difference_update(free)
             self._consumer.resume([TopicPartition(*key) for key in free])
 
-    # Positions
-
-    def _commit(self, trackers: Iterable[PartitionTracker]) -> None:
-        """Commit, and wait for the answer: a position that is not known to be stored counts as not committed."""
-        news = [tracker for tracker in trackers if tracker.position != tracker.committed]
-        if not news:
-            return
-        offsets = [TopicPartition(each.topic, each.partition, each.position) for each in news]
-        try:
-            self._consumer.commit(offsets=offsets, asynchronous=False)
-        except KafkaException as refused:
-            error = refused.args[0]
-            if error.code() not in FENCED and not error.retriable():
-                raise
-            self._say(f"positions were not committed, and will be again: {error.str()}")
-            return
-        for tracker, offset in zip(news, offsets, strict=True):
-            tracker.committed = offset.offset
-
     # Rebalances
 
     def _assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        lookback = self._dedupe.lookback if self._dedupe is not None else 0
         try:
-            starts = self._assignment.begin(partitions)
+            starts = self._assignment.take_over(partitions, lookback)
         except (KafkaException, ClientError) as error:
-            self._error = error
+            self._error = self._error or error
             return
-        for key, offset in starts.items():
-            self._trackers[key] = PartitionTracker(*key, max(offset, 0))
+        for key, start in starts.items():
+            self._taken_over.add(key)
+            self._begin(key, start.position, start.note)
+
+    def _begin(self, key: PartitionKey, position: int, note: str) -> None:
+        self._trackers[key] = PartitionTracker(*key, max(position, 0))
+        if position < 0:
+            self._at_beginning.add(key)
+        else:
+            self._at_beginning.discard(key)
+        if self._dedupe is not None and key[0] not in self._held:
+            self._seen[key] = self._dedupe.start(note, position)
 
     def _revoked(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         going = self._going(partitions)
-        self._drain(going)
-        self._commit(going)
-        self._forget(going)
-        self._assignment.end(partitions)
+        try:
+            self._drain(going)
+            self._positions.commit_now(going, self._limits.last_commit_seconds, is_last=False)
+        except ClientError as error:
+            self._error = self._error or error
+        finally:
+            self._forget(going)
+            self._assignment.end(partitions)
 
     def _lost(self, consumer: Any, partitions: list[TopicPartition]) -> None:
-        self._forget(self._going(partitions))
+        going = self._going(partitions)
+        if going:
+            self._say(
+                f"{', '.join(map(repr, going))} went to another member; what is under way does not count"
+            )
+        self._forget(going)
 
     def _going(self, partitions: list[TopicPartition]) -> list[PartitionTracker]:
         keys = [(each.topic, each.partition) for each in partitions]
         return [self._trackers[key] for key in keys if key in self._trackers]
 
-    def _drain(self, trackers: Iterable[PartitionTracker]) -> None:
-        """Let what was begun finish, as long as there is time; what was not begun yet is handed back."""
-        going = list(trackers)
+    def _drain(self, trackers: Iterable[PartitionTracker]) -> bool:
+        """Let what workers are at finish, as long as there is time; what was not begun yet is handed back."""
+        going = set(trackers)
         for tracker in going:
             tracker.is_draining = True
-        deadline = time.monotonic() + self._drain_seconds
-        self._take_finished()
-        while any(tracker.is_busy for tracker in going):
+        deadline = time.monotonic() + self._limits.drain_seconds
+        while busy := {run.tracker for pool in self._pools for run in pool.at_work()} & going:
             left = deadline - time.monotonic()
             if left <= 0:
-                self._say(
-                    f"work of {[t for t in going if t.is_busy]} did not finish in time; it will be done again"
-                )
-                return
-            self._workers.news.wait(min(left, 1.0))
+                self._say(f"work of {sorted(map(repr, busy))} did not finish in time; it will be done again")
+                break
+            self._reports.wait(min(left, LOOK_SECONDS))
             self._take_finished()
+        self._take_finished()
+        return not busy
 
     def _forget(self, trackers: Iterable[PartitionTracker]) -> None:
         for tracker in trackers:
             tracker.close()
             key = (tracker.topic, tracker.partition)
             self._trackers.pop(key, None)
-            self._paused.discard(key)
+            self._seen.pop(key, None)
+            self._at_beginning.discard(key)
+            self._forget_held(key)
+            if key in self._paused:
+                # The client would remember it if the partition came back.
+                self._paused.discard(key)
+                self._consumer.resume([TopicPartition(*key)])

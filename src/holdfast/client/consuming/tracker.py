@@ -11,6 +11,7 @@ whatever finishes afterwards is told that it does not count: another member may 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from holdfast.errors import UsageError
 
@@ -27,8 +28,7 @@ class PartitionTracker:
         """Where the next message begins at the earliest."""
         self.is_closed = False
         self.is_draining = False
-        """The partition is about to go: begun work finishes, no other is begun."""
-        self._handed_back = 0
+        """The partition is about to go, or gone: what a worker is at finishes, nothing else is begun."""
         self.committed = start
         """What is committed, as far as this member knows."""
 
@@ -45,6 +45,11 @@ class PartitionTracker:
         return self._position
 
     @property
+    def span(self) -> int:
+        """Messages that are remembered: those under way, and those finished behind them."""
+        return len(self._under_way)
+
+    @property
     def next_offset(self) -> int:
         """No message before this one will be begun."""
         return self._next
@@ -56,35 +61,40 @@ class PartitionTracker:
 
     def begin(self, offset: int) -> None:
         """A message was taken up."""
-        if offset < self._next:
-            raise UsageError(f"{self.topic}-{self.partition}: {offset} was begun behind {self._next}")
+        self.begin_all((offset,))
+
+    def begin_all(self, offsets: Sequence[int]) -> None:
+        """Messages were taken up, in the order of their offsets."""
+        if not offsets:
+            return
+        if offsets[0] < self._next:
+            raise UsageError(f"{self.topic}-{self.partition}: {offsets[0]} was begun behind {self._next}")
         if not self._under_way:
             # What lies between was never a message for us: nothing before this one is unfinished.
-            self._position = offset
-        self._under_way.append(offset)
-        self._next = offset + 1
+            self._position = offsets[0]
+        self._under_way.extend(offsets)
+        self._next = offsets[-1] + 1
 
     def finish(self, offset: int) -> bool:
         """A message's work is done; false when that does not count any more."""
+        return self.finish_all((offset,))
+
+    def finish_all(self, offsets: Sequence[int]) -> bool:
+        """The work on some messages is done; false when that does not count any more."""
         if self.is_closed:
             return False
-        under_way = self._under_way
-        if not under_way or offset < under_way[0] or offset in self._finished:
-            raise UsageError(f"{self.topic}-{self.partition}: {offset} is not under way")
-        self._finished.add(offset)
-        while under_way and under_way[0] in self._finished:
-            self._finished.discard(under_way.popleft())
+        under_way, finished = self._under_way, self._finished
+        for offset in offsets:
+            if under_way and under_way[0] == offset:
+                under_way.popleft()
+                while finished and under_way and under_way[0] in finished:
+                    finished.discard(under_way.popleft())
+            elif not under_way or offset < under_way[0] or offset in finished:
+                raise UsageError(f"{self.topic}-{self.partition}: {offset} is not under way")
+            else:
+                finished.add(offset)
         self._position = under_way[0] if under_way else self._next
         return True
-
-    def hand_back(self, offset: int) -> None:
-        """A message was left undone: its position stays where it is, and nobody works on it any more."""
-        self._handed_back += 1
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether somebody still works on a message."""
-        return len(self) > self._handed_back
 
     def passed(self, offset: int) -> None:
         """The reader has come to `offset` and found no message before it that was not begun."""
@@ -95,4 +105,5 @@ class PartitionTracker:
 
     def close(self) -> None:
         """The partition is taken away: nothing that finishes from now on counts."""
+        self.is_draining = True
         self.is_closed = True

@@ -1,0 +1,220 @@
+"""Messages that were seen before.
+
+There are two ways to know one. In both, whether a message is a duplicate depends on its partition's log and on nothing
+else, so every member that ever reads it decides alike, after a restart, a rebalance or a crash; only a spool that was
+silent for long may be remembered for longer after a restart.
+
+By `hf-id` (`spool:partition:sequence`, the sequence gapless per spool and partition): a spool sends again what it does
+not know to have arrived, perhaps a day later, and always under the same number. One number per spool is enough: a
+message with a sequence at or below the highest seen is a duplicate. The numbers are kept in the metadata string of
+the committed position, which a broker bounds to 4096 bytes (`offset.metadata.max.bytes`): in one record with the
+position, and fenced like it. They belong to that position; beside one that somebody else has set they are not used.
+200 spools per partition fit; beyond that the one longest silent is forgotten, and so is one silent for
+`keep_seconds`. A duplicate of a forgotten spool is handed out.
+
+By a key that a function of the user's finds in a message: a duplicate is a message whose key was already in the
+partition within the last `window` offsets and `keep_seconds` before it, by the messages' own timestamps. Keys are many
+and of any size, so they are not stored anywhere: whoever takes a partition over reads the last `window` offsets before
+its position again, only to learn their keys.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from holdfast.client.messages import Message
+from holdfast.errors import UsageError
+
+ID_HEADER: Final = "hf-id"
+NOTE_PREFIX: Final = "hf1:"
+SPOOLS_MAX: Final = 200
+"""Per partition: what fits into the metadata of a position, with room for growing numbers."""
+KEEP_SECONDS: Final = 7 * 24 * 3600.0
+WINDOW_MAX: Final = 1_000_000
+"""Offsets read again by whoever takes a partition over, at most."""
+_ENTRY: Final = struct.Struct(">QIH")
+"""Spool, and its sequence in 48 bits."""
+_SEQUENCE_MAX: Final = 2**48 - 1
+
+Identity: TypeAlias = bytes | str | int | None
+KeyFunction: TypeAlias = Callable[[Message], Identity]
+
+
+class Seen(Protocol):
+    """What a partition's reader remembers."""
+
+    def fresh(self, messages: list[Message]) -> list[Message]:
+        """Those that were not seen before. To be asked in the order of the log, once per message."""
+
+    def learn(self, message: Message) -> None:
+        """A message before the position: it was handled by somebody."""
+
+    def note(self, position: int) -> str:
+        """What to store beside a position. Positions only grow."""
+
+
+class SpoolId(NamedTuple):
+    spool: int
+    sequence: int
+
+
+def parse_id(value: bytes | None) -> SpoolId | None:
+    """The spool and sequence of an `hf-id`; none when it is not one: such a message is never a duplicate."""
+    if value is None:
+        return None
+    parts = value.split(b":")
+    if len(parts) != 3 or len(parts[0]) != 16 or not parts[2].isdigit():
+        return None
+    try:
+        spool = int(parts[0], 16)
+    except ValueError:
+        return None
+    sequence = int(parts[2])
+    return SpoolId(spool, sequence) if sequence <= _SEQUENCE_MAX else None
+
+
+class SeenIds:
+    """The highest sequence of every spool, as read and as of the position that may be committed."""
+
+    def __init__(self, stored: str = "", position: int = -1, *, keep_seconds: float = KEEP_SECONDS) -> None:
+        """`stored` is what `note` gave for the position that was committed."""
+        self._keep_ms = int(keep_seconds * 1000)
+        self._read = _Numbers(_parse_note(stored, position))
+        self._finished = _Numbers(dict(self._read.items()))
+        self._ahead: deque[tuple[int, SpoolId, int]] = deque()
+        """Read and not before the position yet: offset, id and timestamp."""
+
+    def fresh(self, messages: list[Message]) -> list[Message]:
+        if not any(message.headers for message in messages):
+            return messages
+        return [message for message in messages if not self._is_duplicate(message)]
+
+    def _is_duplicate(self, message: Message) -> bool:
+        if not message.headers or (found := parse_id(message.header(ID_HEADER))) is None:
+            return False
+        is_new = self._read.add(found, message.timestamp_ms, self._keep_ms)
+        if is_new:
+            self._ahead.append((message.offset, found, message.timestamp_ms))
+        return not is_new
+
+    def learn(self, message: Message) -> None:
+        raise UsageError(f"{message.place}: the numbers of spools are stored with the position")
+
+    def note(self, position: int) -> str:
+        ahead = self._ahead
+        while ahead and ahead[0][0] < position:
+            _, found, timestamp_ms = ahead.popleft()
+            self._finished.add(found, timestamp_ms, self._keep_ms)
+        return _format_note(self._finished.items(), position)
+
+
+class _Numbers:
+    """Spools and their highest sequences, the longest silent first; those of an earlier reader count as silent."""
+
+    def __init__(self, numbers: dict[int, int]) -> None:
+        self._numbers: OrderedDict[int, tuple[int, int | None]] = OrderedDict(
+            (spool, (sequence, None)) for spool, sequence in numbers.items()
+        )
+
+    def add(self, found: SpoolId, timestamp_ms: int, keep_ms: int) -> bool:
+        """False when that sequence was passed before."""
+        numbers = self._numbers
+        highest = numbers.get(found.spool)
+        if highest is not None and found.sequence <= highest[0]:
+            return False
+        numbers[found.spool] = (found.sequence, timestamp_ms)
+        numbers.move_to_end(found.spool)
+        while len(numbers) > SPOOLS_MAX or self._is_old(timestamp_ms - keep_ms):
+            numbers.popitem(last=False)
+        return True
+
+    def _is_old(self, before_ms: int) -> bool:
+        (_, timestamp_ms) = next(iter(self._numbers.values()))
+        return timestamp_ms is not None and timestamp_ms < before_ms
+
+    def items(self) -> list[tuple[int, int]]:
+        return [(spool, sequence) for spool, (sequence, _) in self._numbers.items()]
+
+
+def _format_note(numbers: list[tuple[int, int]], position: int) -> str:
+    if not numbers:
+        return ""
+    packed = b"".join(_ENTRY.pack(spool, sequence >> 16, sequence & 0xFFFF) for spool, sequence in numbers)
+    return f"{NOTE_PREFIX}{position}:{base64.b64encode(packed).decode()}"
+
+
+def _parse_note(stored: str, position: int) -> dict[int, int]:
+    """Numbers beside a position; none when they are not ours, damaged, or belong to another position."""
+    if not stored.startswith(NOTE_PREFIX):
+        return {}
+    place, _, encoded = stored[len(NOTE_PREFIX) :].partition(":")
+    if place != str(position):
+        return {}
+    try:
+        packed = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return {}
+    if len(packed) % _ENTRY.size:
+        return {}
+    return {spool: high << 16 | low for spool, high, low in _ENTRY.iter_unpack(packed)}
+
+
+class SeenKeys:
+    """The keys of the last `window` offsets, with where and when each was last."""
+
+    def __init__(self, key: KeyFunction, window: int, keep_seconds: float) -> None:
+        if not 1 <= window <= WINDOW_MAX:
+            raise UsageError(
+                f"a window of {window} offsets: 1 to {WINDOW_MAX} can be read again on take-over"
+            )
+        self._key = key
+        self._window = window
+        self._keep_ms = int(keep_seconds * 1000)
+        self._last: OrderedDict[bytes | str | int, tuple[int, int]] = OrderedDict()
+
+    def fresh(self, messages: list[Message]) -> list[Message]:
+        return [message for message in messages if not self._is_duplicate(message)]
+
+    def _is_duplicate(self, message: Message) -> bool:
+        key = self._key(message)
+        last = self._last
+        while last and next(iter(last.values()))[0] < message.offset - self._window:
+            last.popitem(last=False)
+        if key is None:
+            return False
+        found = last.get(key)
+        last[key] = (message.offset, message.timestamp_ms)
+        last.move_to_end(key)
+        return found is not None and message.timestamp_ms - found[1] <= self._keep_ms
+
+    def learn(self, message: Message) -> None:
+        self._is_duplicate(message)
+
+    def note(self, position: int) -> str:
+        return ""
+
+
+class Dedupe(NamedTuple):
+    """What a consumer is asked to recognise."""
+
+    key: KeyFunction | None = None
+    """None: by `hf-id`."""
+    window: int = 10_000
+    """For keys: how many offsets back a duplicate may lie."""
+    keep_seconds: float = KEEP_SECONDS
+
+    @property
+    def lookback(self) -> int:
+        """Offsets before the position that a new reader must see."""
+        return 0 if self.key is None else self.window
+
+    def start(self, stored: str, position: int) -> Seen:
+        """For a partition that begins at a position which has this stored beside it."""
+        if self.key is None:
+            return SeenIds(stored, position, keep_seconds=self.keep_seconds)
+        return SeenKeys(self.key, self.window, self.keep_seconds)
