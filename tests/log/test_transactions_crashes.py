@@ -14,7 +14,7 @@ from holdfast.testing.plain_log import topic_config
 from holdfast.testing.transactional_log import DIRECTORY, TransactionalLog, expect
 
 CONFIG = topic_config(internal_segment_bytes="500")
-SEEDS = 4
+SEEDS = 3
 OPERATIONS_MAX = 400
 
 

@@ -266,6 +266,22 @@ def test_an_open_transaction_is_described_and_never_expires(bench: Bench) -> Non
     assert (described().current_txn_start_offset, described().coordinator_epoch) == (-1, 5)
 
 
+def test_producers_are_described_when_what_is_told_of_them_is_committed(bench: Bench) -> None:
+    bench.write(7, b"in")
+    topics = [{"name": "t", "partition_indexes": [0, 5]}]
+    asked = bench.reader.begin(DESCRIBE_PRODUCERS, 0, topics=topics)
+    assert asked not in bench.reader.correlation_ids
+    bench.settle()
+    known, unknown = bench.reader.answer(asked).topics[0].partitions
+    assert known.active_producers[0].current_txn_start_offset == 0
+    assert unknown.error_code == ErrorCode.unknown_topic_or_partition
+    bench.write(7, b"in")
+    asked = bench.reader.begin(DESCRIBE_PRODUCERS, 0, topics=topics[:1])
+    bench.node.node.directory_failed(bench.hosted.directory, OSError(5, "broken"))
+    known, _ = bench.reader.answer(asked).topics[0].partitions
+    assert (known.error_code, known.active_producers) == (ErrorCode.kafka_storage_error, ())
+
+
 def test_markers_of_fenced_producers_and_coordinators_change_nothing(bench: Bench) -> None:
     bench.write(7, b"in", epoch=3)
     assert bench.end(7, COMMIT, epoch=2) == ErrorCode.invalid_producer_epoch

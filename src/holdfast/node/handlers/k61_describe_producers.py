@@ -1,37 +1,72 @@
-"""DescribeProducers (61), version 0: who writes to a partition, as its producer state knows them."""
+"""DescribeProducers (61), version 0: who writes to a partition, as its producer state knows them.
+
+The answer leaves when everything it tells is committed: a transaction that a crash could take back is nobody's
+business yet.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kio.schema.errors import ErrorCode
+
 from holdfast.errors import ApiError
-from holdfast.node.context import Fields, RequestContext
+from holdfast.node.context import Answer, Fields, Later, RequestContext
+from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
-    return {
-        "throttle_time": 0,
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [_one(node, topic.name, index) for index in topic.partition_indexes],
-            }
-            for topic in request.topics
-        ],
-    }
+class Describing:
+    """One request under way: what is told of each partition, and how many of them are not committed yet."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.later: Later | None = None
+        self.fields: Fields = {"throttle_time": 0, "topics": []}
+
+    def add(self, hosted: HostedPartition) -> Fields:
+        partition: Fields = {
+            "partition_index": hosted.index,
+            "error_code": 0,
+            "active_producers": [producer._asdict() for producer in hosted.log.producers.describe()],
+        }
+
+        def committed(error: Exception | None) -> None:
+            self.waiting -= 1
+            if error is not None:
+                partition.update(_refused(hosted.index, _code(error), str(error)))
+            if not self.waiting and self.later is not None:
+                self.later.resolve(self.fields)
+
+        self.waiting += 1
+        hosted.offsets.when_committed(hosted.log.end_offset, committed)
+        return partition
 
 
-def _one(node: Node, topic: str, index: int) -> Fields:
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+    describing = Describing()
+    for topic in request.topics:
+        partitions = [_one(node, describing, topic.name, index) for index in topic.partition_indexes]
+        describing.fields["topics"].append({"name": topic.name, "partitions": partitions})
+    if not describing.waiting:
+        return describing.fields
+    later = describing.later = Later()
+    return later
+
+
+def _one(node: Node, describing: Describing, topic: str, index: int) -> Fields:
     try:
-        hosted = node.leader_of(topic, index)
+        return describing.add(node.leader_of(topic, index))
     except ApiError as error:
-        return {"partition_index": index, "error_code": error.code, "error_message": error.message}
-    return {
-        "partition_index": index,
-        "error_code": 0,
-        "active_producers": [producer._asdict() for producer in hosted.log.producers.describe()],
-    }
+        return _refused(index, error.code, error.message)
+
+
+def _code(error: Exception) -> ErrorCode:
+    return error.code if isinstance(error, ApiError) else ErrorCode.kafka_storage_error
+
+
+def _refused(index: int, code: ErrorCode, message: str | None) -> Fields:
+    return {"partition_index": index, "error_code": code, "error_message": message, "active_producers": []}
