@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.spool.format import DamagedSpool, Entry, Message
+from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, Headers, Message, Moved
 from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
 from holdfast.testing.disk import Fault, SimulatedDisk
 
 HOME = "/spool"
 
 
-def message(value: bytes, topic: str = "orders", partition: int = 0) -> Message:
-    return Message(topic, partition, b"key", value, (("trace", b"1"), ("none", None)), 1_700_000_000_000)
+@dataclass
+class Draft:
+    value: bytes | None
+    topic: str = "orders"
+    partition: int | None = 0
+    key: bytes | None = b"key"
+    headers: Headers = (("trace", b"1"), ("none", None))
+    timestamp_ms: int = 1_700_000_000_000
+    sequence: int = -1
+
+    def as_message(self) -> Message:
+        partition = UNDECIDED if self.partition is None else self.partition
+        return Message(
+            self.topic, partition, self.key, self.value, self.headers, self.timestamp_ms, self.sequence
+        )
 
 
 def new_disk() -> SimulatedDisk:
@@ -24,86 +39,129 @@ def new_disk() -> SimulatedDisk:
     return disk
 
 
-def read_all(store: SpoolStore, max_bytes: int = 4096) -> list[Entry]:
-    entries: list[Entry] = []
+def read_all(store: SpoolStore, max_bytes: int = 4096) -> list[Message]:
+    messages: list[Message] = []
     position = store.start
     while position < store.end:
-        got, position = store.read(position, max_bytes)
-        entries += got
-    return entries
+        groups, position = store.read(position, max_bytes=max_bytes)
+        messages += [message for group in groups for message in group.messages]
+    return messages
 
 
 def values(store: SpoolStore) -> list[bytes | None]:
-    return [entry.message.value for entry in read_all(store)]
+    return [message.value for message in read_all(store)]
 
 
 def test_what_is_stored_is_read_back_as_it_was() -> None:
     store = SpoolStore(new_disk(), HOME)
     sent = [
-        message(b"one"),
-        Message("orders", 3, None, None, (), -1),
-        Message("payments-€", 0, b"", b"", (("ünïcode", b"\x00\xff"),), 5),
+        Draft(b"one"),
+        Draft(None, partition=3, key=None, headers=(), timestamp_ms=-1),
+        Draft(b"", topic="payments-€", key=b"", headers=(("ünïcode", b"\x00\xff"),), timestamp_ms=5),
     ]
-    stored = store.write(sent).entries
-    assert [entry.message for entry in stored] == sent
-    assert read_all(store) == stored
+    store.write(sent)
+    assert read_all(store) == [draft.as_message() for draft in sent]
 
 
 def test_sequences_count_each_partition_of_each_topic_from_zero() -> None:
     store = SpoolStore(new_disk(), HOME)
-    first = store.write([message(b"a"), message(b"b", partition=1), message(b"c")]).entries
-    second = store.write([message(b"d"), message(b"e", topic="payments")]).entries
-    assert [entry.sequence for entry in first + second] == [0, 0, 1, 2, 0]
+    first = [Draft(b"a"), Draft(b"b", partition=1), Draft(b"c")]
+    second = [Draft(b"d"), Draft(b"e", topic="payments")]
+    store.write(first)
+    following = store.write(second).following
+    assert [draft.sequence for draft in first + second] == [0, 0, 1, 2, 0]
+    assert following == {("orders", 0): 3, ("payments", 0): 1}
+
+
+def test_groups_lie_without_a_gap_and_a_reader_stops_where_it_is_told() -> None:
+    store = SpoolStore(new_disk(), HOME, segment_bytes=300)
+    written = [store.write([Draft(b"%d" % number)]) for number in range(10)]
+    assert [each.start for each in written[1:]] == [each.end for each in written[:-1]]
+    position, got = written[3].start, []
+    while position < written[7].start:
+        groups, position = store.read(position, until=written[7].start)
+        got += [message.value for group in groups for message in group.messages]
+    assert got == [b"3", b"4", b"5", b"6"]
+    assert store.read(written[7].start, until=written[7].start) == ([], written[7].start)
 
 
 def test_sequences_go_on_when_everything_was_trimmed_and_the_spool_reopened() -> None:
     disk = new_disk()
     store = SpoolStore(disk, HOME, segment_bytes=200)
     for number in range(20):
-        store.write([message(b"%d" % number)])
+        store.write([Draft(b"%d" % number)])
     store.trim(store.end)
     reopened = SpoolStore(disk, HOME, segment_bytes=200)
-    assert [entry.sequence for entry in reopened.write([message(b"next")]).entries] == [20]
+    following = Draft(b"next")
+    reopened.write([following])
+    assert following.sequence == 20
+    assert reopened.trimmed["orders", 0] > 10
+
+
+def test_undecided_messages_are_counted_and_so_is_what_was_moved() -> None:
+    disk = new_disk()
+    store = SpoolStore(disk, HOME, segment_bytes=200)
+    store.write([Draft(b"a", partition=None), Draft(b"b", partition=None)])
+    store.write([Draft(b"a", partition=4)], Moved("orders", 1))
+    for reopened in (store, SpoolStore(disk, HOME, segment_bytes=200)):
+        assert reopened.counters == {("orders", UNDECIDED): 2, ("orders", 4): 1, ("orders", MOVED): 1}
+        groups, _ = reopened.read(reopened.start)
+        assert [message.partition for message in groups[0].messages] == [UNDECIDED] * 2
 
 
 def test_trim_frees_delivered_segments_and_nothing_else() -> None:
     store = SpoolStore(new_disk(), HOME, segment_bytes=300)
-    entries = [entry for number in range(30) for entry in store.write([message(b"%d" % number)]).entries]
+    written = [store.write([Draft(b"%d" % number)]) for number in range(30)]
     before = store.used_bytes
-    store.trim(entries[15].position)
+    store.trim(written[15].start)
     assert store.used_bytes < before
-    kept = [entry.message.value for entry in read_all(store)]
-    assert kept[-15:] == [b"%d" % number for number in range(15, 30)]
+    assert values(store)[-15:] == [b"%d" % number for number in range(15, 30)]
 
 
-def test_a_message_longer_than_a_read_is_read_whole() -> None:
+def test_a_group_longer_than_a_read_is_read_whole() -> None:
     store = SpoolStore(new_disk(), HOME)
-    store.write([message(b"x" * 100_000), message(b"small")])
+    store.write([Draft(b"x" * 100_000), Draft(b"small")])
     assert [len(value or b"") for value in values(store)] == [100_000, 5]
 
 
 def test_a_full_disk_refuses_the_group_and_what_was_stored_stays() -> None:
     disk = new_disk()
     store = SpoolStore(disk, HOME)
-    store.write([message(b"kept")])
+    store.write([Draft(b"kept")])
     disk.capacity_bytes = disk.used_bytes + 100
     with pytest.raises(SpoolFull):
-        store.write([message(b"y" * 5000)])
+        store.write([Draft(b"y" * 5000)])
     disk.capacity_bytes = None
-    assert [entry.sequence for entry in store.write([message(b"after")]).entries] == [1]
+    after = Draft(b"after")
+    store.write([after])
+    assert after.sequence == 1
+    assert values(SpoolStore(disk, HOME)) == [b"kept", b"after"]
+
+
+def test_a_full_disk_at_the_beginning_of_a_segment_leaves_no_trace() -> None:
+    disk = new_disk()
+    store = SpoolStore(disk, HOME, segment_bytes=1)
+    store.write([Draft(b"kept")])
+    disk.capacity_bytes = disk.used_bytes + 50
+    with pytest.raises(SpoolFull):
+        store.write([Draft(b"y" * 5000)])
+    assert values(SpoolStore(disk, HOME)) == [b"kept"]
+    disk.capacity_bytes = None
+    store.write([Draft(b"after")])
     assert values(SpoolStore(disk, HOME)) == [b"kept", b"after"]
 
 
 def test_a_failed_flush_ends_the_store_until_it_is_reopened() -> None:
     disk = new_disk()
     store = SpoolStore(disk, HOME)
-    store.write([message(b"kept")])
+    store.write([Draft(b"kept")])
     disk.plan(Fault("flush"))
     with pytest.raises(SpoolFailed):
-        store.write([message(b"unknown")])
+        store.write([Draft(b"unknown")])
     with pytest.raises(SpoolFailed):
-        store.write([message(b"refused")])
-    assert values(SpoolStore(disk, HOME))[0] == b"kept"
+        store.write([Draft(b"refused")])
+    # Its sender was told that it was not stored.
+    assert values(SpoolStore(disk, HOME)) == [b"kept"]
 
 
 def stored_file(groups: int) -> tuple[bytes, list[tuple[int, int]], str]:
@@ -113,7 +171,7 @@ def stored_file(groups: int) -> tuple[bytes, list[tuple[int, int]], str]:
     ends: list[tuple[int, int]] = []
     count = 0
     for number in range(groups):
-        store.write([message(b"m%d-%d" % (number, each)) for each in range(number % 3 + 1)])
+        store.write([Draft(b"m%d-%d" % (number, each)) for each in range(number % 3 + 1)])
         count += number % 3 + 1
         ends.append((store.end, count))
     path = f"{HOME}/{0:020d}.spool"
@@ -128,13 +186,12 @@ def opened_on(data: bytes, path: str) -> SpoolStore:
     return SpoolStore(disk, HOME)
 
 
-def test_cut_at_every_byte_the_stored_groups_before_it_are_all_there() -> None:
+def test_cut_at_every_byte_the_stored_groups_before_it_are_all_there_and_no_part_of_another() -> None:
     data, ends, path = stored_file(4)
+    whole = values(opened_on(data, path))
     for size in range(len(data) + 1):
-        found = values(opened_on(data[:size], path))
         promised = max((count for end, count in ends if end <= size), default=0)
-        assert len(found) >= promised, f"cut at {size}"
-        assert found == values(opened_on(data, path))[: len(found)]
+        assert values(opened_on(data[:size], path)) == whole[:promised], f"cut at {size}"
 
 
 def test_a_flipped_bit_in_front_of_a_later_group_is_named_and_nothing_is_changed() -> None:
@@ -151,7 +208,17 @@ def test_a_flipped_bit_in_the_last_group_is_a_torn_end() -> None:
     whole, count = ends[1]
     for at in range(whole, len(data)):
         damaged = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
-        assert len(values(opened_on(damaged, path))) >= count
+        assert len(values(opened_on(damaged, path))) == count
+
+
+def test_a_segment_that_is_missing_in_the_middle_is_damage() -> None:
+    disk = new_disk()
+    store = SpoolStore(disk, HOME, segment_bytes=1)
+    for number in range(3):
+        store.write([Draft(b"%d" % number)])
+    disk.remove(f"{HOME}/{disk.list(HOME)[1]}")
+    with pytest.raises(DamagedSpool):
+        SpoolStore(disk, HOME)
 
 
 @settings(max_examples=60, deadline=None)
@@ -167,7 +234,7 @@ def test_power_failure_keeps_what_was_stored(groups: list[list[bytes]], unflushe
     store = SpoolStore(disk, HOME, segment_bytes=250)
     sent = [value for group in groups for value in group]
     for group in groups:
-        store.write([message(value) for value in group])
+        store.write([Draft(value) for value in group])
     tail = store._segments[-1]
     store._file(tail).pwritev([unflushed], tail.size)
     disk.crash()

@@ -2,79 +2,127 @@
 
 from __future__ import annotations
 
+import random
+
+from confluent_kafka import Message as Reported
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.client.spool.format import Entry, Message
+from holdfast.client.delivery import Waiting
+from holdfast.client.spool.format import MOVED, PartitionKey
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.progress import NOTHING, Progress
 from holdfast.client.spool.window import Window
 
-
-def entries(partitions: list[int]) -> list[Entry]:
-    counters: dict[int, int] = {}
-    made = []
-    for at, partition in enumerate(partitions):
-        sequence = counters.get(partition, 0)
-        counters[partition] = sequence + 1
-        made.append(Entry(at * 10, at * 10 + 10, sequence, Message("orders", partition, None, b"x", (), -1)))
-    return made
+WAITING = Waiting()
 
 
-def test_the_prefix_waits_for_the_first_message_that_is_not_done() -> None:
-    first, second, third = entries([0, 1, 0])
-    window = Window(0, {})
-    for entry in (first, second, third):
-        window.begin(entry)
-    window.done(second)
-    assert window.prefix == 0
-    window.done(first)
-    assert window.prefix == 20
+def group_of(partitions: list[int], start: int, counters: dict[PartitionKey, int]) -> StoredGroup:
+    group = StoredGroup()
+    group.start, group.end = start, start + 10
+    group.bytes = 10 * len(partitions)
+    for partition in partitions:
+        where = ("orders", partition)
+        item = SpooledDelivery(WAITING, "orders", partition, None, b"x", (), -1)
+        item.sequence = counters.get(where, 0)
+        counters[where] = group.following[where] = item.sequence + 1
+        item.group = group
+        group.items.append(item)
+    group.count = group.left = len(group.items)
+    return group
 
 
-def test_a_message_set_aside_early_confirms_nothing_in_front_of_it() -> None:
-    first, refused = entries([0, 0])
-    window = Window(0, {})
-    window.begin(first)
-    window.begin(refused)
-    window.done(refused)
-    assert window.confirmed == {}
-    window.restart()
-    assert not window.is_done(first)
-    assert window.is_done(refused)
+def confirm(item: SpooledDelivery) -> None:
+    item.report(None, Reported("orders", item.partition, 0, timestamp=(1, 0)))
+
+
+def test_the_prefix_waits_for_the_first_group_that_is_not_done() -> None:
+    counters: dict[PartitionKey, int] = {}
+    first, second = group_of([0], 0, counters), group_of([1], 10, counters)
+    window = Window(NOTHING)
+    window.add(first)
+    window.add(second)
+    confirm(second.items[0])
+    assert not window.advance({})
+    assert window.progress() == Progress(0, {("orders", 1): 1})
+    confirm(first.items[0])
+    assert window.advance({})
+    assert window.progress() == Progress(20, {("orders", 0): 1, ("orders", 1): 1})
+    assert (window.bytes, window.done) == (0, 2)
+
+
+def test_a_message_that_is_done_early_confirms_nothing_in_front_of_it() -> None:
+    group = group_of([0, 0, 0], 0, {})
+    window = Window(NOTHING)
+    window.add(group)
+    confirm(group.items[2])
+    assert window.progress().confirmed == {}
+    confirm(group.items[0])
+    assert window.progress().confirmed == {("orders", 0): 1}
+
+
+def test_a_report_that_comes_twice_counts_once() -> None:
+    group = group_of([0, 0], 0, {})
+    confirm(group.items[0])
+    confirm(group.items[0])
+    assert group.left == 1
+
+
+def test_a_group_with_undecided_messages_is_done_when_they_are_moved() -> None:
+    group = StoredGroup()
+    group.start, group.end = 0, 10
+    group.undecided = {"orders": 3}
+    window = Window(NOTHING)
+    window.add(group)
+    assert not window.advance({("orders", MOVED): 2})
+    assert window.advance({("orders", MOVED): 3})
+
+
+def test_groups_with_nothing_left_to_send_take_no_room() -> None:
+    window = Window(NOTHING)
+    counters: dict[PartitionKey, int] = {}
+    stuck = group_of([0], 0, counters)
+    window.add(stuck)
+    for number in range(1, 100):
+        group = group_of([1], number * 10, counters)
+        confirm(group.items[0])
+        window.add(group)
+    assert len(window) == 2
+    confirm(stuck.items[0])
+    window.advance({})
+    assert window.progress() == Progress(1000, {("orders", 0): 1, ("orders", 1): 99})
+    assert window.done == 100
 
 
 @given(
-    partitions=st.lists(st.integers(0, 3), min_size=1, max_size=30),
-    order=st.randoms(use_true_random=False),
-    rounds=st.lists(st.integers(0, 30), max_size=5),
+    groups=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=12),
+    seed=st.integers(0, 2**32),
+    rounds=st.lists(st.integers(0, 20), max_size=6),
 )
-def test_after_any_restarts_exactly_what_is_not_confirmed_is_sent_again(
-    partitions: list[int], order: object, rounds: list[int]
+def test_whoever_takes_over_knows_only_of_what_has_arrived(
+    groups: list[list[int]], seed: int, rounds: list[int]
 ) -> None:
-    spool = entries(partitions)
-    arrived: set[int] = set()
-    window = Window(0, {})
-    for confirmations in [*rounds, len(spool)]:
-        start = window.restart()
-        under_way = []
-        for entry in spool:
-            if entry.position < start:
-                assert entry.position in arrived
-                continue
-            window.begin(entry)
-            if window.is_done(entry):
-                assert entry.position in arrived
-                window.done(entry)
-            else:
-                assert entry.position not in arrived
-                under_way.append(entry)
-        order.shuffle(under_way)  # type: ignore[attr-defined]
-        for entry in under_way[:confirmations]:
-            arrived.add(entry.position)
-            window.done(entry)
-        # Another process knows the prefix and what is confirmed of each partition, and nothing else.
-        taken_over = Window(window.prefix, window.confirmed)
-        for entry in spool:
-            if taken_over.is_done(entry):
-                assert entry.position in arrived
-    assert window.prefix == spool[-1].end
-    assert window.bytes == 0
+    chance = random.Random(seed)
+    counters: dict[PartitionKey, int] = {}
+    spool = [group_of(partitions, at * 10, counters) for at, partitions in enumerate(groups)]
+    everything = [(group, item) for group in spool for item in group.items]
+    window = Window(NOTHING)
+    for group in spool:
+        window.add(group)
+    for confirmations in rounds:
+        left = window.unsettled()
+        assert {id(item) for item in left} == {id(item) for _, item in everything if not item.is_settled}
+        chance.shuffle(left)
+        for item in left[:confirmations]:
+            confirm(item)
+        window.advance({})
+        progress = window.progress()
+        for group, item in everything:
+            where = (item.topic, item.partition or 0)
+            if group.end <= progress.prefix or item.sequence < progress.confirmed.get(where, 0):
+                assert item.is_settled
+    for item in window.unsettled():
+        confirm(item)
+    window.advance({})
+    assert window.progress() == Progress(spool[-1].end, counters)
+    assert (window.bytes, window.done) == (0, len(everything))

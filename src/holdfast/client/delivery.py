@@ -4,17 +4,21 @@
 process; without a spool it never comes by itself. *Delivered* means that the broker has acknowledged it: its topic,
 partition and offset are known; or that it failed for good, and why.
 
-A delivery is settled once, by the thread that hears of it first; waiting and calling back are safe from any thread.
+A delivery is settled once, by the thread that hears of it; waiting and calling back are safe from any thread. A failure
+that nobody was told of, by a callback or by waiting, is named when the producer is closed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from threading import Condition, Lock
 from time import monotonic
 from typing import Final, NamedTuple
 
 from holdfast.client.errors import ClientError, DeliveryFailed, Undelivered
+
+_log = logging.getLogger(__name__)
 
 
 class Delivered(NamedTuple):
@@ -29,6 +33,8 @@ class Delivered(NamedTuple):
 SERVE_SECONDS: Final = 0.05
 """How long one serving of reports lasts at most before the outcome is looked at again."""
 HANDOVER_SECONDS: Final = 0.01
+FAILURES_KEPT_MAX: Final = 1000
+"""How many failures that nobody was told of are kept by name; more are counted."""
 
 Callback = Callable[["Delivery"], None]
 _NOTHING: Final[tuple[Callback, ...]] = ()
@@ -41,13 +47,17 @@ class Waiting:
     wait for goes to one of them, and the other would sleep on.
     """
 
-    __slots__ = ("_serve", "_serving", "condition", "count")
+    __slots__ = ("_serve", "_serving", "condition", "count", "kept", "stopped")
 
     def __init__(self, serve: Callable[[float], object] | None = None) -> None:
         self.condition = Condition()
         self.count = 0
         self._serve = serve
         self._serving = Lock()
+        self.kept: set[Delivery] = set()
+        """Deliveries that somebody must be called back about, whether or not anybody holds them."""
+        self.stopped: ClientError | None = None
+        """Why nothing more will be delivered, once that is so."""
 
     def wait(self, is_over: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until `is_over`, which others bring about; false when the time has passed first."""
@@ -81,7 +91,13 @@ class Waiting:
             self._serve(seconds)
         finally:
             self._serving.release()
+        self.wake()
         return True
+
+    def stop(self, why: ClientError) -> None:
+        """Nothing more will be delivered: nobody shall wait for it."""
+        self.stopped = why
+        self.wake()
 
     def wake(self) -> None:
         # Read without the lock: whoever begins to wait looks at the outcome after it has counted itself.
@@ -96,11 +112,11 @@ class Delivery:
     __slots__ = (
         "__weakref__",
         "_callbacks",
+        "_is_told",
+        "_place",
         "_stored_callbacks",
         "_waiting",
-        "delivered",
         "error",
-        "is_stored",
         "key",
         "partition",
         "topic",
@@ -110,99 +126,150 @@ class Delivery:
         self._waiting = waiting
         self.topic = topic
         self.partition = partition
+        """The partition asked for or chosen; None as long as nobody has chosen."""
         self.key = key
-        self.is_stored = False
-        """Whether the message is in the spool, on disk."""
-        self.delivered: Delivered | None = None
-        """Where it is, once the broker has acknowledged it."""
         self.error: ClientError | None = None
         """Why it will not arrive, once that is so."""
-        self._callbacks = _NOTHING
-        self._stored_callbacks = _NOTHING
+        self._place: tuple[int, int, int] | None = None
+        """Partition, offset and timestamp, once the broker has acknowledged the message."""
+        self._callbacks = self._stored_callbacks = _NOTHING
+        self._is_told = False
 
     def __repr__(self) -> str:
         state = self.delivered or self.error or ("stored" if self.is_stored else "under way")
         return f"<Delivery to {self.topic}: {state}>"
 
     @property
+    def delivered(self) -> Delivered | None:
+        """Where it is, once the broker has acknowledged it."""
+        return None if self._place is None else Delivered(self.topic, *self._place)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the message is in the spool, on disk."""
+        return False
+
+    @property
     def is_settled(self) -> bool:
-        return self.delivered is not None or self.error is not None
+        return self._place is not None or self.error is not None
 
     def wait_stored(self, timeout: float | None = None) -> None:
         """Return when the message is on this machine's disk, or is already delivered; raise if it will be neither."""
         if not self.is_stored and not self.is_settled:
             self._waiting.wait(lambda: self.is_stored or self.is_settled, timeout)
-        if self.error is not None:
-            raise self.error
-        if not self.is_stored and self.delivered is None:
+        self._raise_failure()
+        if not self.is_stored and self._place is None:
             raise TimeoutError(f"the message for {self.topic} was not stored within {timeout} s")
 
     def wait(self, timeout: float | None = None) -> Delivered:
         """Where the message is, when the broker has acknowledged it; raises `DeliveryFailed` when it never will."""
         if not self.is_settled:
-            self._waiting.wait(lambda: self.is_settled, timeout)
-        if self.error is not None:
-            raise self.error
-        if self.delivered is None:
+            waiting = self._waiting
+            waiting.wait(lambda: self.is_settled or waiting.stopped is not None, timeout)
+        self._raise_failure()
+        delivered = self.delivered
+        if delivered is None:
+            if self._waiting.stopped is not None:
+                raise self._waiting.stopped
             raise TimeoutError(f"the message for {self.topic} was not acknowledged within {timeout} s")
-        return self.delivered
+        return delivered
+
+    def _raise_failure(self) -> None:
+        if self.error is not None:
+            self._is_told = True
+            raise self.error
 
     def then(self, callback: Callback) -> Delivery:
-        """Call back once delivered or failed: from another thread, or at once when it is already so."""
+        """Call back once delivered or failed: from another thread, or at once when it is already so.
+
+        What a callback raises is logged and goes nowhere else.
+        """
         with self._waiting.condition:
             self._callbacks = (*self._callbacks, callback)
+            self._waiting.kept.add(self)
         # Looked at after the callback is in its place: it is called here, or by the thread that settles.
         if self.is_settled:
             self._call_back()
         return self
 
     def when_stored(self, callback: Callback) -> Delivery:
-        """Call back once stored in the spool: from another thread, or at once when it is already so."""
+        """Call back once stored in the spool, or failed: from another thread, or at once when it is already so."""
         with self._waiting.condition:
             self._stored_callbacks = (*self._stored_callbacks, callback)
-        if self.is_stored:
-            self._call_back_stored()
+            self._waiting.kept.add(self)
+        if self.is_stored or self.is_settled:
+            self.call_back_stored()
         return self
 
     @property
-    def has_callbacks(self) -> bool:
-        """Whether somebody must be told although nobody may hold this object any more."""
-        return bool(self._callbacks or self._stored_callbacks)
+    def is_told(self) -> bool:
+        """Whether somebody has heard of its failure."""
+        return self._is_told
 
-    # Settling; by the producer alone
+    # Settling; by the producer alone, which wakes those who wait when it has settled many
 
-    def set_stored(self) -> None:
-        self.is_stored = True
-        if self._stored_callbacks:
-            self._call_back_stored()
-        self._waiting.wake()
-
-    def set_delivered(self, delivered: Delivered) -> None:
-        self.delivered = delivered
-        if self._callbacks:
+    def set_delivered(self, partition: int, offset: int, timestamp_ms: int) -> None:
+        self._place = (partition, offset, timestamp_ms)
+        if self._callbacks or self._stored_callbacks:
             self._call_back()
-        self._waiting.wake()
 
     def set_failed(self, error: ClientError) -> None:
         self.error = error
-        if self._callbacks:
+        if self._callbacks or self._stored_callbacks:
+            self._is_told = bool(self._callbacks)
             self._call_back()
-        self._waiting.wake()
 
     def _call_back(self) -> None:
+        self.call_back_stored()
         with self._waiting.condition:
             callbacks, self._callbacks = self._callbacks, _NOTHING
-        for callback in callbacks:
-            callback(self)
+            self._waiting.kept.discard(self)
+        self._call(callbacks)
 
-    def _call_back_stored(self) -> None:
+    def call_back_stored(self) -> None:
         with self._waiting.condition:
             callbacks, self._stored_callbacks = self._stored_callbacks, _NOTHING
+            if not self._callbacks:
+                self._waiting.kept.discard(self)
+        self._call(callbacks)
+
+    def _call(self, callbacks: tuple[Callback, ...]) -> None:
         for callback in callbacks:
-            callback(self)
+            try:
+                callback(self)
+            except Exception:  # noqa: BLE001  the message is delivered or not, whatever its callback does
+                _log.exception("a callback of %r failed", self)
 
     def as_undelivered(self) -> Undelivered:
         reason = (
             self.error.reason if isinstance(self.error, DeliveryFailed) else str(self.error or "no answer")
         )
         return Undelivered(self.topic, self.partition, self.key, reason)
+
+
+class Failures:
+    """What failed for good, to be named by whoever asks next unless somebody was told before."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: list[Delivery] = []
+        self._more = 0
+
+    def add(self, delivery: Delivery) -> None:
+        """Remember a delivery that has just failed."""
+        if delivery.is_told:
+            return
+        with self._lock:
+            if len(self._kept) >= FAILURES_KEPT_MAX:
+                self._kept = [each for each in self._kept if not each.is_told]
+            if len(self._kept) < FAILURES_KEPT_MAX:
+                self._kept.append(delivery)
+            else:
+                self._more += 1
+
+    def take(self) -> tuple[list[Undelivered], int]:
+        """Those that nobody was told of, as far as they are kept, and how many there are."""
+        with self._lock:
+            kept, self._kept = [each for each in self._kept if not each.is_told], []
+            more, self._more = self._more, 0
+        return [each.as_undelivered() for each in kept], len(kept) + more

@@ -5,6 +5,8 @@
     ├── DeliveryFailed         one message was refused or given up on; carries the broker's error
     ├── UndeliveredMessages    messages that were handed over and never confirmed; names them
     ├── SendTimeout            there was no room for one more message within the time allowed
+    ├── NotStored              the spool did not take the message; the reason is its cause
+    ├── DeliveryStopped        a spool is not delivered any more; what it holds is safe, and waits for a new producer
     └── ProducerClosed         the producer was closed before the call
 
 The spool's own errors (`SpoolFull`, `SpoolFailed`, `DamagedSpool`) are `StorageError`s.
@@ -37,6 +39,14 @@ class SendTimeout(ClientError):
     """Nothing was taken: the producer had no room within the time allowed."""
 
 
+class NotStored(ClientError):
+    """The spool did not take the message; the reason is its cause."""
+
+
+class DeliveryStopped(ClientError):
+    """Nothing more of a spool is delivered by this process; the reason is its cause. What was stored stays stored."""
+
+
 class DeliveryFailed(ClientError):
     """A message did not reach the broker, or the broker refused it."""
 
@@ -62,6 +72,16 @@ class Undelivered(NamedTuple):
     def __str__(self) -> str:
         where = self.topic if self.partition is None else f"{self.topic}-{self.partition}"
         return f"{where} key {self.key!r}: {self.reason}"
+
+
+class LeftBehind(NamedTuple):
+    """What a sender that ended had not delivered."""
+
+    named: list[Undelivered]
+    """Lost, or refused without anybody having been told: the first of them, when they are many."""
+    total: int
+    line: str | None = None
+    """What is to be said about messages that are safe and still to be sent."""
 
 
 class UndeliveredMessages(ClientError):

@@ -1,7 +1,8 @@
 """No program ends quietly with messages under way: it says how many, and its exit code is not zero.
 
-A producer is watched from its making to its closing. When the interpreter ends with one still open, its messages get
-a last chance to leave, and if some do not, the process exits with `EXIT_UNDELIVERED`, whatever it meant to exit with.
+A producer is watched from its making to its closing, whether or not anybody else holds it. When the interpreter ends
+with one still open, its messages get a last chance to leave, and if some do not, the process exits with
+`EXIT_UNDELIVERED`, whatever it meant to exit with.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import atexit
 import os
 import sys
 from typing import Final, Protocol
-from weakref import WeakSet
+
+from holdfast.errors import HoldfastError
 
 EXIT_UNDELIVERED: Final = 70
 LAST_CHANCE_SECONDS: Final = 10.0
@@ -22,7 +24,7 @@ class Watched(Protocol):
         ...
 
 
-_open: WeakSet[Watched] = WeakSet()
+_open: set[Watched] = set()
 _registered: list[bool] = []
 
 
@@ -38,7 +40,14 @@ def unwatch(producer: Watched) -> None:
 
 
 def _at_exit() -> None:
-    lost = sum(producer.abandon(LAST_CHANCE_SECONDS) for producer in list(_open))
+    lost = 0
+    for producer in list(_open):
+        try:
+            lost += producer.abandon(LAST_CHANCE_SECONDS)
+        except HoldfastError as error:
+            # Its messages may be safe in a spool; that they are not delivered must not look like success.
+            print(f"holdfast: {error}", file=sys.stderr, flush=True)
+            lost += 1
     if not lost:
         return
     sys.stdout.flush()

@@ -1,15 +1,21 @@
-"""Which partition a message goes to, when the choice is ours: equal to the Java client's.
+"""Which partition a message goes to, when the choice is ours: equal to the Java client's unless told otherwise.
 
-A key goes where every Kafka client of every language that keeps to Java's rule would send it: murmur2 of the key's
-bytes, made positive, modulo the number of partitions. Messages without a key go to one partition until a batch's worth
-was sent there, then to another: large batches, evenly spread.
+By default a key goes where every Kafka client of every language that keeps to Java's rule would send it: murmur2 of the
+key's bytes, made positive, modulo the number of partitions. Messages without a key go to one partition until a batch's
+worth was sent there, then to another: large batches, evenly spread.
+
+The names are librdkafka's: a program that has always hashed with `consistent_random`, librdkafka's own default, finds
+its keys where they were.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final
+from zlib import crc32
 
+from holdfast.errors import ConfigError
 from holdfast.seams import Randomness
 
 SEED: Final = 0x9747B28C
@@ -17,7 +23,11 @@ MULTIPLIER: Final = 0x5BD1E995
 MASK: Final = 0xFFFFFFFF
 POSITIVE: Final = 0x7FFFFFFF
 STICKY_BYTES: Final = 16 * 1024
+KEYS_KEPT_MAX: Final = 65_536
+"""Hashing takes longer than finding a hash: this many keys are remembered."""
 _WORD: Final = Struct("<I")
+
+DEFAULT_PARTITIONER: Final = "murmur2_random"
 
 
 def murmur2(data: bytes) -> int:
@@ -60,3 +70,73 @@ class StickyPartitioner:
             partition, sent = following, 0
         self._current[topic] = (partition, sent + size)
         return partition
+
+
+def _murmur2_positive(key: bytes) -> int:
+    return murmur2(key) & POSITIVE
+
+
+def _crc32(key: bytes) -> int:
+    return crc32(key) & MASK
+
+
+def _fnv1a(key: bytes) -> int:
+    value = 0x811C9DC5
+    for byte in key:
+        value = ((value ^ byte) * 0x01000193) & MASK
+    # librdkafka takes the absolute value of the hash as a signed number.
+    return value if value <= POSITIVE else (1 << 32) - value
+
+
+class _Rule:
+    """How keys are hashed; those without a hash of their own are spread."""
+
+    __slots__ = ("hash_of", "spreads_empty", "spreads_none")
+
+    def __init__(
+        self, hash_of: Callable[[bytes], int] | None, *, spreads_none: bool, spreads_empty: bool
+    ) -> None:
+        self.hash_of = hash_of
+        self.spreads_none = spreads_none
+        self.spreads_empty = spreads_empty
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    "murmur2_random": _Rule(_murmur2_positive, spreads_none=True, spreads_empty=False),
+    "murmur2": _Rule(_murmur2_positive, spreads_none=False, spreads_empty=False),
+    "consistent_random": _Rule(_crc32, spreads_none=True, spreads_empty=True),
+    "consistent": _Rule(_crc32, spreads_none=False, spreads_empty=False),
+    "fnv1a_random": _Rule(_fnv1a, spreads_none=True, spreads_empty=False),
+    "fnv1a": _Rule(_fnv1a, spreads_none=False, spreads_empty=False),
+    "random": _Rule(None, spreads_none=True, spreads_empty=True),
+}
+
+
+class Partitioner:
+    """Chooses partitions by one of librdkafka's rules, by its name."""
+
+    def __init__(self, name: str, randomness: Randomness) -> None:
+        rule = _RULES.get(name)
+        if rule is None:
+            raise ConfigError(f"partitioner={name}: a spool knows {', '.join(_RULES)}")
+        self._rule = rule
+        self._sticky = StickyPartitioner(randomness)
+        self._hashes: dict[bytes, int] = {}
+
+    def choose(self, topic: str, key: bytes | None, size: int, partitions: int) -> int:
+        if partitions == 1:
+            return 0
+        rule = self._rule
+        if (
+            rule.hash_of is None
+            or (key is None and rule.spreads_none)
+            or (key is not None and not key and rule.spreads_empty)
+        ):
+            return self._sticky.choose(topic, size, partitions)
+        key = key or b""
+        hashed = self._hashes.get(key)
+        if hashed is None:
+            if len(self._hashes) >= KEYS_KEPT_MAX:
+                self._hashes.clear()
+            self._hashes[key] = hashed = rule.hash_of(key)
+        return hashed % partitions

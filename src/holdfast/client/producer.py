@@ -8,7 +8,8 @@ what is under way, and raises `UndeliveredMessages`, which names them, when some
 fire-and-forget: a program that ends with an open producer exits with a code that is not zero.
 
 With `spool=DIR` a message is first *stored*, flushed to this machine's disk together with its neighbours, and then
-delivered by a thread that never gives up: through restarts of the broker, of this process, and of the machine.
+delivered by a thread that never gives up: through restarts of the broker, of this process, and of the machine. What is
+stored is safe, so leaving the `with` block waits for it a bounded time, and says how much is left to the next process.
 """
 
 from __future__ import annotations
@@ -21,17 +22,21 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivery
-from holdfast.client.errors import ProducerClosed, Undelivered, UndeliveredMessages
+from holdfast.client.errors import ClientError, LeftBehind, ProducerClosed, Undelivered, UndeliveredMessages
+from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.serializers import Serializer, as_bytes
-from holdfast.client.settings import DELIVERY_TIMEOUT_MS, INFINITE, producer_settings
+from holdfast.client.settings import SPOOL_BOUND, producer_settings, spool_bound, spool_settings
 from holdfast.client.spool.format import Headers
 from holdfast.errors import UsageError
 
 Guarantee: TypeAlias = Literal["at-least-once", "exactly-once"]
+GUARANTEES: Final = ("at-least-once", "exactly-once")
 HeadersLike: TypeAlias = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
 
 SEND_TIMEOUT_SECONDS: Final = 60.0
 SPOOL_MAX_BYTES: Final = 1 << 30
+CLOSE_SECONDS: Final = 10.0
+"""How long leaving waits for what is stored in a spool; without one it waits as long as librdkafka tries."""
 NO_TIMESTAMP: Final = -1
 
 
@@ -40,9 +45,12 @@ class FlushReport(NamedTuple):
 
     delivered: int
     refused: list[Undelivered]
-    """Those no broker will take, since the last report; with a spool they are kept in its directory `refused`."""
+    """Those that failed for good since the last report, unless somebody was told before: the first of them, when they
+    are many. With a spool, what brokers refused is kept in its directory `refused`."""
     under_way: int
     """Neither delivered nor refused yet; with a spool they are on disk and will be sent."""
+    refused_count: int = 0
+    """How many were refused."""
 
     @property
     def is_complete(self) -> bool:
@@ -66,18 +74,17 @@ class Sender(Protocol):
     @property
     def delivered(self) -> int: ...
 
-    def take_refused(self) -> list[Undelivered]:
-        """What was refused for good since the last call."""
+    def take_refused(self) -> tuple[list[Undelivered], int]:
+        """What failed for good since the last call and nobody was told of, and how many there are."""
         ...
 
-    @property
-    def undelivered(self) -> list[Undelivered]:
-        """What would be lost if the process ended now."""
+    def flush(self, timeout: float | None) -> int:
+        """Wait; returns how many messages are neither delivered nor refused."""
         ...
 
-    def flush(self, timeout: float | None) -> int: ...
-
-    def close(self) -> None: ...
+    def close(self) -> LeftBehind:
+        """End, and say what was left."""
+        ...
 
 
 class Producer:
@@ -89,44 +96,39 @@ class Producer:
         delivery: Guarantee = "at-least-once",
         key: Serializer = as_bytes,
         value: Serializer = as_bytes,
+        partitioner: str = DEFAULT_PARTITIONER,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
         send_timeout: float = SEND_TIMEOUT_SECONDS,
         spool_max_bytes: int = SPOOL_MAX_BYTES,
     ) -> None:
-        """`config` takes librdkafka's dotted names; `send_timeout` bounds, in seconds, the wait for room."""
+        """`config` takes librdkafka's dotted names, and `partitioner` librdkafka's names of partitioners.
+
+        `send_timeout` bounds, in seconds, the wait for room. `spool_max_bytes` (in `config`: `spool.max.bytes`) bounds
+        what the spool holds.
+        """
+        if delivery not in GUARANTEES:
+            raise UsageError(f"delivery={delivery!r}: there are {' and '.join(GUARANTEES)}")
         if delivery == "exactly-once" and spool is None:
             raise UsageError('delivery="exactly-once" keeps its progress in a spool: give spool=DIR')
         self._key = key
         self._value = value
         self._send_timeout = send_timeout
         self._is_closed = False
-        self._sender = self._make_sender(
-            bootstrap, spool, delivery, dict(config or {}), unsafe, spool_max_bytes
+        self._has_spool = spool is not None
+        given = {"partitioner": partitioner, **(config or {})}
+        if "transactional.id" in given:
+            raise UsageError(
+                'transactional.id: a producer with delivery="exactly-once" has one of its own, and a `Processor` too'
+            )
+        spool_max_bytes = spool_bound(given.pop(SPOOL_BOUND, spool_max_bytes))
+        self._sender: Sender = (
+            _direct_sender(bootstrap, given, unsafe)
+            if spool is None
+            else _spooled_sender(bootstrap, str(spool), delivery, given, unsafe, spool_max_bytes)
         )
+        self._hand_over: Callable[..., Delivery] = self._sender.send
         exit_guard.watch(self)
-
-    @staticmethod
-    def _make_sender(
-        bootstrap: str,
-        spool: str | Path | None,
-        delivery: Guarantee,
-        config: Mapping[str, Any],
-        unsafe: Collection[str],
-        spool_max_bytes: int,
-    ) -> Sender:
-        timeout_ms = DELIVERY_TIMEOUT_MS if spool is None else INFINITE
-        settings = producer_settings(bootstrap, config, unsafe, message_timeout_ms=timeout_ms)
-        if spool is None:
-            from holdfast.client.direct import DirectSender
-
-            return DirectSender(settings)
-        from holdfast.client.spool.sender import SpooledSender
-        from holdfast.real import RealFileSystem, RealRandomness
-
-        return SpooledSender(
-            RealFileSystem(), str(spool), RealRandomness(), settings, spool_max_bytes, say=_say
-        )
 
     # Sending
 
@@ -141,9 +143,7 @@ class Producer:
         timestamp_ms: int = NO_TIMESTAMP,
     ) -> Delivery:
         """Hand a message over. Raises only if it was not taken: a serializer that failed, or no room in time."""
-        if self._is_closed:
-            raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
-        return self._sender.send(
+        return self._hand_over(
             topic,
             partition,
             None if key is None else self._key(key, topic),
@@ -162,29 +162,44 @@ class Producer:
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until everything sent so far is delivered or refused, or the time has passed; and say which."""
         under_way = self._sender.flush(timeout)
-        return FlushReport(self._sender.delivered, self._sender.take_refused(), under_way)
+        refused, count = self._sender.take_refused()
+        return FlushReport(self._sender.delivered, refused, under_way, count)
 
     # Ending
 
     def close(self, timeout: float | None = None) -> None:
-        """Deliver what is under way and end. Raises `UndeliveredMessages` for what did not arrive."""
+        """Deliver what is under way and end. Raises `UndeliveredMessages` for what did not arrive.
+
+        With a spool, what is stored and not delivered within the time, 10 seconds unless given, is no failure: it is
+        said how many messages the next process will find.
+        """
         if self._is_closed:
             return
         self._is_closed = True
+        self._hand_over = _refuse_late
+        if timeout is None and self._has_spool:
+            timeout = CLOSE_SECONDS
+        left = self._end(timeout)
+        if left.total:
+            raise UndeliveredMessages(left.named, left.total)
+
+    def _end(self, timeout: float | None) -> LeftBehind:
         try:
-            report = self.flush(timeout)
-            left = self._sender.undelivered
-            self._sender.close()
+            try:
+                self._sender.flush(timeout)
+            finally:
+                left = self._sender.close()
+                if left.line is not None:
+                    _say(left.line)
         finally:
             exit_guard.unwatch(self)
-        if report.refused or left:
-            raise UndeliveredMessages([*report.refused, *left])
+        return left
 
     def abandon(self, timeout: float) -> int:
-        """The program ends: a last attempt; returns how many messages are lost if it does."""
+        """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
         self._is_closed = True
-        self._sender.flush(timeout)
-        return len(self._sender.undelivered)
+        self._hand_over = _refuse_late
+        return self._end(timeout).total
 
     def __enter__(self) -> Producer:
         return self
@@ -194,11 +209,45 @@ class Producer:
     ) -> None:
         try:
             self.close()
-        except UndeliveredMessages as undelivered:
+        except ClientError as left_behind:
             if error is None:
                 raise
             # The error that ended the block goes on; what it left behind is said with it.
-            error.add_note(str(undelivered))
+            error.add_note(str(left_behind))
+
+
+def _refuse_late(topic: str, *message: object) -> Delivery:
+    raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
+
+
+def _direct_sender(bootstrap: str, config: Mapping[str, Any], unsafe: Collection[str]) -> Sender:
+    from holdfast.client.direct import DirectSender
+
+    return DirectSender(producer_settings(bootstrap, config, unsafe))
+
+
+def _spooled_sender(
+    bootstrap: str,
+    home: str,
+    delivery: Guarantee,
+    config: Mapping[str, Any],
+    unsafe: Collection[str],
+    max_bytes: int,
+) -> Sender:
+    from holdfast.client.spool.sender import SpooledSender
+    from holdfast.real import RealFileSystem, RealRandomness
+
+    settings = spool_settings(bootstrap, config, unsafe)
+    return SpooledSender(
+        RealFileSystem(),
+        home,
+        RealRandomness(),
+        settings,
+        max_bytes,
+        partitioner=str(settings.pop("partitioner")),
+        is_exactly_once=delivery == "exactly-once",
+        say=_say,
+    )
 
 
 def _say(line: str) -> None:

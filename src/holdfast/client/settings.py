@@ -22,6 +22,8 @@ DELIVERY_TIMEOUT_MS: Final = 300_000
 DELIVERY_TIMEOUT_MIN_MS: Final = 60_000
 """A restart of a broker takes this long with a large log; giving up earlier loses what was waiting."""
 SESSION_TIMEOUT_MS: Final = 45_000
+SPOOL_BOUND: Final = "spool.max.bytes"
+SPOOL_BOUND_MIN: Final = 4096
 
 ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
@@ -131,6 +133,25 @@ def producer_settings(
         "message.timeout.ms": message_timeout_ms,
     }
     return _merged(defaults, config, unsafe, PRODUCER_DANGERS)
+
+
+def spool_settings(bootstrap: str, config: Mapping[str, Any], unsafe: Collection[str] = ()) -> Settings:
+    """What the producer behind a spool is made with: it never gives a message up."""
+    for name in ("message.timeout.ms", "delivery.timeout.ms"):
+        if str(config.get(name, INFINITE)) != str(INFINITE):
+            raise ConfigError(f"{name}={config[name]}: what a spool holds is never given up; leave it out")
+    return producer_settings(bootstrap, config, unsafe, message_timeout_ms=INFINITE)
+
+
+def spool_bound(value: Any) -> int:
+    """How much a spool may hold, in bytes."""
+    try:
+        bound = int(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{SPOOL_BOUND}={value!r} is not a number") from error
+    if bound < SPOOL_BOUND_MIN:
+        raise ConfigError(f"{SPOOL_BOUND}={bound}: {SPOOL_BOUND_MIN} is the least that is of use")
+    return bound
 
 
 def consumer_settings(

@@ -1,296 +1,321 @@
-"""Delivering a spool: in order, without giving up, and nothing twice that is known to have arrived.
+"""What every way of delivering a spool has in common: where it stands, what it set aside, and how it ends.
 
-One thread per spool reads messages in the spool's order and hands them to an idempotent producer that never times out.
-What was just stored comes from memory while this thread keeps up, and from disk when it does not; both are bounded.
-Every message carries the header `hf-id`: spool, partition, sequence.
-
-When the producer breaks (a fatal error, an expired producer id, a broker that lost its memory of us) a new one is
-made and everything unconfirmed is sent again, in order; readers recognise what they have seen by its `hf-id`. A message
-that is refused for good is set aside with the reason, and the rest goes on. When the spool itself cannot be read, or a
-refused message cannot be set aside, delivering stops, and whoever waits is told.
+One thread per spool delivers. What it has done is written down about once a second and at the end; the spool lets go of
+the segments in front of it. A message that is refused for good is set aside, durably, before it is let go of. When the
+disk has no room for that, it is tried again, and until then the spool keeps the message. When the spool itself cannot
+be read, or the disk fails, delivering stops: whoever waits is told, and whoever closes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
-from weakref import WeakValueDictionary
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as RawProducer
 
-from holdfast.client.delivery import Delivered, Delivery
-from holdfast.client.direct import FINAL_CODES, failure
-from holdfast.client.errors import Undelivered
+from holdfast.client.delivery import Failures, Waiting
+from holdfast.client.direct import failure
+from holdfast.client.errors import DeliveryFailed, DeliveryStopped, Undelivered
 from holdfast.client.settings import Settings
-from holdfast.client.spool.format import Entry
+from holdfast.client.spool.feed import Feed
+from holdfast.client.spool.format import PartitionKey
+from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
 from holdfast.client.spool.progress import Progress, read_progress, write_progress
 from holdfast.client.spool.refused import Refused, RefusedMessages
-from holdfast.client.spool.store import SpoolFailed, SpoolStore
+from holdfast.client.spool.store import NO_ROOM, SpoolStore
 from holdfast.client.spool.window import Window
-from holdfast.client.spool.writer import StoredGroup
-from holdfast.errors import StorageError
+from holdfast.errors import HoldfastError
 from holdfast.seams import FileSystem
 
 ID_HEADER: Final = "hf-id"
-WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes handed to the producer and not confirmed: what memory is needed however long the broker is away."""
-FRESH_BYTES_MAX: Final = 16 * 1024 * 1024
 PROGRESS_SECONDS: Final = 1.0
-IDLE_SECONDS: Final = 0.05
+IDLE_SECONDS: Final = 0.2
+"""How long to rest when there is nothing to do, at most: what was moved or trimmed meanwhile is seen then."""
 BROKEN_SECONDS: Final = 1.0
 """Between the end of a broken producer and the making of the next."""
+PURGE_SECONDS: Final = 5.0
+"""How long a broken producer may take to report on what it had under way."""
 
 
-class Deliverer:
+class Deliverer(ABC):
+    """Subclasses say how: `_deliver` runs in the thread until `_is_closing`."""
+
     def __init__(
         self,
         fs: FileSystem,
         store: SpoolStore,
         spool_id: str,
         settings: Settings,
+        waiting: Waiting,
         *,
-        on_trimmed: Callable[[], None] = lambda: None,
+        on_progress: Callable[[int], None] = lambda prefix: None,
         say: Callable[[str], None] = lambda line: None,
         make: Callable[[Settings], Any] = RawProducer,
     ) -> None:
         self._fs = fs
         self._store = store
+        self.spool_id = spool_id
         self._id = spool_id.encode()
         self._settings = settings
-        self._on_trimmed = on_trimmed
-        self._say = say
+        self._waiting = waiting
+        self._on_progress = on_progress
+        self._say_line = say
         self._make = make
-        progress = read_progress(fs, store.directory)
-        self._window = Window(max(progress.prefix, store.start), progress.confirmed)
-        self._written = progress
-        self._next = self._window.prefix
-        self._refused_file = RefusedMessages(fs, store.directory)
-        self._lock = threading.Lock()
-        self._caught_up = threading.Condition(self._lock)
-        self._fresh: deque[StoredGroup] = deque()
-        self._fresh_bytes = 0
-        self._held: WeakValueDictionary[int, Delivery] = WeakValueDictionary()
-        """Deliveries of messages that are on disk alone, as long as somebody holds them."""
-        self._called_back: dict[int, Delivery] = {}
-        """Those of them that somebody wants to be called back about."""
+        self._aside = RefusedMessages(fs, store.directory)
+        self._written = read_progress(fs, store.directory)
+        self._begin_at(self._written)
+        self._save_due = 0.0
+        self._failures: FailedItems = deque()
+        """Reports of failures, not looked at yet."""
+        self._to_set_aside: list[tuple[SpooledDelivery, Refused]] = []
+        """Refused for good; the disk had no room for them yet."""
+        self._aside_due = 0.0
+        self._serving = threading.Lock()
+        """Held by whoever hears reports or settles messages."""
+        self._refused = Failures()
+        self._refused_count = 0
+        self.sends = 0
+        """How many messages the application has sent; it counts them itself."""
+        self.is_due = False
+        """Whether the application shall assist at its next message."""
         self._wake = threading.Event()
-        self._broken: str | None = None
-        self.failure: StorageError | None = None
+        self._closing = threading.Event()
+        self.failure: DeliveryStopped | None = None
         """Why nothing more is delivered, once that is so."""
-        self._is_closing = False
-        self.delivered = 0
-        self._refused: list[Undelivered] = []
-        self._producer = make(settings)
         self._thread = threading.Thread(target=self._run, name=f"holdfast-deliver-{spool_id}", daemon=True)
+
+    def _begin_at(self, progress: Progress) -> None:
+        # What the spool has let go of was done, whether or not the note of it came to be written.
+        confirmed = merged(progress.confirmed, self._store.trimmed)
+        prefix = max(progress.prefix, self._store.start)
+        self._window = Window(Progress(prefix, confirmed))
+        self._feed = Feed(self._store, prefix, confirmed, self._aside.ids(), self._waiting)
+
+    def start(self) -> None:
         self._thread.start()
+
+    def _say(self, line: str) -> None:
+        self._say_line(f"spool {self.spool_id}: {line}")
 
     # From other threads
 
     def stored(self, group: StoredGroup) -> None:
         """A group is on disk: deliver it."""
-        size = group.end - group.start
-        with self._lock:
-            if self._fresh_bytes + size <= FRESH_BYTES_MAX:
-                self._fresh.append(group)
-                self._fresh_bytes += size
-            else:
-                self._hold(group)
+        self._feed.add(group)
         self._wake.set()
 
-    def _hold(self, group: StoredGroup) -> None:
-        """The messages will be read from disk; whoever wants to hear of them is found by their position."""
-        for entry, delivery in group.messages:
-            if delivery.has_callbacks:
-                self._called_back[entry.position] = delivery
-            else:
-                self._held[entry.position] = delivery
+    def moved(self) -> None:
+        """Undecided messages were moved or set aside: their originals are done."""
+        self._wake.set()
 
-    def take_refused(self) -> list[Undelivered]:
-        with self._lock:
-            refused, self._refused = self._refused, []
-            return refused
+    def claim(self, place: int) -> SpooledDelivery | None:
+        """The delivery of an undecided message, if somebody still holds it; see `Feed.claim`."""
+        return self._feed.claim(place)
+
+    def hurry(self) -> None:
+        """Somebody waits for room: let go of what is done now, not when it is due."""
+        self._save_due = 0.0
+        self._wake.set()
+
+    def refuse_undecided(self, refused: Sequence[tuple[SpooledDelivery, Refused]]) -> None:
+        """Set aside undecided messages; durable on return. The caller settles them when they are counted as moved."""
+        self._aside.add([each for _, each in refused])
+
+    def settle_undecided(self, refused: Sequence[tuple[SpooledDelivery, Refused]]) -> None:
+        for item, each in refused:
+            item.set_failed(_final_failure(each))
+            self._refused.add(item)
+        self._waiting.wake()
+
+    @abstractmethod
+    def assist(self) -> None:
+        """The application is sending, in this thread: it may do some of the work."""
+
+    def take_refused(self) -> tuple[list[Undelivered], int]:
+        return self._refused.take()
 
     @property
-    def undelivered_bytes(self) -> int:
-        return self._store.end - self._window.prefix
+    def delivered(self) -> int:
+        return self._window.done - self._refused_count
+
+    @property
+    def prefix(self) -> int:
+        """Everything in front of this position is delivered or set aside."""
+        return self._window.prefix
+
+    @property
+    def left(self) -> int:
+        """How many messages are stored and neither delivered nor set aside."""
+        return self._window.left(self._store.counters.copy())
+
+    @property
+    def is_empty(self) -> bool:
+        return self._window.prefix >= self._store.end
 
     def wait_delivered(self, timeout: float | None) -> bool:
-        """Wait until everything stored so far is delivered or set aside."""
+        """Wait until everything stored so far is delivered or set aside; raises when nothing more will be."""
         end = self._store.end
-        with self._lock:
-            self._caught_up.wait_for(lambda: self._window.prefix >= end or self.failure is not None, timeout)
+        self._waiting.wait(lambda: self._window.prefix >= end or self.failure is not None, timeout)
+        if self._window.prefix >= end:
+            return True
         if self.failure is not None:
             raise self.failure
-        return self._window.prefix >= end
+        return False
 
     def partitions_of(self, topic: str, timeout: float) -> int | None:
-        """How many partitions the broker says a topic has; None when it cannot be asked or does not know it."""
+        """How many partitions the broker says a topic has; None when it cannot be asked, 0 when it has no such."""
         try:
-            found = self._producer.list_topics(topic, timeout=timeout).topics.get(topic)
+            found = self._metadata(topic, timeout)
         except KafkaException:
             return None
-        return len(found.partitions) or None if found is not None and found.error is None else None
+        if found is None:
+            return None
+        if found.error is None:
+            return len(found.partitions) or None
+        return 0 if found.error.code() in _NO_TOPIC else None
+
+    @abstractmethod
+    def _metadata(self, topic: str, timeout: float) -> Any:
+        """What the broker says of a topic; None when there is no producer to ask with."""
 
     def close(self) -> None:
         """Stop sending; what is not confirmed stays in the spool."""
-        self._is_closing = True
+        self._closing.set()
         self._wake.set()
         self._thread.join()
         if self.failure is None:
-            self._save(durably=True)
-        self._refused_file.close()
+            try:
+                self._save(durably=True)
+            except OSError as error:
+                # It only lies behind the truth: what it does not know is sent again.
+                self._say(f"how far it was delivered could not be written down: {error}")
+        self._aside.close()
 
     # The thread
 
     def _run(self) -> None:
         try:
             self._deliver()
-        except (StorageError, OSError) as error:
-            self.failure = error if isinstance(error, StorageError) else SpoolFailed(str(error))
-            self._say(f"spool {self._id.decode()}: nothing more is delivered: {error}")
-            with self._lock:
-                self._caught_up.notify_all()
+        except Exception as error:  # noqa: BLE001  whatever it is: nobody may wait for this thread any longer
+            reason = str(error) if isinstance(error, HoldfastError | OSError) else repr(error)
+            stopped = DeliveryStopped(f"spool {self.spool_id}: nothing more is delivered: {reason}")
+            stopped.__cause__ = error
+            self.failure = stopped
+            self._waiting.stop(stopped)
+            self._say(f"nothing more is delivered: {reason}")
+        finally:
+            self._release()
 
-    def _deliver(self) -> None:
-        save_due = time.monotonic() + PROGRESS_SECONDS
-        while not self._is_closing:
-            sent = self._send_some()
-            if self._broken is not None:
-                self._begin_again()
-            elif sent:
-                self._producer.poll(0)
-            else:
-                self._wait_for_work()
-            if time.monotonic() >= save_due:
-                self._save(durably=False)
-                save_due = time.monotonic() + PROGRESS_SECONDS
+    @abstractmethod
+    def _deliver(self) -> None: ...
 
-    def _wait_for_work(self) -> None:
-        if self._window.bytes:
-            self._producer.poll(IDLE_SECONDS)
-            return
-        with self._lock:
-            self._caught_up.notify_all()
-        self._wake.wait(IDLE_SECONDS)
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of the producer."""
+
+    def _rest(self) -> None:
+        """Nothing to do: wait for more."""
+        if not self._feed.has_more:
+            self._wake.wait(IDLE_SECONDS)
         self._wake.clear()
-        self._producer.poll(0)
+        if self._window.advance(self._store.counters):
+            self._waiting.wake()
 
-    def _send_some(self) -> bool:
-        """Hand the next messages to the producer; false when there are none or enough are under way."""
-        if self._window.bytes >= WINDOW_BYTES_MAX:
-            return False
-        group = self._next_group()
-        for entry, delivery in group:
-            if self._broken is not None or self._is_closing:
-                return False
-            self._send(entry, delivery)
-            self._next = entry.end
-        return bool(group)
+    # Set aside
 
-    def _next_group(self) -> Sequence[tuple[Entry, Delivery | None]]:
-        with self._lock:
-            while self._fresh and self._fresh[0].start <= self._next:
-                group = self._fresh.popleft()
-                self._fresh_bytes -= group.end - group.start
-                if group.start == self._next:
-                    return group.messages
-                # Some of it was read from disk already, before it was handed over.
-                self._hold(group)
-        entries, following = self._store.read(self._next)
-        if not entries:
-            self._next = following
-            self._window.skip_to(following)
-        return [(entry, self._delivery_of(entry.position)) for entry in entries]
+    def _refuse(self, refused: Sequence[tuple[SpooledDelivery, KafkaError]]) -> None:
+        """No attempt can succeed: keep the messages and the reasons, and let go of them. Needs `_serving`."""
+        now_ms = time.time_ns() // 1_000_000
+        waiting = {item for item, _ in self._to_set_aside}
+        for item, error in refused:
+            if not item.is_settled and item not in waiting:
+                said = failure(error, item.topic, item.partition)
+                self._to_set_aside.append((item, Refused(item.as_message(), said.code, said.reason, now_ms)))
+        self._set_aside()
 
-    def _delivery_of(self, position: int) -> Delivery | None:
-        return self._called_back.pop(position, None) or self._held.get(position)
+    def _to_send_again(self) -> list[SpooledDelivery]:
+        """Everything that is not confirmed, in order."""
+        waiting = {item for item, _ in self._to_set_aside}
+        return [item for item in self._window.unsettled() if item not in waiting]
 
-    def _send(self, entry: Entry, delivery: Delivery | None) -> None:
-        window = self._window
-        window.begin(entry)
-        if window.is_done(entry):
-            window.done(entry)
+    def _set_aside(self) -> None:
+        if not self._to_set_aside or time.monotonic() < self._aside_due:
             return
-        topic, partition, key, value, headers, timestamp_ms = entry.message
-        arguments: dict[str, Any] = {
-            "key": key,
-            "partition": partition,
-            "headers": [*headers, (ID_HEADER, b"%s:%d:%d" % (self._id, partition, entry.sequence))],
-            "on_delivery": partial(self._report, entry, delivery),
-        }
-        if timestamp_ms >= 0:
-            arguments["timestamp"] = timestamp_ms
-        while not self._is_closing:
-            try:
-                self._producer.produce(topic, value, **arguments)
-            except BufferError:
-                self._producer.poll(IDLE_SECONDS)
-                if self._broken is not None:
-                    return
-            except KafkaException as refused:
-                self._failed(entry, delivery, refused.args[0])
-                return
-            else:
-                return
-
-    def _report(
-        self, entry: Entry, delivery: Delivery | None, error: KafkaError | None, message: Any
-    ) -> None:
-        if error is not None:
-            self._failed(entry, delivery, error)
+        try:
+            self._aside.add([refused for _, refused in self._to_set_aside])
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._say(f"no room to set refused messages aside; it is tried again: {error}")
+            self._aside_due = time.monotonic() + PROGRESS_SECONDS
             return
-        self._window.done(entry)
-        self.delivered += 1
-        if delivery is not None:
-            delivery.set_delivered(
-                Delivered(entry.message.topic, message.partition(), message.offset(), message.timestamp()[1])
-            )
+        done, self._to_set_aside = self._to_set_aside, []
+        self._refused_count += len(done)
+        for item, refused in done:
+            self._settle_refused(item, refused)
+        self._waiting.wake()
 
-    def _failed(self, entry: Entry, delivery: Delivery | None, error: KafkaError) -> None:
-        if error.code() not in FINAL_CODES:
-            # Unconfirmed: it goes out again with everything behind it, under a new producer.
-            self._broken = self._broken or error.str()
-            if delivery is not None:
-                self._called_back[entry.position] = delivery
+    def _settle_refused(self, item: SpooledDelivery, refused: Refused) -> None:
+        group = item.group
+        assert group is not None, "a message is stored before it is sent"
+        item.set_failed(_final_failure(refused))
+        item.value = None
+        group.left -= 1
+        self._refused.add(item)
+
+    # Progress
+
+    def _save_when_due(self) -> None:
+        now = time.monotonic()
+        if now < self._save_due:
             return
-        refusal = failure(error, entry.message.topic, entry.message.partition)
-        self._refused_file.add(Refused(entry, refusal.code, refusal.reason, time.time_ns() // 1_000_000))
-        self._window.done(entry)
-        message = entry.message
-        with self._lock:
-            self._refused.append(Undelivered(message.topic, message.partition, message.key, refusal.reason))
-        if delivery is not None:
-            delivery.set_failed(refusal)
-
-    def _begin_again(self) -> None:
-        self._say(
-            f"spool {self._id.decode()}: sending again what is not confirmed, with a new producer: {self._broken}"
-        )
-        self._producer.purge()
-        # The reports of what was under way come now; none of them may be taken for the new producer's.
-        self._producer.poll(0)
-        self._broken = None
-        with self._lock:
-            for group in self._fresh:
-                self._hold(group)
-            self._fresh.clear()
-            self._fresh_bytes = 0
-        self._next = self._window.restart()
-        if not self._is_closing:
-            time.sleep(BROKEN_SECONDS)
-        self._producer = self._make(self._settings)
+        self._save_due = now + PROGRESS_SECONDS
+        if self._to_set_aside:
+            with self._serving:
+                self._set_aside()
+        try:
+            self._save(durably=False)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            # Letting go of segments makes room; the note of it may come later.
+            self._store.trim(self._window.prefix)
+            self._on_progress(self._window.prefix)
 
     def _save(self, *, durably: bool) -> None:
-        progress = Progress(self._window.prefix, dict(self._window.confirmed))
+        self._window.advance(self._store.counters)
+        progress = self._window.progress()
         if progress != self._written or durably:
             write_progress(self._fs, self._store.directory, progress, durably=durably)
             self._written = progress
-            self._store.trim(progress.prefix)
-            self._on_trimmed()
-        with self._lock:
-            self._caught_up.notify_all()
+        self._store.trim(progress.prefix)
+        self._on_progress(progress.prefix)
+        self._waiting.wake()
+
+
+def _final_failure(refused: Refused) -> DeliveryFailed:
+    message = refused.message
+    return DeliveryFailed(
+        refused.reason,
+        code=refused.code,
+        is_final=True,
+        topic=message.topic,
+        partition=message.partition if message.partition >= 0 else None,
+    )
+
+
+def merged(first: Mapping[PartitionKey, int], second: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
+    """The higher of two counters for each partition."""
+    counters = dict(first)
+    for where, following in second.items():
+        if where[1] >= 0 and following > counters.get(where, 0):
+            counters[where] = following
+    return counters
+
+
+_NO_TOPIC: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))

@@ -4,27 +4,35 @@
 
 A body begins with its kind:
 
-- 1, a message: int64 sequence, int64 timestamp in milliseconds, int32 partition, uint16 length of the topic, int32
-  length of the key (-1: none), int32 length of the value (-1: none), uint16 headers; then topic, key, value, and for
-  each header uint16 length of the name, name, int32 length of the value (-1: none), value.
+- 1, a message alone, as the file of refused messages keeps it.
 - 2, the counters: for each partition its topic, number and next sequence. They stand at the beginning of every
   segment, so that sequences go on although the segments they come from are gone.
-- 3, a group: the int64 position it stands at. One begins every write; whatever is in front of it was flushed before
-  it was written. By this a torn end, which nobody was promised, can be told from damage to what was stored.
-- 4, a note: UTF-8 text about the message in front of it; the file of refused messages keeps the reasons so.
+- 3, a group: "grp", the int64 position it stands at, uint32 messages, and the messages. Each write is one group.
+  Whatever is in front of a group was flushed before it was written; by this a torn end, which nobody was promised, can
+  be told from damage to what was stored.
+- 4, a note: UTF-8 text about the message in front of it.
+- 5, a move: as a group, with uint16 length of a topic, int64 sequence and the topic in front of the messages, which
+  had been stored undecided and now have their partitions. Every undecided message of the topic in front of that
+  sequence has been moved, here or earlier, or was set aside.
+
+A message: int64 sequence, int64 timestamp in milliseconds, int32 partition, uint16 length of the topic, int32 length of
+the key (-1: none), int32 length of the value (-1: none), uint16 headers; then topic, key, value, and for each header
+uint16 length of the name, name, int32 length of the value (-1: none), value.
 
 A *position* counts bytes over the whole life of a spool; a segment is named by the position it begins at. A
 *sequence* counts the messages of one spool for one partition of a topic, from 0 without gaps: with the spool's id it
-names a message for ever (header `hf-id`).
+names a message for ever (header `hf-id`). A message whose partition is not known when it is stored is *undecided*: its
+partition is -1, and its sequence counts those of its topic. Among the counters, partition -2 of a topic is the sequence
+in front of which all its undecided messages have been moved or set aside.
 
 All integers are big endian.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from struct import Struct, error
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from crc32c import crc32c
 
@@ -35,15 +43,26 @@ MESSAGE: Final = 1
 COUNTERS: Final = 2
 GROUP: Final = 3
 NOTE: Final = 4
+MOVE: Final = 5
+GROUPS: Final = (GROUP, MOVE)
 BODY_BYTES_MAX: Final = 1 << 30
 """No client can send more in one message; a longer body is damage, not a message."""
+MESSAGE_BYTES_MAX: Final = BODY_BYTES_MAX // 4
 TOPIC_BYTES_MAX: Final = 2**16 - 1
 HEADERS_MAX: Final = 2**16 - 1
 
+UNDECIDED: Final = -1
+"""The partition of a message whose topic's partitions nobody could count."""
+MOVED: Final = -2
+"""As a counter: in front of it, undecided messages of the topic have been moved or set aside."""
+
 _FRAME: Final = Struct(">II")
 FRAME_BYTES: Final = _FRAME.size
-_MESSAGE: Final = Struct(">BqqiHiiH")
-_GROUP: Final = Struct(">Bq")
+_MAGIC: Final = b"grp"
+_GROUP: Final = Struct(">B3sqI")
+_MOVE: Final = Struct(">Hq")
+_MESSAGE: Final = Struct(">qqiHiiH")
+MESSAGE_OVERHEAD_BYTES: Final = _MESSAGE.size
 _COUNTERS: Final = Struct(">BI")
 _COUNTER: Final = Struct(">Hiq")
 _HEADER: Final = Struct(">H")
@@ -59,7 +78,7 @@ class DamagedSpool(StorageError):
 
 
 class Message(NamedTuple):
-    """What a producer is asked to send."""
+    """What a producer is asked to send, as it stands in the spool."""
 
     topic: str
     partition: int
@@ -67,29 +86,91 @@ class Message(NamedTuple):
     value: bytes | None
     headers: Headers
     timestamp_ms: int
-
-
-class Entry(NamedTuple):
-    """A message in the spool."""
-
-    position: int
-    """Where its frame begins."""
-    end: int
-    """Where the next one does."""
     sequence: int
-    message: Message
+
+
+class Storable(Protocol):
+    """A message that can be put into a group, which gives it its sequence."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp_ms: int
+    sequence: int
+
+
+class Moved(NamedTuple):
+    """What a group that moves undecided messages says of their topic."""
+
+    topic: str
+    through: int
+
+
+# Writing
 
 
 def frame(body: Buffer) -> bytes:
     return _FRAME.pack(len(body), crc32c(body)) + body
 
 
-def encode_message(message: Message, sequence: int) -> bytes:
-    """The frame of a message; `ValueError` when it cannot be one."""
-    topic, partition, key, value, headers, timestamp_ms = message
+def encode_group(
+    messages: Sequence[Storable],
+    position: int,
+    next_sequence: Callable[[PartitionKey], int],
+    moved: Moved | None = None,
+) -> tuple[bytes, bytes, dict[PartitionKey, int]]:
+    """The head of the frame, its body, and the counters that hold when it is stored. Numbers the messages."""
+    kind = GROUP if moved is None else MOVE
+    pieces = [_GROUP.pack(kind, _MAGIC, position, len(messages))]
+    counters: dict[PartitionKey, int] = {}
+    if moved is not None:
+        name = moved.topic.encode()
+        pieces += (_MOVE.pack(len(name), moved.through), name)
+        counters[moved.topic, MOVED] = moved.through
+    names: dict[str, bytes] = {}
+    append, pack = pieces.append, _MESSAGE.pack
+    for message in messages:
+        topic = message.topic
+        partition = message.partition
+        if partition is None:
+            partition = UNDECIDED
+        where = (topic, partition)
+        following = counters.get(where)
+        message.sequence = sequence = next_sequence(where) if following is None else following
+        counters[where] = sequence + 1
+        encoded = names.get(topic)
+        if encoded is None:
+            names[topic] = encoded = topic.encode()
+        key, value, headers = message.key, message.value, message.headers
+        append(
+            pack(
+                sequence,
+                message.timestamp_ms,
+                partition,
+                len(encoded),
+                -1 if key is None else len(key),
+                -1 if value is None else len(value),
+                len(headers),
+            )
+        )
+        append(encoded)
+        if key:
+            append(key)
+        if value:
+            append(value)
+        if headers:
+            append(encode_headers(headers))
+    body = b"".join(pieces)
+    return _FRAME.pack(len(body), crc32c(body)), body, counters
+
+
+def encode_message(message: Message) -> bytes:
+    """The frame of a message alone."""
+    topic, partition, key, value, headers, timestamp_ms, sequence = message
     name = topic.encode()
     head = _MESSAGE.pack(
-        MESSAGE,
         sequence,
         timestamp_ms,
         partition,
@@ -98,8 +179,7 @@ def encode_message(message: Message, sequence: int) -> bytes:
         -1 if value is None else len(value),
         len(headers),
     )
-    body = b"".join((head, name, key or b"", value or b"", encode_headers(headers) if headers else b""))
-    return _FRAME.pack(len(body), crc32c(body)) + body
+    return frame(b"".join((bytes([MESSAGE]), head, name, key or b"", value or b"", encode_headers(headers))))
 
 
 def encode_headers(headers: Headers) -> bytes:
@@ -115,10 +195,6 @@ def encode_headers(headers: Headers) -> bytes:
     return b"".join(parts)
 
 
-def encode_group(position: int) -> bytes:
-    return frame(_GROUP.pack(GROUP, position))
-
-
 def encode_note(text: str) -> bytes:
     return frame(bytes([NOTE]) + text.encode())
 
@@ -131,22 +207,23 @@ def encode_counters(counters: Mapping[PartitionKey, int]) -> bytes:
     return frame(b"".join(parts))
 
 
-def check_message(message: Message) -> None:
-    """Refuse what no frame can hold, before anything of it is written."""
-    topic, partition, key, value, headers, timestamp_ms = message
+def check_topic(topic: str) -> None:
+    """Refuse a name that no frame can hold."""
     if not 0 < len(topic.encode()) <= TOPIC_BYTES_MAX:
         raise ValueError(f"a topic name of {len(topic.encode())} bytes")
-    if not 0 <= partition < 2**31:
-        raise ValueError(f"partition {partition}")
+
+
+def check_headers(headers: Headers) -> int:
+    """Refuse headers that no frame can hold; returns about how many bytes they take."""
     if len(headers) > HEADERS_MAX:
         raise ValueError(f"{len(headers)} headers")
-    if not -1 <= timestamp_ms < 2**63:
-        raise ValueError(f"timestamp {timestamp_ms}")
-    size = (
-        len(key or b"") + len(value or b"") + sum(len(name) * 4 + len(each or b"") for name, each in headers)
-    )
-    if size > BODY_BYTES_MAX // 2:
-        raise ValueError(f"a message of {size} bytes")
+    size = 0
+    for name, value in headers:
+        length = len(name.encode())
+        if length > TOPIC_BYTES_MAX:
+            raise ValueError(f"a header's name of {length} bytes")
+        size += length + len(value or b"") + _HEADER.size + _LENGTH.size
+    return size
 
 
 # Reading
@@ -179,45 +256,107 @@ def read_frame(buffer: Buffer, at: int, base: int) -> Body | None:
     return Body(base + at, base + end, data)
 
 
+def whole_frames(buffer: Buffer, base: int) -> Iterator[Body]:
+    """Frames from the first byte of `buffer`, which is at position `base`, up to the first that is not whole."""
+    at = 0
+    while (body := read_frame(buffer, at, base)) is not None:
+        yield body
+        at = body.end - base
+
+
 def frame_length(head: Buffer) -> int:
     """How long the frame is that begins with these bytes; more than it can be when they are no frame."""
     return FRAME_BYTES + _FRAME.unpack_from(head)[0] if len(head) >= FRAME_BYTES else FRAME_BYTES
 
 
-def decode_message(body: Body) -> Entry:
+class Group(NamedTuple):
+    """Messages that were stored together."""
+
+    position: int
+    """Where its frame stands."""
+    end: int
+    moved: Moved | None
+    messages: list[Message]
+
+
+def decode_group(body: Body) -> Group:
+    data = body.data
     try:
-        return _decode_message(body)
+        kind, magic, position, count = _GROUP.unpack_from(data)
+        if magic != _MAGIC or position != body.position:
+            raise ValueError(f"it says that it stands at {position}")
+        at = _GROUP.size
+        moved = None
+        if kind == MOVE:
+            length, through = _MOVE.unpack_from(data, at)
+            at += _MOVE.size
+            moved = Moved(str(data[at : at + length], "utf-8"), through)
+            at += length
+        messages: list[Message] = []
+        for _ in range(count):
+            message, at = _decode_message(data, at)
+            messages.append(message)
+        if at != len(data):
+            raise ValueError(f"{len(data) - at} bytes too many")
+    except (ValueError, IndexError, error) as problem:
+        raise DamagedSpool(f"the group at {body.position} cannot be read: {problem}") from problem
+    return Group(position, body.end, moved, messages)
+
+
+def decode_message(body: Body) -> Message:
+    """A message that stands alone."""
+    try:
+        message, at = _decode_message(body.data, 1)
+        if body.kind != MESSAGE or at != len(body.data):
+            raise ValueError(f"kind {body.kind}, {len(body.data) - at} bytes too many")
     except (ValueError, IndexError, error) as problem:
         raise DamagedSpool(f"the message at {body.position} cannot be read: {problem}") from problem
+    return message
 
 
-def _decode_message(body: Body) -> Entry:
-    data = body.data
-    _, sequence, timestamp_ms, partition, name, key, value, count = _MESSAGE.unpack_from(data)
-    at = _MESSAGE.size
+def _decode_message(data: memoryview, at: int) -> tuple[Message, int]:
+    sequence, timestamp_ms, partition, name, key, value, count = _MESSAGE.unpack_from(data, at)
+    at += _MESSAGE.size
     topic = str(data[at : at + name], "utf-8")
     at += name
     key_bytes, at = _optional(data, at, key)
     value_bytes, at = _optional(data, at, value)
+    headers: Headers = ()
+    if count:
+        headers, at = _decode_headers(data, at, count)
+    return Message(topic, partition, key_bytes, value_bytes, headers, timestamp_ms, sequence), at
+
+
+def _decode_headers(data: memoryview, at: int, count: int) -> tuple[Headers, int]:
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
         (length,) = _HEADER.unpack_from(data, at)
         at += _HEADER.size
-        header = str(data[at : at + length], "utf-8")
+        name = str(data[at : at + length], "utf-8")
         at += length
         (length,) = _LENGTH.unpack_from(data, at)
-        header_value, at = _optional(data, at + _LENGTH.size, length)
-        headers.append((header, header_value))
-    if at != len(data):
-        raise ValueError(f"{len(data) - at} bytes too many")
-    message = Message(topic, partition, key_bytes, value_bytes, tuple(headers), timestamp_ms)
-    return Entry(body.position, body.end, sequence, message)
+        value, at = _optional(data, at + _LENGTH.size, length)
+        headers.append((name, value))
+    return tuple(headers), at
 
 
 def _optional(data: memoryview, at: int, length: int) -> tuple[bytes | None, int]:
     if length < 0:
         return None, at
-    return bytes(data[at : at + length]), at + length
+    end = at + length
+    if end > len(data):
+        raise ValueError("a length that points behind the end")
+    return bytes(data[at:end]), end
+
+
+def counters_of(group: Group) -> dict[PartitionKey, int]:
+    """The counters that hold once the group is stored, of what it holds."""
+    counters: dict[PartitionKey, int] = {}
+    if group.moved is not None:
+        counters[group.moved.topic, MOVED] = group.moved.through
+    for message in group.messages:
+        counters[message.topic, message.partition] = message.sequence + 1
+    return counters
 
 
 def decode_counters(body: Body) -> dict[PartitionKey, int]:
@@ -235,23 +374,27 @@ def decode_counters(body: Body) -> dict[PartitionKey, int]:
     return counters
 
 
-def decode_group(body: Body) -> int:
-    """The position a group says it stands at."""
-    position: int = _GROUP.unpack(body.data)[1] if len(body.data) == _GROUP.size else -1
-    return position
-
-
 def decode_note(body: Body) -> str:
     return str(body.data[1:], "utf-8", "replace")
 
 
-def entries_of(buffer: Buffer, base: int) -> Iterable[Entry]:
-    """The messages of a buffer of whole frames."""
-    at = 0
-    while at < len(buffer):
-        body = read_frame(buffer, at, base)
-        if body is None:
-            raise DamagedSpool(f"no whole frame at {base + at}")
-        if body.kind == MESSAGE:
-            yield decode_message(body)
-        at = body.end - base
+def holds_group(tail: bytes, base: int) -> bool:
+    """Whether a group begins behind the first byte of `tail`: then what is in front of it had been flushed."""
+    return any(_group_at(tail, at, base) for at in _marks(tail))
+
+
+def _marks(tail: bytes) -> Iterable[int]:
+    """Where the frame of a group may begin."""
+    at = tail.find(_MAGIC)
+    while at >= 0:
+        if at > FRAME_BYTES + 1:
+            yield at - FRAME_BYTES - 1
+        at = tail.find(_MAGIC, at + 1)
+
+
+def _group_at(tail: bytes, at: int, base: int) -> bool:
+    body = read_frame(tail, at, base)
+    if body is None or body.kind not in GROUPS or len(body.data) < _GROUP.size:
+        return False
+    position: int = _GROUP.unpack_from(body.data)[2]
+    return position == base + at

@@ -16,12 +16,14 @@ import errno
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from holdfast.atomic import parent_of
 from holdfast.errors import UsageError
 from holdfast.seams import FileSystem, Lock, Randomness
 
 LOCK_FILE: Final = "lock"
 REFUSED_DIRECTORY: Final = "refused"
 ID_DIGITS: Final = 16
+GONE_SUFFIX: Final = ".gone"
 
 
 class OwnedSpool(NamedTuple):
@@ -65,33 +67,61 @@ class SpoolHome:
 
     def take_abandoned(self) -> Iterator[OwnedSpool]:
         """Every spool whose owner is dead."""
+        self._sweep()
         for spool_id in self.ids():
             owned = self.take(spool_id)
             if owned is not None:
                 yield owned
 
-    def create(self) -> OwnedSpool:
-        """A new spool, durable as a name before anything is stored in it."""
+    def _sweep(self) -> None:
+        """Finish what a process that died while it removed a spool has left."""
+        if self._fs.exists(self.path):
+            for name in self._fs.list(self.path):
+                if name.endswith(GONE_SUFFIX) and is_spool_id(name.removesuffix(GONE_SUFFIX)):
+                    try:
+                        self._fs.remove_tree(f"{self.path}/{name}")
+                    except FileNotFoundError:
+                        # Another process is at it.
+                        continue
+
+    def make(self) -> None:
+        """The home itself, durable as a name when it is new."""
         try:
+            is_new = not self._fs.exists(self.path)
             self._fs.make_directory(self.path)
             if not self._fs.is_directory(self.path):
                 raise UsageError(f"{self.path} is not a directory; a spool needs one of its own")
+            if is_new:
+                self._fs.flush_directory(parent_of(self.path))
+        except FileExistsError as error:
+            raise UsageError(f"{self.path} is not a directory; a spool needs one of its own") from error
+        except OSError as error:
+            raise self._explained(error) from error
+
+    def _explained(self, error: OSError) -> Exception:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return UsageError(f"{self.path} cannot be written: {error.strerror}")
+        return error
+
+    def create(self) -> OwnedSpool:
+        """A new spool, durable as a name before anything is stored in it."""
+        self.make()
+        try:
             spool_id = self._randomness.uuid_bytes().hex()[:ID_DIGITS]
             directory = self.directory(spool_id)
             self._fs.make_directory(directory)
             lock = self._fs.lock(f"{directory}/{LOCK_FILE}")
             self._fs.flush_directory(self.path)
-        except FileExistsError as error:
-            raise UsageError(f"{self.path} is not a directory; a spool needs one of its own") from error
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise UsageError(f"{self.path} cannot be written: {error.strerror}") from error
-            raise
+            raise self._explained(error) from error
         return OwnedSpool(spool_id, directory, lock)
 
     def remove(self, owned: OwnedSpool) -> None:
         """Take an empty spool away and let go of it. Its id is never used again."""
-        self._fs.remove_tree(owned.directory)
+        # Out of sight in one step: whoever looks for a spool finds it whole or not at all.
+        gone = owned.directory + GONE_SUFFIX
+        self._fs.rename(owned.directory, gone)
+        self._fs.remove_tree(gone)
         self._fs.flush_directory(self.path)
         owned.lock.release()
 

@@ -7,12 +7,13 @@ that knows nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from struct import Struct, error
 from typing import Final, NamedTuple
 
 from holdfast.atomic import ASIDE_SUFFIX, read_whole, write_atomically
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.format import DamagedSpool, PartitionKey
+from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, PartitionKey
 from holdfast.seams import FileSystem
 
 PROGRESS_FILE: Final = "progress"
@@ -69,3 +70,14 @@ def write_progress(fs: FileSystem, directory: str, progress: Progress, *, durabl
     finally:
         file.close()
     fs.rename(aside, path)
+
+
+def messages_left(counters: Mapping[PartitionKey, int], confirmed: Mapping[PartitionKey, int]) -> int:
+    """How many messages of those counted are not confirmed, nor moved or set aside."""
+    left = 0
+    for (topic, partition), following in counters.items():
+        if partition >= 0:
+            left += max(0, following - confirmed.get((topic, partition), 0))
+        elif partition == UNDECIDED:
+            left += following - counters.get((topic, MOVED), 0)
+    return left

@@ -1,17 +1,18 @@
 """Messages that no broker will ever take: set aside with the reason, so that nothing behind them waits.
 
-One file beside the spool, `refused/messages`: for each message its frame, as it stood in the spool, and a note. A
-message counts as set aside when both are flushed; only then does the spool let go of it.
+One file beside the spool, `refused/messages`: for each message its frame and a note. A message counts as set aside
+when both are flushed; only then does the spool let go of it. A process that dies in between sets it aside once more.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Final, NamedTuple
 
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.format import Entry
+from holdfast.client.spool.format import DamagedSpool, Message
 from holdfast.client.spool.home import REFUSED_DIRECTORY
 from holdfast.seams import File, FileSystem
 
@@ -19,7 +20,7 @@ REFUSED_FILE: Final = "messages"
 
 
 class Refused(NamedTuple):
-    entry: Entry
+    message: Message
     code: str
     reason: str
     refused_ms: int
@@ -32,29 +33,35 @@ class RefusedMessages:
         self._path = f"{self._directory}/{REFUSED_FILE}"
         self._file: File | None = None
         self._size = 0
+        self._lock = Lock()
 
-    def add(self, refused: Refused) -> None:
-        """Keep a message and its reason; durable on return."""
-        file = self._open()
-        note = {"code": refused.code, "reason": refused.reason, "refused_ms": refused.refused_ms}
-        data = frames.encode_message(refused.entry.message, refused.entry.sequence) + frames.encode_note(
-            json.dumps(note)
-        )
-        file.pwritev([data], self._size)
-        file.flush()
-        self._size += len(data)
+    def add(self, refused: Sequence[Refused]) -> None:
+        """Keep messages and reasons; durable on return."""
+        if not refused:
+            return
+        pieces: list[bytes] = []
+        for message, code, reason, refused_ms in refused:
+            note = {"code": code, "reason": reason, "refused_ms": refused_ms}
+            pieces += (frames.encode_message(message), frames.encode_note(json.dumps(note)))
+        data = b"".join(pieces)
+        with self._lock:
+            file = self._open()
+            file.pwritev([data], self._size)
+            file.flush()
+            self._size += len(data)
 
     def _open(self) -> File:
         if self._file is None:
             is_new = not self._fs.exists(self._path)
             self._fs.make_directory(self._directory)
-            self._file = self._fs.open(self._path, "create")
-            for _, end in self._pairs(self._file):
+            file = self._fs.open(self._path, "create")
+            for _, end in _pairs(file):
                 self._size = end
-            self._file.truncate(self._size)
+            file.truncate(self._size)
             if is_new:
                 self._fs.flush_directory(self._directory)
                 self._fs.flush_directory(self._directory.rpartition("/")[0])
+            self._file = file
         return self._file
 
     def __iter__(self) -> Iterator[Refused]:
@@ -63,26 +70,39 @@ class RefusedMessages:
             return
         file = self._fs.open(self._path, "read")
         try:
-            for refused, _ in self._pairs(file):
+            for refused, _ in _pairs(file):
                 yield refused
         finally:
             file.close()
 
-    @staticmethod
-    def _pairs(file: File) -> Iterator[tuple[Refused, int]]:
-        data = file.pread(file.size(), 0)
-        at = 0
-        while True:
-            message = frames.read_frame(data, at, 0)
-            note = frames.read_frame(data, message.end, 0) if message is not None else None
-            if message is None or note is None:
-                return
-            said = json.loads(frames.decode_note(note))
-            entry = frames.decode_message(message)
-            yield Refused(entry, said["code"], said["reason"], said["refused_ms"]), note.end
-            at = note.end
+    def ids(self) -> set[tuple[str, int, int]]:
+        """Topic, partition and sequence of each."""
+        return {
+            (message.topic, message.partition, message.sequence)
+            for message, _, _, _ in self
+            if message.partition >= 0
+        }
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _pairs(file: File) -> Iterator[tuple[Refused, int]]:
+    data = file.pread(file.size(), 0)
+    at = 0
+    while True:
+        message = frames.read_frame(data, at, 0)
+        note = frames.read_frame(data, message.end, 0) if message is not None else None
+        if message is None or note is None:
+            return
+        try:
+            said = json.loads(frames.decode_note(note))
+            refused = Refused(
+                frames.decode_message(message), said["code"], said["reason"], said["refused_ms"]
+            )
+        except (ValueError, KeyError) as problem:
+            raise DamagedSpool(f"{file.path}: the note at byte {message.end} cannot be read") from problem
+        yield refused, note.end
+        at = note.end

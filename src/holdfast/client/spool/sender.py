@@ -1,63 +1,145 @@
-"""Sending through a spool: the partition is chosen, the message is stored, and a thread delivers it.
+"""Sending through a spool: each message is stored, with its neighbours, and a thread delivers it.
 
-The partition is fixed when a message is stored, so that its place and its `hf-id` stay what they are, however often it
-is sent and however many partitions the topic gets meanwhile.
+`OpenSpool` is one spool with its threads: one stores, one delivers. `SpooledSender` has one of its own to write to, and
+others, whose owners are dead, to deliver. A thread of its own looks after the rest: it asks brokers about topics that
+nobody knows, keeps the number of partitions of the others up to date, and adopts spools that lost their owner.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Producer as RawProducer
 
-from holdfast.atomic import read_whole, write_atomically
 from holdfast.client.delivery import Delivery, Waiting
-from holdfast.client.errors import ProducerClosed, SendTimeout, Undelivered
-from holdfast.client.partitioner import StickyPartitioner, partition_of_key
+from holdfast.client.errors import LeftBehind, ProducerClosed, Undelivered
+from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import Deliverer
-from holdfast.client.spool.format import Headers, Message, check_message
+from holdfast.client.spool.format import (
+    MESSAGE_BYTES_MAX,
+    DamagedSpool,
+    Headers,
+    check_headers,
+    check_topic,
+)
+from holdfast.client.spool.groups import SpooledDelivery
 from holdfast.client.spool.home import REFUSED_DIRECTORY, OwnedSpool, SpoolHome
-from holdfast.client.spool.store import SpoolStore
+from holdfast.client.spool.idempotent import SEND_MASK, IdempotentDeliverer
+from holdfast.client.spool.layout import TopicLayout
+from holdfast.client.spool.progress import read_progress
+from holdfast.client.spool.store import SEGMENT_BYTES, SpoolStore
+from holdfast.client.spool.undecided import Mover
 from holdfast.client.spool.writer import SpoolWriter
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.seams import FileSystem, Randomness
 
-LAYOUT_FILE: Final = "topics.json"
-LAYOUT_REFRESH_SECONDS: Final = 300.0
-ASK_SECONDS: Final = 5.0
+LOOK_AFTER_SECONDS: Final = 1.0
+REFRESH_SECONDS: Final = 300.0
+"""Between two questions about topics that are known: partitions may be added."""
+ADOPT_SECONDS: Final = 10.0
+ADOPTED_MAX: Final = 4
+"""How many spools of the dead are delivered at a time; each needs a producer of its own."""
+ANSWER_SECONDS: Final = 1.0
+"""How long a broker may take to answer: closing waits for whoever asks."""
+MISSING_SECONDS: Final = 30.0
+"""How long brokers must say that there is no such topic before its messages are refused: news travel slowly."""
+ASK_AGAIN_SECONDS: Final = 0.05
+SEGMENTS_MIN: Final = 8
+"""A bounded spool has at least so many segments: room is made one at a time."""
 
 
-class TopicLayout:
-    """How many partitions topics have: asked for once, remembered in the home for when no broker can be asked."""
+class Tools(NamedTuple):
+    """What every spool of a home is opened with."""
 
-    def __init__(self, fs: FileSystem, home: str) -> None:
-        self._fs = fs
-        self._path = f"{home}/{LAYOUT_FILE}"
-        self._counts: dict[str, int] = {}
-        self._asked: dict[str, float] = {}
-        if fs.exists(self._path):
-            try:
-                known = json.loads(read_whole(fs, self._path))
-                self._counts = {str(topic): int(count) for topic, count in known.items()}
-            except (ValueError, AttributeError):
-                self._counts = {}
+    fs: FileSystem
+    home: SpoolHome
+    layout: TopicLayout
+    randomness: Randomness
+    settings: Settings
+    partitioner: str
+    is_exactly_once: bool
+    say: Callable[[str], None]
+    make: Callable[[Settings], Any]
 
-    def known(self, topic: str) -> int | None:
-        return self._counts.get(topic)
 
-    def is_fresh(self, topic: str) -> bool:
-        return time.monotonic() - self._asked.get(topic, -LAYOUT_REFRESH_SECONDS) < LAYOUT_REFRESH_SECONDS
+class OpenSpool:
+    """One spool of which this process is the owner, with the threads that store and deliver."""
 
-    def learn(self, topic: str, count: int) -> None:
-        self._asked[topic] = time.monotonic()
-        if self._counts.get(topic) != count:
-            self._counts[topic] = count
-            write_atomically(self._fs, self._path, json.dumps(self._counts).encode())
+    def __init__(self, tools: Tools, owned: OwnedSpool, waiting: Waiting, max_bytes: int) -> None:
+        self._tools = tools
+        self.owned = owned
+        segment_bytes = max(1, min(SEGMENT_BYTES, max_bytes // SEGMENTS_MIN))
+        self.store = SpoolStore(tools.fs, owned.directory, segment_bytes=segment_bytes, say=tools.say)
+        self.deliverer = self._make_deliverer(waiting)
+        partitioner = Partitioner(tools.partitioner, tools.randomness)
+        self.mover = Mover(
+            self.store, tools.layout, partitioner, waiting, self.deliverer, self._ask, tools.say
+        )
+        self.writer = SpoolWriter(
+            self.store,
+            max_bytes,
+            waiting,
+            partitioner,
+            self.mover,
+            self.deliverer.stored,
+            self.deliverer.hurry,
+        )
+        self.writer.progressed(self.deliverer.prefix)
+        self.writer.start()
+        self.deliverer.start()
+
+    def _make_deliverer(self, waiting: Waiting) -> Deliverer:
+        tools = self._tools
+        return IdempotentDeliverer(
+            tools.fs,
+            self.store,
+            self.owned.id,
+            tools.settings,
+            waiting,
+            on_progress=self._progressed,
+            say=tools.say,
+            make=tools.make,
+        )
+
+    def _progressed(self, prefix: int) -> None:
+        self.writer.progressed(prefix)
+
+    def _ask(self, topic: str, timeout: float) -> int | None:
+        """How many partitions a topic has, if a broker says so in time; a topic may be made by the question."""
+        deadline = time.monotonic() + timeout
+        while True:
+            count = self.deliverer.partitions_of(topic, max(0.01, deadline - time.monotonic()))
+            if count:
+                self._tools.layout.learn(topic, count)
+                return count
+            if count is None or time.monotonic() + ASK_AGAIN_SECONDS >= deadline:
+                return None
+            time.sleep(ASK_AGAIN_SECONDS)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to deliver."""
+        return self.deliverer.is_empty and self.deliverer.failure is None
+
+    def close(self) -> None:
+        """End, and leave what is not delivered to the next owner."""
+        self.writer.close()
+        self.deliverer.close()
+        self.store.close()
+
+
+def is_delivered(fs: FileSystem, directory: str) -> bool:
+    """Whether a spool that nobody uses holds nothing that is still to be sent; false when it cannot be said."""
+    try:
+        store = SpoolStore(fs, directory)
+    except DamagedSpool:
+        return False
+    store.close()
+    return read_progress(fs, directory).prefix >= store.end
 
 
 class SpooledSender:
@@ -69,39 +151,70 @@ class SpooledSender:
         settings: Settings,
         max_bytes: int,
         *,
+        partitioner: str = "murmur2_random",
+        is_exactly_once: bool = False,
         say: Callable[[str], None] = lambda line: None,
         make: Callable[[Settings], Any] = RawProducer,
     ) -> None:
         self._fs = fs
+        self._say = say
         self._home = SpoolHome(fs, home_path, randomness)
-        self._waiting = Waiting()
-        self._sticky = StickyPartitioner(randomness)
-        self._lock = threading.Lock()
-        self._is_closed = False
-        fs.make_directory(home_path)
-        self._layout = TopicLayout(fs, home_path)
-        spools = list(self._home.take_abandoned()) or [self._home.create()]
-        self._own, *adopted = spools
-        self._adopted: list[tuple[OwnedSpool, SpoolStore, Deliverer]] = []
-        for owned in adopted:
-            say(f"spool {owned.id}: its owner is gone; delivering what it left")
-            store = SpoolStore(fs, owned.directory, say=say)
-            deliverer = Deliverer(fs, store, owned.id, settings, say=say, make=make)
-            self._adopted.append((owned, store, deliverer))
-        self._store = SpoolStore(fs, self._own.directory, say=say)
-        self._deliverer = Deliverer(
-            fs, self._store, self._own.id, settings, on_trimmed=self._trimmed, say=say, make=make
+        self._home.make()
+        self._tools = Tools(
+            fs,
+            self._home,
+            TopicLayout(fs, home_path, say),
+            randomness,
+            settings,
+            partitioner,
+            is_exactly_once,
+            say,
+            make,
         )
-        self._writer = SpoolWriter(self._store, max_bytes, self._deliverer.stored)
+        self._max_bytes = max_bytes
+        self._waiting = Waiting()
+        self._topics: set[str] = set()
+        """Names that were found good."""
+        self._is_closed = False
+        self._closing = threading.Event()
+        self._own = self._open_own()
+        self._adopted: list[OpenSpool] = []
+        self._left_behind: set[str] = set()
+        """Spools that cannot be opened: somebody has to look at them."""
+        self._missing: dict[str, float] = {}
+        """Since when brokers have said that there is no such topic."""
+        self._adopt()
+        self._housekeeper = threading.Thread(target=self._look_after, name="holdfast-spools", daemon=True)
+        self._housekeeper.start()
 
-    def _trimmed(self) -> None:
-        writer = getattr(self, "_writer", None)
-        if writer is not None:
-            writer.trimmed()
+    def _open_own(self) -> OpenSpool:
+        """The first spool of a dead owner that can be opened, or a new one."""
+        for owned in self._home.take_abandoned():
+            spool = self._open(owned, self._waiting, self._max_bytes)
+            if spool is not None:
+                return spool
+        owned = self._home.create()
+        try:
+            return OpenSpool(self._tools, owned, self._waiting, self._max_bytes)
+        except BaseException:
+            owned.lock.release()
+            raise
+
+    def _open(self, owned: OwnedSpool, waiting: Waiting, max_bytes: int) -> OpenSpool | None:
+        try:
+            return OpenSpool(self._tools, owned, waiting, max_bytes)
+        except DamagedSpool as damaged:
+            # Whoever sends now must not suffer for it, and what it holds must not be forgotten.
+            owned.lock.release()
+            self._say(f"spool {owned.id} is left alone: {damaged}")
+            return None
+        except BaseException:
+            owned.lock.release()
+            raise
 
     @property
     def id(self) -> str:
-        return self._own.id
+        return self._own.owned.id
 
     # Sending
 
@@ -117,77 +230,161 @@ class SpooledSender:
     ) -> Delivery:
         if self._is_closed:
             raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
-        if partition is None:
-            partition = self._choose(topic, key, value, timeout)
-        message = Message(topic, partition, key, value, headers, timestamp_ms)
-        try:
-            check_message(message)
-        except ValueError as error:
-            raise UsageError(f"no Kafka message can have {error}") from error
-        delivery = Delivery(self._waiting, topic, partition, key)
-        self._writer.put(message, delivery, timeout)
+        size = (0 if key is None else len(key)) + (0 if value is None else len(value))
+        if topic not in self._topics or headers or partition is not None or size > MESSAGE_BYTES_MAX:
+            size = self._check(topic, partition, headers, size)
+        delivery = SpooledDelivery(self._waiting, topic, partition, key, value, headers, timestamp_ms)
+        own = self._own
+        own.writer.put(delivery, size, timeout)
+        deliverer = own.deliverer
+        deliverer.sends = sends = deliverer.sends + 1
+        if deliverer.is_due or not sends & SEND_MASK:
+            deliverer.assist()
         return delivery
 
-    def _choose(self, topic: str, key: bytes | None, value: bytes | None, timeout: float) -> int:
-        count = self._layout.known(topic) if self._layout.is_fresh(topic) else self._ask(topic, timeout)
-        if key is not None:
-            return partition_of_key(key, count or 1)
-        return self._sticky.choose(topic, len(value or b""), count or 1)
+    def _check(self, topic: str, partition: int | None, headers: Headers, size: int) -> int:
+        """Refuse what no frame can hold, before anything of it is written; returns about how much it takes."""
+        try:
+            check_topic(topic)
+            if partition is not None and not 0 <= partition < 2**31:
+                raise ValueError(f"partition {partition}")
+            size += check_headers(headers)
+            if size > MESSAGE_BYTES_MAX:
+                raise ValueError(f"{size} bytes")
+        except ValueError as error:
+            raise UsageError(f"no Kafka message can have {error}") from error
+        self._topics.add(topic)
+        return size
 
-    def _ask(self, topic: str, timeout: float) -> int:
-        with self._lock:
-            known = self._layout.known(topic)
-            if self._layout.is_fresh(topic) and known is not None:
-                return known
-            count = self._deliverer.partitions_of(topic, min(timeout, ASK_SECONDS))
-            if count is not None:
-                self._layout.learn(topic, count)
-                return count
-            if known is not None:
-                self._layout.learn(topic, known)
-                return known
-            raise SendTimeout(
-                f"no broker could say how many partitions {topic} has, and this spool has never known"
-            )
+    # Looking after the rest
+
+    def _look_after(self) -> None:
+        now = time.monotonic()
+        adopt_due, refresh_due = now + ADOPT_SECONDS, now + REFRESH_SECONDS
+        while not self._closing.wait(LOOK_AFTER_SECONDS):
+            now = time.monotonic()
+            try:
+                for spool in (self._own, *self._adopted):
+                    self._ask_about_unknown(spool)
+                if now >= adopt_due:
+                    adopt_due = now + ADOPT_SECONDS
+                    self._let_go_of_finished()
+                    self._adopt()
+                if now >= refresh_due:
+                    refresh_due = now + REFRESH_SECONDS
+                    self._refresh()
+            except (HoldfastError, OSError) as error:
+                self._say(f"{self._home.path}: {error}")
+
+    def _ask_about_unknown(self, spool: OpenSpool) -> None:
+        for topic in spool.mover.asked():
+            if self._closing.is_set():
+                return
+            count = spool.deliverer.partitions_of(topic, ANSWER_SECONDS)
+            now = time.monotonic()
+            if count is None:
+                # Nobody answers, so nobody will know of the other topics.
+                self._missing.pop(topic, None)
+                return
+            if count:
+                self._missing.pop(topic, None)
+                self._tools.layout.learn(topic, count)
+                if spool.mover.learn(topic, count):
+                    spool.writer.learnt()
+            elif now - self._missing.setdefault(topic, now) >= MISSING_SECONDS:
+                spool.mover.give_up(topic, f"no broker knows a topic {topic}")
+                spool.writer.learnt()
+
+    def _refresh(self) -> None:
+        """Partitions may have been added; new messages go there too."""
+        for topic in self._tools.layout.topics():
+            if self._closing.is_set():
+                return
+            count = self._own.deliverer.partitions_of(topic, ANSWER_SECONDS)
+            if count is None:
+                return
+            if count:
+                self._tools.layout.learn(topic, count)
+                self._own.mover.learn(topic, count)
+
+    def _adopt(self) -> None:
+        for spool_id in self._home.ids():
+            if len(self._adopted) >= ADOPTED_MAX:
+                return
+            owned = self._home.take(spool_id) if spool_id not in self._left_behind else None
+            if owned is None:
+                continue
+            if is_delivered(self._fs, owned.directory):
+                self._remove_or_release(owned)
+                continue
+            spool = self._open(owned, Waiting(), SEGMENT_BYTES)
+            if spool is None:
+                self._left_behind.add(owned.id)
+            else:
+                self._say(f"spool {owned.id}: its owner is gone; delivering what it left")
+                self._adopted.append(spool)
+
+    def _remove_or_release(self, owned: OwnedSpool) -> None:
+        """A spool of the dead goes when nothing in it is of use to anybody."""
+        if self._fs.exists(f"{owned.directory}/{REFUSED_DIRECTORY}"):
+            owned.lock.release()
+        else:
+            self._home.remove(owned)
+
+    def _let_go_of_finished(self) -> None:
+        for spool in [each for each in self._adopted if each.is_finished]:
+            self._adopted.remove(spool)
+            self._end_adopted(spool)
+
+    def _end_adopted(self, spool: OpenSpool) -> None:
+        spool.close()
+        if spool.is_finished:
+            self._remove_or_release(spool.owned)
+        else:
+            spool.owned.lock.release()
 
     # Ending
 
     @property
     def delivered(self) -> int:
-        return self._deliverer.delivered
+        return self._own.deliverer.delivered
 
-    def take_refused(self) -> list[Undelivered]:
-        return [
-            *self._deliverer.take_refused(),
-            *(refused for _, _, deliverer in self._adopted for refused in deliverer.take_refused()),
-        ]
-
-    @property
-    def undelivered(self) -> list[Undelivered]:
-        """Nothing that is stored can be lost, so nothing here is in danger."""
-        return []
+    def take_refused(self) -> tuple[list[Undelivered], int]:
+        named: list[Undelivered] = []
+        count = 0
+        takers = [self._own.writer.failures.take, self._own.deliverer.take_refused]
+        for take in (*takers, *(spool.deliverer.take_refused for spool in self._adopted)):
+            more, counted = take()
+            named += more
+            count += counted
+        return named, count
 
     def flush(self, timeout: float | None) -> int:
-        """Wait until everything is delivered; returns how many bytes of the spool are not."""
+        """Wait until everything is delivered; returns how many messages are not."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._writer.wait_stored(timeout)
-        for deliverer in (self._deliverer, *(each for _, _, each in self._adopted)):
+        self._own.writer.wait_stored(timeout)
+        adopted = list(self._adopted)
+        for spool in (self._own, *adopted):
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            deliverer.wait_delivered(left)
-        return self._deliverer.undelivered_bytes
+            if spool is self._own or spool.deliverer.failure is None:
+                spool.deliverer.wait_delivered(left)
+        return sum(spool.deliverer.left for spool in (self._own, *adopted))
 
-    def close(self) -> None:
+    def close(self) -> LeftBehind:
         self._is_closed = True
-        self._writer.close()
-        self._deliverer.close()
-        for owned, store, deliverer in self._adopted:
-            deliverer.close()
-            store.close()
-            is_empty = deliverer.undelivered_bytes == 0 and deliverer.failure is None
-            if is_empty and not self._fs.exists(f"{owned.directory}/{REFUSED_DIRECTORY}"):
-                self._home.remove(owned)
-            else:
-                owned.lock.release()
+        self._closing.set()
+        self._housekeeper.join()
+        self._own.close()
+        for spool in self._adopted:
+            self._end_adopted(spool)
+        refused, count = self.take_refused()
+        left = self._own.deliverer.left
         # Our own stays, empty or not: the next process that opens the home goes on with it, and with its id.
-        self._store.close()
-        self._own.lock.release()
+        self._own.owned.lock.release()
+        line = None
+        if left:
+            line = (
+                f"{left} message{'' if left == 1 else 's'} in {self._home.path} {'is' if left == 1 else 'are'} stored "
+                "and not delivered yet: the next producer with this spool delivers them, or `holdfast spool drain`"
+            )
+        return LeftBehind(refused, count, line)

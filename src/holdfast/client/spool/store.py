@@ -2,9 +2,9 @@
 
 What a caller may rely on:
 
-- `write` returns when every message of the group is on disk, and then gives each its position and sequence. A group
-  the disk has no room for is refused whole, and nothing has changed. A flush that failed ends this store: nobody knows
-  any more what the disk holds, so only opening it anew, which reads what is there, goes on.
+- `write` returns when every message of the group is on disk, and has given each its sequence. A group the disk has no
+  room for is refused whole, and nothing has changed. A flush that failed ends this store: nobody knows any more what
+  the disk holds, so only opening it anew, which reads what is there, goes on.
 - Opening finds the end of what was stored. A torn end, written by a group whose flush never returned, is cut off and
   said; damage in front of a later group is not an end, and is refused with the place.
 - Segments go when everything in them was delivered or set aside (`trim`). Sequences go on, since every segment begins
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from threading import Lock
 from typing import Final, NamedTuple
 
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.format import Body, DamagedSpool, Entry, Message, PartitionKey
+from holdfast.client.spool.format import Body, DamagedSpool, Group, Moved, PartitionKey, Storable
 from holdfast.errors import StorageError
-from holdfast.seams import Buffer, File, FileSystem
+from holdfast.seams import File, FileSystem
 
 SEGMENT_SUFFIX: Final = ".spool"
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
@@ -31,7 +32,6 @@ IDLE_SEGMENT_BYTES: Final = 1024 * 1024
 """A segment whose messages are all delivered makes room for a new one from this size on."""
 READ_BYTES: Final = 256 * 1024
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
-_GROUP_MARK: Final = frames.encode_group(0)[:4]
 
 
 class SpoolFull(StorageError):
@@ -42,13 +42,15 @@ class SpoolFailed(StorageError):
     """The disk under the spool failed. What was reported stored is safe; nothing more is taken until it is reopened."""
 
 
-class Group(NamedTuple):
-    """Messages that were stored together."""
+class Written(NamedTuple):
+    """A group on disk. Groups lie without a gap: each starts where the one before it ended."""
 
     start: int
-    """The position of its mark: where the group before it ended."""
+    position: int
+    """Where its frame stands."""
     end: int
-    entries: list[Entry]
+    following: dict[PartitionKey, int]
+    """The counters of what it holds, as they are after it."""
 
 
 class _Segment:
@@ -77,13 +79,16 @@ class SpoolStore:
         self._fs = fs
         self.directory = directory
         self._segment_bytes = segment_bytes
+        self._idle_bytes = min(IDLE_SEGMENT_BYTES, segment_bytes)
         self._say = say
         self._lock = Lock()
         self._segments: list[_Segment] = []
         self._roll_wanted = True
         self._failure: str | None = None
         self.counters: dict[PartitionKey, int] = {}
-        """The next sequence of each partition."""
+        """The next sequence of each partition, and how far undecided messages are moved; see `format`."""
+        self.trimmed: dict[PartitionKey, int] = {}
+        """The counters as they were at the first position there was when the store was opened."""
         self._open()
 
     @property
@@ -100,47 +105,34 @@ class SpoolStore:
 
     @property
     def used_bytes(self) -> int:
+        """What the segments take on disk."""
         with self._lock:
             return self._segments[-1].end - self._segments[0].base if self._segments else 0
 
     # Writing
 
-    def write(self, messages: Sequence[Message]) -> Group:
-        """Store one message or more; returns when all of them are on disk."""
+    def write(self, messages: Sequence[Storable], moved: Moved | None = None) -> Written:
+        """Store a group; returns when all of it is on disk."""
         if self._failure is not None:
             raise SpoolFailed(self._failure)
         rolls = self._must_roll()
-        position = self.end
-        # The mark of the group stands in front of everything else that is written with it.
-        pieces = [frames.encode_group(position)]
+        start = position = self.end
+        buffers: list[bytes] = []
         if rolls:
-            pieces.append(frames.encode_counters(self.counters))
-        entries = self._encode(messages, position + sum(map(len, pieces)), pieces)
-        segment = self._new_segment(position) if rolls else self._segments[-1]
-        self._put(segment, b"".join(pieces), is_new=rolls)
-        for entry in entries:
-            message = entry.message
-            self.counters[message.topic, message.partition] = entry.sequence + 1
-        return Group(position, entries[-1].end, entries)
+            buffers.append(frames.encode_counters(self.counters))
+            position += len(buffers[0])
+        head, body, following = frames.encode_group(messages, position, self._next_sequence, moved)
+        buffers += (head, body)
+        segment = self._new_segment(start) if rolls else self._segments[-1]
+        self._put(segment, buffers, is_new=rolls)
+        self.counters.update(following)
+        return Written(start, position, position + len(head) + len(body), following)
+
+    def _next_sequence(self, where: PartitionKey) -> int:
+        return self.counters.get(where, 0)
 
     def _must_roll(self) -> bool:
         return not self._segments or self._roll_wanted or self._segments[-1].size >= self._segment_bytes
-
-    def _encode(self, messages: Sequence[Message], position: int, pieces: list[bytes]) -> list[Entry]:
-        """Frames behind `pieces`, numbered from the counters, which stay as they are until the frames are stored."""
-        entries: list[Entry] = []
-        counters: dict[PartitionKey, int] = {}
-        for message in messages:
-            key = (message.topic, message.partition)
-            sequence = counters.get(key)
-            if sequence is None:
-                sequence = self.counters.get(key, 0)
-            counters[key] = sequence + 1
-            encoded = frames.encode_message(message, sequence)
-            pieces.append(encoded)
-            entries.append(Entry(position, position + len(encoded), sequence, message))
-            position += len(encoded)
-        return entries
 
     def _new_segment(self, base: int) -> _Segment:
         path = f"{self.directory}/{base:020d}{SEGMENT_SUFFIX}"
@@ -151,10 +143,10 @@ class SpoolStore:
             raise self._refused(error) from error
         return _Segment(path, base, 0, file)
 
-    def _put(self, segment: _Segment, data: bytes, *, is_new: bool) -> None:
+    def _put(self, segment: _Segment, buffers: Sequence[bytes], *, is_new: bool) -> None:
         file = self._file(segment)
         try:
-            file.pwritev([data], segment.size)
+            file.pwritev(buffers, segment.size)
         except OSError as error:
             refused = self._refused(error)
             self._take_back(segment, is_new)
@@ -164,10 +156,12 @@ class SpoolStore:
             if is_new:
                 self._fs.flush_directory(self.directory)
         except OSError as error:
+            # Whatever this leaves behind, it must not look stored to whoever opens the spool next.
+            self._take_back(segment, is_new)
             self._failure = f"{segment.path} could not be flushed: {error}"
             raise SpoolFailed(self._failure) from error
         with self._lock:
-            segment.size += len(data)
+            segment.size += sum(map(len, buffers))
             if is_new:
                 self._segments.append(segment)
         if is_new:
@@ -190,35 +184,41 @@ class SpoolStore:
         return SpoolFailed(self._failure)
 
     def _file(self, segment: _Segment) -> File:
-        if segment.file is None:
-            segment.file = self._fs.open(segment.path, "write")
-        return segment.file
+        with self._lock:
+            if segment.file is None:
+                segment.file = self._fs.open(segment.path, "write")
+            return segment.file
 
     # Reading
 
-    def read(self, position: int, max_bytes: int = READ_BYTES) -> tuple[list[Entry], int]:
-        """Messages from `position` on, about `max_bytes` of them, and where to go on; none at the end."""
+    def read(
+        self, position: int, *, max_bytes: int = READ_BYTES, until: int | None = None
+    ) -> tuple[list[Group], int]:
+        """Groups from `position` on, one or about `max_bytes` of them, up to `until`; and where to go on.
+
+        `position` and `until` are places where a group starts. At `until`, or the end, there are no groups and it goes
+        on where it was; there may also be none because only counters were read.
+        """
         segment = self._segment_at(position)
-        if segment is None:
+        if segment is None or (until is not None and position >= until):
             return [], position
-        limit = segment.end - max(position, segment.base)
-        want = min(max(max_bytes, frames.FRAME_BYTES), limit)
         at = max(position, segment.base)
+        limit = (segment.end if until is None else min(segment.end, until)) - at
         file = self._file(segment)
-        buffer = file.pread(want, at - segment.base)
+        buffer = file.pread(min(max(max_bytes, frames.FRAME_BYTES), limit), at - segment.base)
         needed = frames.frame_length(buffer)
-        if want < needed <= limit:
-            # One message is longer than what was asked for.
+        if len(buffer) < needed <= limit:
+            # One group is longer than what was asked for.
             buffer = file.pread(needed, at - segment.base)
-        entries: list[Entry] = []
+        groups: list[Group] = []
         done = at
-        for body in _whole_frames(buffer, at):
-            if body.kind == frames.MESSAGE:
-                entries.append(frames.decode_message(body))
+        for body in frames.whole_frames(buffer, at):
+            if body.kind in frames.GROUPS:
+                groups.append(frames.decode_group(body))
             done = body.end
         if done == at:
-            raise DamagedSpool(_damage(segment.path, at - segment.base))
-        return entries, done
+            raise DamagedSpool(damage(segment.path, at - segment.base))
+        return groups, done
 
     def _segment_at(self, position: int) -> _Segment | None:
         with self._lock:
@@ -236,10 +236,9 @@ class SpoolStore:
             while len(self._segments) > 1 and self._segments[0].end <= position:
                 gone.append(self._segments.pop(0))
             if self._segments and position >= self._segments[-1].end:
-                self._roll_wanted = self._roll_wanted or self._segments[-1].size >= IDLE_SEGMENT_BYTES
+                self._roll_wanted = self._roll_wanted or self._segments[-1].size >= self._idle_bytes
         for segment in gone:
-            if segment.file is not None:
-                segment.file.close()
+            # The file is closed with its last reference: somebody may be reading it.
             self._fs.remove(segment.path)
 
     def close(self) -> None:
@@ -252,11 +251,12 @@ class SpoolStore:
     # Opening
 
     def _open(self) -> None:
-        for name in self._fs.list(self.directory):
-            stem = name.removesuffix(SEGMENT_SUFFIX)
-            if stem != name and stem.isdigit():
-                path = f"{self.directory}/{name}"
-                self._segments.append(_Segment(path, int(stem), self._fs.size(path)))
+        self._segments = [
+            _Segment(path, base, size) for base, path, size in list_segments(self._fs, self.directory)
+        ]
+        for before, after in pairwise(self._segments):
+            if before.end != after.base:
+                raise DamagedSpool(damage(before.path, before.size))
         while self._segments:
             last = self._segments[-1]
             if self._recover(last):
@@ -268,6 +268,15 @@ class SpoolStore:
             self._fs.remove(last.path)
         self._roll_wanted = not self._segments
         self._fs.flush_directory(self.directory)
+        if self._segments:
+            self.trimmed = self._first_counters(self._segments[0])
+
+    def _first_counters(self, segment: _Segment) -> dict[PartitionKey, int]:
+        for body in scan(self._file(segment), segment.base, segment.size):
+            if body.kind == frames.COUNTERS:
+                return frames.decode_counters(body)
+            break
+        raise DamagedSpool(damage(segment.path, 0))
 
     def _recover(self, segment: _Segment) -> bool:
         """Find the end of the last segment and its counters; false when it has not even those."""
@@ -276,42 +285,28 @@ class SpoolStore:
         file.flush()
         counters: dict[PartitionKey, int] | None = None
         position = segment.base
-        for body in self._scan(file, segment):
+        has_group = False
+        for body in scan(file, segment.base, segment.size):
             if body.kind == frames.COUNTERS:
                 counters = frames.decode_counters(body)
-            elif body.kind == frames.MESSAGE:
+            elif body.kind in frames.GROUPS:
                 if counters is None:
-                    raise DamagedSpool(_damage(segment.path, 0))
-                entry = frames.decode_message(body)
-                counters[entry.message.topic, entry.message.partition] = entry.sequence + 1
+                    raise DamagedSpool(damage(segment.path, 0))
+                counters.update(frames.counters_of(frames.decode_group(body)))
+                has_group = True
             position = body.end
         self._cut(file, segment, position - segment.base)
-        if counters is None:
+        if counters is None or not has_group:
             return False
         self.counters = counters
         return True
-
-    def _scan(self, file: File, segment: _Segment) -> Iterator[Body]:
-        """Whole frames up to the first place that holds none."""
-        position = segment.base
-        while position < segment.end:
-            buffer = file.pread(min(READ_BYTES, segment.end - position), position - segment.base)
-            needed = frames.frame_length(buffer)
-            if len(buffer) < needed <= segment.end - position:
-                buffer = file.pread(needed, position - segment.base)
-            before = position
-            for body in _whole_frames(buffer, position):
-                position = body.end
-                yield body
-            if position == before:
-                return
 
     def _cut(self, file: File, segment: _Segment, size: int) -> None:
         if size == segment.size:
             return
         tail = file.pread(segment.size - size, size)
-        if _later_group(tail, segment.base + size):
-            raise DamagedSpool(_damage(segment.path, size))
+        if frames.holds_group(tail, segment.base + size):
+            raise DamagedSpool(damage(segment.path, size))
         self._say(
             f"{segment.path}: the last {len(tail)} bytes are of messages whose sender was never told they were stored; "
             "cut off"
@@ -321,25 +316,34 @@ class SpoolStore:
         segment.size = size
 
 
-def _whole_frames(buffer: Buffer, base: int) -> Iterator[Body]:
-    at = 0
-    while (body := frames.read_frame(buffer, at, base)) is not None:
-        yield body
-        at = body.end - base
+def list_segments(fs: FileSystem, directory: str) -> list[tuple[int, str, int]]:
+    """Position, path and size of each segment, in order."""
+    found: list[tuple[int, str, int]] = []
+    for name in fs.list(directory):
+        stem = name.removesuffix(SEGMENT_SUFFIX)
+        if stem != name and stem.isdigit():
+            path = f"{directory}/{name}"
+            found.append((int(stem), path, fs.size(path)))
+    return sorted(found)
 
 
-def _later_group(tail: bytes, base: int) -> bool:
-    """Whether a group begins behind the first byte of `tail`: then what is in front of it had been flushed."""
-    at = tail.find(_GROUP_MARK, 1)
-    while at >= 0:
-        body = frames.read_frame(tail, at, base)
-        if body is not None and body.kind == frames.GROUP and frames.decode_group(body) == base + at:
-            return True
-        at = tail.find(_GROUP_MARK, at + 1)
-    return False
+def scan(file: File, base: int, size: int) -> Iterator[Body]:
+    """Whole frames of a segment up to the first place that holds none."""
+    position = base
+    while position < base + size:
+        buffer = file.pread(min(READ_BYTES, base + size - position), position - base)
+        needed = frames.frame_length(buffer)
+        if len(buffer) < needed <= base + size - position:
+            buffer = file.pread(needed, position - base)
+        before = position
+        for body in frames.whole_frames(buffer, position):
+            position = body.end
+            yield body
+        if position == before:
+            return
 
 
-def _damage(path: str, at: int) -> str:
+def damage(path: str, at: int) -> str:
     return (
         f"{path}: damaged at byte {at}, in front of messages that were stored. Nothing was changed. "
         "`holdfast spool export` rescues what can be read; move the directory away to give the rest up."

@@ -1,96 +1,99 @@
-"""What is on its way to the broker: which messages, in the order of the spool, and how far all of them have arrived.
+"""What is on its way to the broker: groups in the order of the spool, and how far all of them have arrived.
 
-Confirmations come in any order. The spool can let go of its beginning only up to the first message that is not done:
-`prefix`. Behind it, each partition has a prefix of its own, `confirmed`: the sequence of its first message that is not
-done. With both, a process that takes over sends nothing again but what nobody knows to have arrived, and one stuck
-partition does not make the others' messages be sent twice.
+Confirmations come in any order. The spool can let go of its beginning only up to the first group that is not done:
+`prefix`. Behind it, each partition has a prefix of its own: the sequence of its first message that is not done. With
+both, a process that takes over sends nothing again but what nobody knows to have arrived, and one stuck partition does
+not make the others' messages be sent twice.
+
+One thread sends, which adds; another may hear reports, which lets go: the lock is taken once for a group.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from threading import Lock
 
-from holdfast.client.spool.format import Entry, PartitionKey
-
-
-class _Slot:
-    __slots__ = ("end", "is_done", "position", "sequence")
-
-    def __init__(self, position: int, end: int, sequence: int) -> None:
-        self.position = position
-        self.end = end
-        self.sequence = sequence
-        self.is_done = False
+from holdfast.client.spool.format import PartitionKey
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.progress import Progress, messages_left
 
 
 class Window:
-    def __init__(self, prefix: int, confirmed: Mapping[PartitionKey, int]) -> None:
-        self.prefix = prefix
+    def __init__(self, progress: Progress) -> None:
+        self.prefix = progress.prefix
         """Every message in front of this position is done."""
-        self.confirmed: dict[PartitionKey, int] = dict(confirmed)
-        """The sequence of the first message of each partition that is not done."""
-        self._slots: deque[_Slot] = deque()
-        self._partitions: dict[PartitionKey, deque[_Slot]] = {}
-        self._by_position: dict[int, _Slot] = {}
-        self._done_before: set[int] = set()
-        """Positions that were done out of order when `restart` was called."""
+        self._confirmed = dict(progress.confirmed)
+        """For each partition the sequence up to which all is done, but for what groups here say."""
+        self._lock = Lock()
+        self._groups: deque[StoredGroup] = deque()
         self.bytes = 0
-        """Bytes of messages sent and not done."""
+        """About how much of messages that are not done is in memory."""
+        self._gone = 0
+        """How many messages were done in groups that have been let go of."""
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._groups)
 
-    def is_done(self, entry: Entry) -> bool:
-        """Whether the message is known to have arrived, from this process or the one before it."""
-        message = entry.message
-        return (
-            entry.sequence < self.confirmed.get((message.topic, message.partition), 0)
-            or entry.position < self.prefix
-            or entry.position in self._done_before
-        )
+    @property
+    def done(self) -> int:
+        """How many messages are done, delivered or set aside, of those that were sent from here."""
+        with self._lock:
+            return self._gone + sum(group.count - group.left for group in self._groups)
 
-    def begin(self, entry: Entry) -> None:
-        """The message, next in the spool, is being sent, or is known to be done."""
-        message = entry.message
-        slot = _Slot(entry.position, entry.end, entry.sequence)
-        self._slots.append(slot)
-        self._partitions.setdefault((message.topic, message.partition), deque()).append(slot)
-        self._by_position[entry.position] = slot
-        self.bytes += entry.end - entry.position
+    def add(self, group: StoredGroup) -> None:
+        """The group, next in the spool, is being sent."""
+        with self._lock:
+            last = self._groups[-1] if self._groups else None
+            if last is not None and not group.left and not last.left:
+                last.absorb(group)
+                return
+            self.bytes += group.bytes
+            self._groups.append(group)
 
-    def done(self, entry: Entry) -> None:
-        """The message was delivered or set aside."""
-        slot = self._by_position.pop(entry.position, None)
-        if slot is None:
-            return
-        slot.is_done = True
-        self.bytes -= entry.end - entry.position
-        message = entry.message
-        key = (message.topic, message.partition)
-        slots = self._partitions[key]
-        while slots and slots[0].is_done:
-            following = slots.popleft().sequence + 1
-            if following > self.confirmed.get(key, 0):
-                self.confirmed[key] = following
-        if not slots:
-            del self._partitions[key]
-        slots = self._slots
-        while slots and slots[0].is_done:
-            first = slots.popleft()
-            self.prefix = first.end
-            self._done_before.discard(first.position)
+    def advance(self, moved: Mapping[PartitionKey, int]) -> bool:
+        """Let go of what is done; whether that was anything."""
+        if not self._groups or self._groups[0].left:
+            return False
+        with self._lock:
+            before = self.prefix
+            while self._groups and self._groups[0].is_done(moved):
+                first = self._groups.popleft()
+                self._gone += first.count
+                self.bytes -= first.bytes
+                _raise(self._confirmed, first.following)
+                self.prefix = first.end
+            return self.prefix != before
 
-    def restart(self) -> int:
-        """Nothing is under way any more; returns where to begin sending again."""
-        self._done_before.update(slot.position for slot in self._slots if slot.is_done)
-        self._slots.clear()
-        self._partitions.clear()
-        self._by_position.clear()
-        self.bytes = 0
-        return self.prefix
+    def progress(self) -> Progress:
+        """How far everything is; keeps in memory only what is still needed."""
+        stuck: dict[PartitionKey, int] = {}
+        with self._lock:
+            confirmed = dict(self._confirmed)
+            self.bytes = 0
+            for group in self._groups:
+                group.forget_settled()
+                self.bytes += group.bytes
+                for item in group.items:
+                    stuck.setdefault((item.topic, item.partition or 0), item.sequence)
+                following = group.following.items()
+                _raise(confirmed, {where: after for where, after in following if where not in stuck})
+            _raise(confirmed, stuck)
+            return Progress(self.prefix, confirmed)
 
-    def skip_to(self, position: int) -> None:
-        """No message lies between the prefix and `position`."""
-        if not self._slots and position > self.prefix:
-            self.prefix = position
+    def left(self, counters: Mapping[PartitionKey, int]) -> int:
+        """How many messages of those counted are neither done nor moved."""
+        with self._lock:
+            done = sum(group.count - group.left for group in self._groups)
+            return max(0, messages_left(counters, self._confirmed) - done)
+
+    def unsettled(self) -> list[SpooledDelivery]:
+        """Every message that is not known to have arrived, in order."""
+        with self._lock:
+            return [item for group in self._groups for item in group.items if not item.is_settled]
+
+
+def _raise(counters: dict[PartitionKey, int], following: Mapping[PartitionKey, int]) -> None:
+    for where, after in following.items():
+        if after > counters.get(where, 0):
+            counters[where] = after

@@ -2,37 +2,36 @@
 
 `put` hands a message over and returns; the message is stored when its delivery says so. The spool is bounded: when it
 is full, `put` waits for room, which delivering makes, and gives up with `SpoolFull` when its time has passed.
+
+The partition is fixed when a message is stored, so that its place and its `hf-id` stay what they are, however often it
+is sent and however many partitions the topic gets meanwhile. Where nobody can say how many partitions a topic has, its
+messages are stored undecided, and moved to their partitions later (`undecided`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Callable
+from typing import Final
 
-from holdfast.client.delivery import Delivery
-from holdfast.client.errors import ClientError
-from holdfast.client.spool.format import Entry, Message
-from holdfast.client.spool.store import SpoolFull, SpoolStore
+from holdfast.client.delivery import Failures, Waiting
+from holdfast.client.errors import NotStored
+from holdfast.client.partitioner import Partitioner
+from holdfast.client.spool.format import MESSAGE_OVERHEAD_BYTES
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
+from holdfast.client.spool.undecided import Mover
 from holdfast.errors import StorageError
 
 GROUP_BYTES_MAX: Final = 4 * 1024 * 1024
 """A larger group would make its first message wait for the writing of its last."""
-OVERHEAD_BYTES: Final = 64
-"""What a frame adds to a message, about."""
-
-
-class NotStored(ClientError):
-    """The spool did not take the message; the reason is its cause."""
-
-
-class StoredGroup(NamedTuple):
-    """Messages on disk, with whoever wants to hear of them."""
-
-    start: int
-    end: int
-    messages: list[tuple[Entry, Delivery]]
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What waits in memory to be written: a slow disk slows the senders down."""
+OVERHEAD_BYTES: Final = MESSAGE_OVERHEAD_BYTES + 32
+"""What a message takes beside its key and value, about."""
+MOVE_RETRY_SECONDS: Final = 1.0
 
 
 class SpoolWriter:
@@ -40,54 +39,103 @@ class SpoolWriter:
         self,
         store: SpoolStore,
         max_bytes: int,
+        waiting: Waiting,
+        partitioner: Partitioner,
+        mover: Mover,
         on_stored: Callable[[StoredGroup], None],
+        on_full: Callable[[], None],
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes
+        self._waiting = waiting
+        self._partitioner = partitioner
+        self._mover = mover
         self._on_stored = on_stored
+        self._on_full = on_full
         self._lock = threading.Lock()
         self._something = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._quiet = threading.Condition(self._lock)
-        self._pending: list[tuple[Message, Delivery]] = []
+        self._filling = StoredGroup()
+        self._pending: deque[StoredGroup] = deque((self._filling,))
+        """Groups to be written; the last one is being filled."""
         self._pending_bytes = 0
-        self._stored_bytes = store.used_bytes
+        self._prefix = store.start
+        self._stored_bytes = 0
+        self._is_resting = False
         self._is_writing = False
         self._is_closing = False
+        self._failure: str | None = None
+        self.failures = Failures()
+        self.stored_count = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-spool", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
-    def put(self, message: Message, delivery: Delivery, timeout: float) -> None:
-        size = OVERHEAD_BYTES + len(message.key or b"") + len(message.value or b"")
+    # From other threads
+
+    def put(self, delivery: SpooledDelivery, size: int, timeout: float) -> None:
+        """Hand a message over that takes about `size` bytes."""
+        size += OVERHEAD_BYTES
         with self._lock:
-            if self._stored_bytes + self._pending_bytes + size > self._max_bytes:
+            used = self._stored_bytes + self._pending_bytes + size
+            if used > self._max_bytes or self._pending_bytes > PENDING_BYTES_MAX or self._is_closing:
                 self._wait_for_room(size, timeout)
-            self._pending.append((message, delivery))
+            group = self._filling
+            if group.bytes >= GROUP_BYTES_MAX:
+                self._filling = group = StoredGroup()
+                self._pending.append(group)
+            delivery.group = group
+            group.items.append(delivery)
+            group.bytes += size
             self._pending_bytes += size
-            if len(self._pending) == 1:
+            if self._is_resting:
+                self._is_resting = False
                 self._something.notify()
 
     def _wait_for_room(self, size: int, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while self._stored_bytes + self._pending_bytes + size > self._max_bytes:
+        while True:
+            if self._failure is not None or self._is_closing:
+                raise SpoolFailed(self._failure or "the producer is being closed; the message was not taken")
+            used = self._stored_bytes + self._pending_bytes
+            if used + size <= self._max_bytes and self._pending_bytes <= PENDING_BYTES_MAX:
+                return
             left = deadline - time.monotonic()
-            if left <= 0 or self._is_closing:
+            if left <= 0 or size > self._max_bytes:
                 raise SpoolFull(
-                    f"{self._store.directory} holds {self._stored_bytes} bytes that are not delivered yet, and "
-                    f"spool_max_bytes is {self._max_bytes}; the message was not taken"
+                    f"{self._store.directory} holds {used} bytes that are not delivered yet, and spool_max_bytes is "
+                    f"{self._max_bytes}; the message was not taken"
                 )
+            self._on_full()
             self._room.wait(left)
 
-    def trimmed(self) -> None:
-        """Something was delivered and let go of: there may be room."""
+    def progressed(self, prefix: int) -> None:
+        """Everything in front of `prefix` was let go of: there may be room."""
         with self._lock:
-            self._stored_bytes = self._store.used_bytes
+            self._prefix = prefix
+            self._stored_bytes = self._store.end - prefix
             self._room.notify_all()
+
+    def learnt(self) -> None:
+        """Somebody knows more about topics: there may be something to move."""
+        with self._lock:
+            self._is_resting = False
+            self._something.notify()
+
+    @property
+    def unstored(self) -> list[SpooledDelivery]:
+        """What was handed over and is not on disk yet."""
+        with self._lock:
+            return [item for group in self._pending for item in group.items]
 
     def wait_stored(self, timeout: float | None) -> bool:
         """Wait until everything put so far is stored or refused."""
+        return self._waiting.wait(self._is_quiet, timeout)
+
+    def _is_quiet(self) -> bool:
         with self._lock:
-            return self._quiet.wait_for(lambda: not self._pending and not self._is_writing, timeout)
+            return not self._pending_bytes
 
     def close(self) -> None:
         """Store what is left, and end."""
@@ -97,52 +145,92 @@ class SpoolWriter:
             self._room.notify_all()
         self._thread.join()
 
+    # The thread
+
     def _run(self) -> None:
-        while group := self._next_group():
-            self._write(group)
-            with self._lock:
-                self._is_writing = False
-                self._stored_bytes = self._store.used_bytes
-                if not self._pending:
-                    self._quiet.notify_all()
-
-    def _next_group(self) -> list[tuple[Message, Delivery]]:
-        """What gathered meanwhile, up to a bound; nothing when it is time to end."""
-        with self._lock:
-            while not self._pending and not self._is_closing:
-                self._something.wait()
-            if self._pending_bytes <= GROUP_BYTES_MAX:
-                group, self._pending = self._pending, []
-                self._pending_bytes = 0
-            else:
-                group = self._cut_group()
-            self._is_writing = bool(group)
-            return group
-
-    def _cut_group(self) -> list[tuple[Message, Delivery]]:
-        size = count = 0
-        for message, _ in self._pending:
-            size += OVERHEAD_BYTES + len(message.key or b"") + len(message.value or b"")
-            count += 1
-            if size >= GROUP_BYTES_MAX:
-                break
-        group = self._pending[:count]
-        del self._pending[:count]
-        self._pending_bytes -= size
-        return group
-
-    def _write(self, group: Sequence[tuple[Message, Delivery]]) -> None:
         try:
-            stored = self._store.write([message for message, _ in group])
+            self._write_all()
+        except Exception as error:  # noqa: BLE001  whatever it is: nobody may wait for this thread any longer
+            self._end(error)
+
+    def _write_all(self) -> None:
+        while (group := self._next_group()) is not None:
+            if group.items:
+                self._write(group)
+            self._mover.move_some(self._send_moved)
+            self._waiting.wake()
+
+    def _next_group(self) -> StoredGroup | None:
+        """What gathered meanwhile, empty when there is only something to move; None when it is time to end."""
+        with self._lock:
+            if not self._filling.items and not self._is_closing and not self._mover.has_work:
+                self._is_resting = True
+                self._something.wait(MOVE_RETRY_SECONDS if self._mover.is_waiting else None)
+                self._is_resting = False
+            group = self._pending[0]
+            if group.items and group is self._filling:
+                self._filling = StoredGroup()
+                self._pending.append(self._filling)
+            return None if self._is_closing and not group.items else group
+
+    def _write(self, group: StoredGroup) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        counts, choose = self._mover.partitions_of, self._partitioner.choose
+        for item in group.items:
+            if item.timestamp_ms <= 0:
+                item.timestamp_ms = now_ms
+            if item.partition is None:
+                count = counts(item.topic)
+                if count is not None:
+                    item.partition = choose(item.topic, item.key, len(item.value or b""), count)
+        items = group.items
+        try:
+            self._store_group(group)
         except StorageError as error:
-            refusal = NotStored(str(error))
-            refusal.__cause__ = error
-            for _, delivery in group:
-                delivery.set_failed(refusal)
-            return
-        deliveries = [delivery for _, delivery in group]
-        for delivery in deliveries:
-            delivery.set_stored()
-        self._on_stored(
-            StoredGroup(stored.start, stored.end, list(zip(stored.entries, deliveries, strict=True)))
-        )
+            self._refuse(items, error)
+        else:
+            self.stored_count += len(items)
+            if self._waiting.kept:
+                group.call_back_stored()
+            self._on_stored(group)
+        self._written()
+
+    def _store_group(self, group: StoredGroup) -> None:
+        written = self._store.write(group.items)
+        group.start, group.position, group.end = written.start, written.position, written.end
+        group.following = written.following
+        group.is_stored = True
+
+    def _written(self) -> None:
+        with self._lock:
+            self._pending.popleft()
+            self._pending_bytes = sum(each.bytes for each in self._pending)
+            self._stored_bytes = self._store.end - self._prefix
+            self._room.notify_all()
+
+    def _send_moved(self, group: StoredGroup) -> None:
+        self._on_stored(group)
+        with self._lock:
+            self._stored_bytes = self._store.end - self._prefix
+
+    def _refuse(self, items: list[SpooledDelivery], error: Exception) -> None:
+        refusal = NotStored(str(error))
+        refusal.__cause__ = error
+        for item in items:
+            item.value = None
+            item.set_failed(refusal)
+            self.failures.add(item)
+
+    def _end(self, error: Exception) -> None:
+        """Nothing more is stored: everybody is told."""
+        with self._lock:
+            self._failure = f"nothing more is stored: {error!r}"
+            self._is_closing = True
+            groups, self._pending = self._pending, deque((StoredGroup(),))
+            self._filling = self._pending[0]
+            self._pending_bytes = 0
+            self._room.notify_all()
+        for group in groups:
+            if not group.is_stored:
+                self._refuse(group.items, error)
+        self._waiting.wake()

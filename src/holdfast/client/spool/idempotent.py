@@ -1,0 +1,335 @@
+"""Delivering at least once: in order, without giving up, and nothing twice that is known to have arrived.
+
+Messages go, in the spool's order, to an idempotent producer that never times out. Every message carries the header
+`hf-id`: spool, partition, sequence.
+
+Whose work it is: a thread that hears a report hands Python's lock back after each one, and gets it again only when the
+others let go of it. So while the application is busy sending, it also produces and serves reports, in its own thread,
+every so many messages and when our thread says that it is time; our thread does both while the application does not.
+
+When the producer breaks (a fatal error, an expired producer id, a broker that lost its memory of us) a new one is made
+and everything unconfirmed is sent again, in order; readers recognise what they have seen by its `hf-id`. The producer
+is told to break at every failure that would leave a gap (`enable.gapless.guarantee`), so that no message overtakes one
+that has to be sent again.
+
+A broker refuses a batch as a whole for the sake of one message. So what was refused with others is sent again: in
+smaller batches when the batch was too large, and one by one when not. What is refused alone is set aside, and the rest
+goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, is_fatal
+from holdfast.client.settings import Settings
+from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, PURGE_SECONDS, Deliverer
+from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
+
+WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
+"""Bytes handed to the producer and not confirmed: what memory is needed however long the broker is away."""
+SERVE_SECONDS: Final = 0.02
+ASIDE_SECONDS: Final = 0.005
+"""How long our thread stays aside while the application sends, and so does the work."""
+SEND_MASK: Final = 63
+"""The application assists after every 64th message."""
+ASSIST_MESSAGES: Final = 256
+"""What one assistance sends at most: more than what was stored since the last one, less than anybody would notice."""
+OWN_MESSAGES: Final = 1024
+AT_ONCE_MESSAGES: Final = 32
+"""So few messages are sent by the thread that stored them: nobody else needs to wake up."""
+BATCH_BYTES: Final = 1_000_000
+"""librdkafka's own default of batch.size."""
+BATCH_BYTES_MIN: Final = 16 * 1024
+
+_SIZE_CODES: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
+_PURGED: Final = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
+
+
+class IdempotentDeliverer(Deliverer):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._sending = threading.Lock()
+        """Held by whoever hands messages to the producer."""
+        self._items: Sequence[SpooledDelivery] = ()
+        self._at = 0
+        """What is handed over next: `_items[_at]`."""
+        self._refused_at_once: FailedItems = deque()
+        """What the producer did not take, not looked at yet."""
+        self._broken: str | None = None
+        self._suspects: list[tuple[SpooledDelivery, KafkaError]] = []
+        """Refused together with others: nobody knows yet which of them was meant."""
+        self._batch_bytes = int(self._settings.get("batch.size", BATCH_BYTES))
+        self._producer: Any = self._make_producer()
+
+    def _make_producer(self, *, is_gapless: bool = True) -> Any:
+        settings: Settings = dict(self._settings)
+        if settings.get("enable.idempotence", True) is not False:
+            settings["enable.gapless.guarantee"] = is_gapless
+        if self._batch_bytes != BATCH_BYTES:
+            settings["batch.size"] = self._batch_bytes
+        return self._make(settings)
+
+    # From other threads
+
+    def stored(self, group: StoredGroup) -> None:
+        is_small = len(group.items) <= AT_ONCE_MESSAGES
+        super().stored(group)
+        if is_small:
+            self._send_some(AT_ONCE_MESSAGES, from_disk=False)
+
+    def assist(self) -> None:
+        self.is_due = False
+        self._send_some(ASSIST_MESSAGES, from_disk=False)
+        self._serve(0)
+
+    def _metadata(self, topic: str, timeout: float) -> Any:
+        producer = self._producer
+        return None if producer is None else producer.list_topics(topic, timeout=timeout).topics.get(topic)
+
+    # The thread
+
+    def _deliver(self) -> None:
+        seen = 0
+        while not self._closing.is_set():
+            self._save_when_due()
+            if self._failures or self._refused_at_once:
+                self._look_at_failures()
+            if self._broken is not None or self._suspects:
+                self._begin_again()
+            elif self.sends != seen:
+                seen = self.sends
+                self._stand_aside()
+            elif self._send_some(OWN_MESSAGES, from_disk=True):
+                self._serve(0)
+            elif self._window.bytes:
+                self._serve(SERVE_SECONDS)
+            else:
+                self._rest()
+
+    def _stand_aside(self) -> None:
+        """The application is sending: have ready what it hands over, and leave the rest to it."""
+        if self._sending.acquire(blocking=False):
+            try:
+                if self._window.bytes < WINDOW_BYTES_MAX:
+                    self._feed.prepare()
+            finally:
+                self._sending.release()
+        self.is_due = True
+        time.sleep(ASIDE_SECONDS)
+
+    def _release(self) -> None:
+        with self._sending, self._serving:
+            producer, self._producer = self._producer, None
+            if producer is not None:
+                self._empty(producer, 0.0)
+
+    # Handing over
+
+    def _send_some(self, count: int, *, from_disk: bool) -> int:
+        """Hand the next messages to the producer, unless another thread does; returns how many."""
+        if not self._sending.acquire(blocking=False):
+            return 0
+        try:
+            sent = 0
+            while sent < count and self._is_whole and self._next_items(from_disk=from_disk):
+                handed = self._hand_over(min(self._at + count - sent, len(self._items)))
+                if not handed:
+                    break
+                sent += handed
+            return sent
+        finally:
+            self._sending.release()
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether nothing has happened that our thread must look at first."""
+        return (
+            self._broken is None
+            and not self._suspects
+            and not self._failures
+            and not self._refused_at_once
+            and self._producer is not None
+            and not self._closing.is_set()
+        )
+
+    def _next_items(self, *, from_disk: bool) -> bool:
+        """Whether there is something to hand over."""
+        while self._at >= len(self._items):
+            if self._window.bytes >= WINDOW_BYTES_MAX:
+                return False
+            group = self._feed.take(from_disk=from_disk)
+            if group is None:
+                return False
+            group.failures = self._failures
+            self._window.add(group)
+            self._items, self._at = group.items, 0
+        return True
+
+    def _hand_over(self, stop: int) -> int:
+        """Produce up to `_items[stop]`; fewer when the producer is full or refuses one."""
+        items, at = self._items, self._at
+        begun = at
+        produce, spool = self._producer.produce, self._id
+        try:
+            while at < stop:
+                item = items[at]
+                partition = item.partition
+                assert partition is not None, "undecided messages are not sent"
+                produce(
+                    item.topic,
+                    item.value,
+                    item.key,
+                    partition,
+                    item.report,
+                    None,
+                    item.timestamp_ms,
+                    [*item.headers, (ID_HEADER, b"%b:%d:%d" % (spool, partition, item.sequence))],
+                )
+                at += 1
+        except BufferError:
+            # Full: reports make room.
+            pass
+        except KafkaException as refused:
+            self._refused_at_once.append((items[at], refused.args[0]))
+            at += 1
+            self._wake.set()
+        finally:
+            self._at = at
+        return at - begun
+
+    # Reports
+
+    def _serve(self, seconds: float) -> None:
+        """Hear reports, unless another thread does."""
+        if not self._serving.acquire(blocking=False):
+            if seconds:
+                time.sleep(ASIDE_SECONDS)
+            return
+        try:
+            if self._producer is not None:
+                self._poll(self._producer, seconds)
+            self._window.advance(self._store.counters)
+        finally:
+            self._serving.release()
+        if self._failures or self._broken is not None:
+            self._wake.set()
+        self._waiting.wake()
+
+    def _poll(self, producer: Any, seconds: float) -> None:
+        try:
+            producer.poll(seconds)
+        except KafkaException as error:
+            self._broken = self._broken or error.args[0].str()
+
+    def _look_at_failures(self) -> None:
+        with self._serving:
+            refused: list[tuple[SpooledDelivery, KafkaError]] = []
+            while self._refused_at_once:
+                item, error = self._refused_at_once.popleft()
+                if error.code() in FINAL_CODES and not is_fatal(error):
+                    refused.append((item, error))
+                else:
+                    self._broken = self._broken or error.str()
+            while self._failures:
+                item, error = self._failures.popleft()
+                if item.is_settled:
+                    continue
+                if error.code() in REFUSED_CODES:
+                    refused.append((item, error))
+                elif error.code() in BATCH_CODES:
+                    self._suspects.append((item, error))
+                elif error.code() not in _PURGED:
+                    self._broken = self._broken or error.str()
+            self._refuse(refused)
+            self._window.advance(self._store.counters)
+
+    # A new producer
+
+    def _begin_again(self) -> None:
+        """Send again everything that is not confirmed, with a new producer."""
+        with self._sending:
+            self._end_producer()
+            suspects, self._suspects = self._suspects, []
+            one_by_one: Sequence[SpooledDelivery] = ()
+            if suspects:
+                one_by_one = self._blame(suspects)
+            else:
+                self._say(f"sending again what is not confirmed, with a new producer: {self._broken}")
+                self._closing.wait(BROKEN_SECONDS)
+            if one_by_one:
+                self._send_one_by_one(one_by_one)
+            self._broken = None
+            self._producer = self._make_producer()
+            self._items, self._at = self._to_send_again(), 0
+
+    def _end_producer(self) -> None:
+        """Hear all that the broken producer has to say, so that none of it is taken for the next one's."""
+        with self._serving:
+            producer, self._producer = self._producer, None
+            self._empty(producer, PURGE_SECONDS)
+        self._look_at_failures()
+
+    def _empty(self, producer: Any, seconds: float) -> None:
+        producer.purge()
+        deadline = time.monotonic() + seconds
+        while True:
+            self._poll(producer, 0)
+            if not len(producer) or time.monotonic() >= deadline:
+                return
+            self._poll(producer, SERVE_SECONDS)
+
+    def _blame(self, suspects: Sequence[tuple[SpooledDelivery, KafkaError]]) -> list[SpooledDelivery]:
+        """Set aside what was refused alone; returns what has to be tried one by one."""
+        together = Counter((item.topic, item.partition) for item, _ in suspects)
+        alone = [each for each in suspects if together[each[0].topic, each[0].partition] == 1]
+        with self._serving:
+            self._refuse(alone)
+        others = [each for each in suspects if together[each[0].topic, each[0].partition] > 1]
+        if any(error.code() in _SIZE_CODES for _, error in others) and self._batch_bytes > BATCH_BYTES_MIN:
+            self._batch_bytes = max(BATCH_BYTES_MIN, self._batch_bytes // 4)
+            self._say(
+                f"{others[0][0].topic} takes no batches as large as these; batch.size is {self._batch_bytes} now"
+            )
+            return []
+        return [item for item, _ in others]
+
+    def _send_one_by_one(self, suspects: Sequence[SpooledDelivery]) -> None:
+        """Each of the suspects travels alone, in its place: what is refused then is meant."""
+        self._broken = None
+        self._producer = self._make_producer(is_gapless=False)
+        alone = set(suspects)
+        for item in self._to_send_again():
+            if not alone or not self._is_whole:
+                break
+            if item not in alone:
+                self._hand_over_one(item)
+                continue
+            alone.discard(item)
+            self._drain()
+            self._hand_over_one(item)
+            self._drain()
+            guilty, self._suspects = self._suspects, []
+            with self._serving:
+                self._refuse(guilty)
+        self._end_producer()
+        # Whoever was refused in company again will be found again.
+        self._suspects = []
+
+    def _hand_over_one(self, item: SpooledDelivery) -> None:
+        self._items, self._at = (item,), 0
+        while self._is_whole and not self._hand_over(1):
+            self._serve(SERVE_SECONDS)
+
+    def _drain(self) -> None:
+        """Wait until everything handed over is reported on."""
+        while len(self._producer) and not self._closing.is_set():
+            self._serve(SERVE_SECONDS)
+            self._save_when_due()
+        self._look_at_failures()

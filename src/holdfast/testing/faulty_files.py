@@ -1,0 +1,111 @@
+"""A real disk that fails on purpose: for tests whose threads write at the same time.
+
+`SimulatedDisk` can forget and tear, and is for one thread. This one passes everything on to another file system, and
+refuses what a test told it to, until the test takes it back.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from os import strerror
+from typing import Literal, TypeAlias
+
+from holdfast.seams import Buffer, File, FileSystem, Lock, OpenMode
+
+FaultyOperation: TypeAlias = Literal["write", "flush", "read", "rename"]
+
+
+class FaultyFiles:
+    def __init__(self, real: FileSystem) -> None:
+        self._real = real
+        self._faults: dict[FaultyOperation, tuple[int, str]] = {}
+
+    def fail(self, operation: FaultyOperation, code: int = errno.EIO, path_contains: str = "") -> None:
+        """From now on the operation fails on files whose path contains this."""
+        self._faults[operation] = (code, path_contains)
+
+    def mend(self) -> None:
+        self._faults.clear()
+
+    def check(self, operation: FaultyOperation, path: str) -> None:
+        fault = self._faults.get(operation)
+        if fault is not None and fault[1] in path:
+            raise OSError(fault[0], strerror(fault[0]), path)
+
+    def open(self, path: str, mode: OpenMode) -> File:
+        return _FaultyFile(self, self._real.open(path, mode))
+
+    def exists(self, path: str) -> bool:
+        return self._real.exists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return self._real.is_directory(path)
+
+    def size(self, path: str) -> int:
+        return self._real.size(path)
+
+    def modified_ms(self, path: str) -> int:
+        return self._real.modified_ms(path)
+
+    def list(self, directory: str) -> list[str]:
+        return self._real.list(directory)
+
+    def make_directory(self, path: str) -> None:
+        self._real.make_directory(path)
+
+    def rename(self, old: str, new: str) -> None:
+        self.check("rename", new)
+        self._real.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        self._real.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        self._real.remove_tree(path)
+
+    def flush_directory(self, path: str) -> None:
+        self._real.flush_directory(path)
+
+    def flush_all(self, path: str) -> None:
+        self._real.flush_all(path)
+
+    def free_bytes(self, path: str) -> int:
+        return self._real.free_bytes(path)
+
+    def lock(self, path: str) -> Lock:
+        return self._real.lock(path)
+
+
+class _FaultyFile:
+    def __init__(self, files: FaultyFiles, real: File) -> None:
+        self._files = files
+        self._real = real
+
+    @property
+    def path(self) -> str:
+        return self._real.path
+
+    def pread(self, length: int, position: int) -> bytes:
+        self._files.check("read", self.path)
+        return self._real.pread(length, position)
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
+        self._files.check("write", self.path)
+        return self._real.pwritev(buffers, position)
+
+    def size(self) -> int:
+        return self._real.size()
+
+    def truncate(self, length: int) -> None:
+        self._real.truncate(length)
+
+    def flush(self) -> None:
+        self._files.check("flush", self.path)
+        self._real.flush()
+
+    def drop_cache(self) -> None:
+        self._real.drop_cache()
+
+    def close(self) -> None:
+        self._real.close()
