@@ -69,12 +69,15 @@ _SETTINGS = (
 
 
 class Administrator:
-    def __init__(self, world: World, name: str, lasting: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, world: World, name: str, lasting: tuple[str, ...] = (), *, likes_compacted: bool = False
+    ) -> None:
         self.world = world
         self.name = name
         self.link = Link(world, name)
         self._lasting = lasting
         """Topics that are made first, keep everything, and are never deleted."""
+        self._likes_compacted = likes_compacted
         self._waiting = False
         self._unsettled = True
         """Some change's outcome is unknown: the next request must be for metadata."""
@@ -179,6 +182,8 @@ class Administrator:
             {"name": key, "value": rng.choice(values)} for key, values in _SETTINGS if rng.random() < 0.4
         ]
         trait, settings = (None, ()) if lasting else rng.choice(_KINDS)
+        if self._likes_compacted and not lasting and rng.random() < 0.5:
+            trait, settings = _KINDS[-1]
         self.world.traits[name] = trait
         if trait is not None:
             configs = [{"name": key, "value": value} for key, value in settings]

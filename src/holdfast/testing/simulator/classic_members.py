@@ -164,7 +164,8 @@ class ClassicMember(Member):
             name: self._identified(subscription.owned_partitions) for name, subscription in members.items()
         }
         shares = assign(self.book.partitions(), owned, cooperative=self._protocol == COOPERATIVE)
-        name = self.book.name(self.name).encode()
+        # A group that may be migrated keeps its assignments free of user data: the broker could not carry it over.
+        name = None if self._is_mixed else self.book.name(self.name).encode()
         return [
             {
                 "member_id": member,

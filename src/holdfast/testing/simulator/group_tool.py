@@ -23,7 +23,12 @@ LIST_GROUPS = 16
 DELETE_GROUPS = 42
 OFFSET_DELETE = 47
 _REFUSED = frozenset(
-    {ErrorCode.non_empty_group, ErrorCode.group_id_not_found, ErrorCode.group_subscribed_to_topic}
+    {
+        ErrorCode.non_empty_group,
+        ErrorCode.group_id_not_found,
+        ErrorCode.group_subscribed_to_topic,
+        ErrorCode.transactional_id_not_found,
+    }
 )
 
 
@@ -141,17 +146,26 @@ class GroupTool:
         return self._ask("delete group", DELETE_GROUPS, version, {"groups_names": [book.group]}, then)
 
     def _look(self, book: PositionBook) -> bool:
-        if self.world.rng.random() < 0.5:
+        """Ask for what changes nothing; the answer need only be one."""
+        rng = self.world.rng
+        group, keys = [book.group], {"key_type": 0, "coordinator_keys": [book.group]}
+        looks: list[tuple[str, int, tuple[int, ...], dict[str, Any], Callable[[Any], Any]]] = [
+            ("list groups", LIST_GROUPS, (2, 5), {}, lambda response: response),
+            ("describe group", DESCRIBE_GROUPS, (0, 5, 6), {"groups": group}, lambda r: r.groups[0]),
+            ("describe consumer group", 69, (0, 1), {"group_ids": group}, lambda r: r.groups[0]),
+            ("find coordinator", 10, (4, 6), keys, lambda r: r.coordinators[0]),
+            ("list transactions", 66, (0, 1), {"duration_filter": -1}, lambda response: response),
+            (
+                "describe transaction",
+                65,
+                (0,),
+                {"transactional_ids": ["x1"]},
+                lambda r: r.transaction_states[0],
+            ),
+        ]
+        kind, api_key, versions, fields, answer_of = rng.choice(looks)
 
-            def listed(response: Any) -> ErrorCode:
-                return ErrorCode(response.error_code)
+        def then(response: Any) -> ErrorCode:
+            return ErrorCode(answer_of(response).error_code)
 
-            return self._ask("list groups", LIST_GROUPS, self.world.rng.choice((2, 5)), {}, listed)
-
-        def described(response: Any) -> ErrorCode:
-            return ErrorCode(response.groups[0].error_code)
-
-        fields = {"groups": [book.group], "include_authorized_operations": False}
-        return self._ask(
-            "describe group", DESCRIBE_GROUPS, self.world.rng.choice((0, 5, 6)), fields, described
-        )
+        return self._ask(kind, api_key, rng.choice(versions), fields, then)

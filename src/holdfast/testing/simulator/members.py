@@ -89,6 +89,11 @@ class Member(ABC):
             return False
         if not self.is_stable:
             return self.go_on()
+        if self.stalled_until_ms >= 0:
+            # Back, and unaware of it: what it was about to do before it stalled.
+            self.stalled_until_ms = -1
+            if self.owned and self.world.rng.random() < 0.7:
+                return self._commit()
         draw = self.world.rng.random()
         if draw < 0.35 and self.owned:
             return self._commit()
@@ -222,7 +227,7 @@ class Membership:
         draw = rng.random()
         if self.member.is_dead or draw < 0.015:
             self._replace()
-        elif draw < 0.03 and self.member.is_stable:
+        elif draw < 0.04 and self.member.is_stable and self.member.stalled_until_ms < 0:
             self._stall()
         return self.member.act()
 

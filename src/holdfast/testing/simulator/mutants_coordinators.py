@@ -57,7 +57,7 @@ def _group_answers_early() -> AbstractContextManager[Any]:
 
 def _positions_not_reloaded() -> AbstractContextManager[Any]:
     """A group is rebuilt without its positions."""
-    return patch.object(OffsetStore, "replay", lambda *arguments: None)
+    return patch.object(OffsetStore, "restore", lambda *arguments: None)
 
 
 def _pending_positions_shown() -> AbstractContextManager[Any]:

@@ -75,7 +75,8 @@ class Workload:
             self._add(10, Consumer(world, "c1"), Consumer(world, "c2"), SessionConsumer(world, "c3"))
             self._add(20, self._admin)
         else:
-            self._admin = Administrator(world, "admin", LASTING)
+            has_transactions = self.kind != "groups"
+            self._admin = Administrator(world, "admin", LASTING, likes_compacted=has_transactions)
             self._add(5, IdempotentProducer(world, "p1"), *self._plain)
             self._add(15, self._admin)
         if self.kind in ("groups", "everything"):
