@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from holdfast.testing.apache import DUMP_LOG, run_tool
@@ -117,3 +118,34 @@ def test_the_metadata_log_is_decoded(data_directory: Path) -> None:
     assert '"name":"rolled"' in text
     assert "Could not deserialize" not in text
     assert "could not be decoded" not in text
+
+
+def test_transactions_are_read_from_index_log_and_snapshot(tmp_path: Path) -> None:
+    require_apache_kafka()
+    directory = tmp_path / "holdfast"
+    with BrokerProcess(str(directory)) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+        admin.create_topics([NewTopic("t", 1, 1)])["t"].result(30)
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "x", "log_level": 0}
+        )
+        producer.init_transactions(30)
+        for end in (producer.commit_transaction, producer.abort_transaction, producer.abort_transaction):
+            producer.begin_transaction()
+            for value in (b"1", b"2"):
+                producer.produce("t", value, partition=0)
+            producer.flush(30)
+            end(30)
+        producer.begin_transaction()
+        producer.produce("t", b"open", partition=0)
+        producer.flush(30)
+        assert broker.stop() == 0
+    text = dump("--files", ",".join(files(directory, "t-0", ".txnindex")))
+    assert re.findall(r"firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)", text) == [
+        ("3", "5", "6"),
+        ("6", "8", "9"),
+    ]
+    text = dump("--files", ",".join(files(directory, "t-0", ".snapshot")))
+    assert set(re.findall(r"currentTxnFirstOffset: (\S+)", text)) == {"OptionalLong[9]"}
+    text = dump("--print-data-log", "--files", ",".join(files(directory, "t-0", ".log")))
+    assert re.findall(r"endTxnMarker: (\w+)", text) == ["COMMIT", "ABORT", "ABORT"]
