@@ -22,11 +22,13 @@ if TYPE_CHECKING:
         UndeliveredMessages,
         UnsafeSetting,
     )
-    from holdfast.client.messages import DeadLetter, Message, Retry
+    from holdfast.client.messages import DeadLetter, Message, Origin, Retry
     from holdfast.client.processor import Output, Processor, ProcessorFenced
     from holdfast.client.producer import FlushReport, Producer
     from holdfast.client.retries import NO_RETRIES, RetryPolicy
+    from holdfast.client.retry_topics import RetryTopics
     from holdfast.client.serializers import as_bytes, as_json, as_text, with_schema
+    from holdfast.client.side_topics import SideTopicMissing, TooLargeToSetAside
     from holdfast.client.state import State, StatefulProcessor
     from holdfast.client.topic_ids import TopicMadeAnew
 
@@ -44,11 +46,13 @@ _PLACES: Final = {
         "UndeliveredMessages",
         "UnsafeSetting",
     ),
-    "messages": ("DeadLetter", "Message", "Retry"),
+    "messages": ("DeadLetter", "Message", "Origin", "Retry"),
     "processor": ("Output", "Processor", "ProcessorFenced"),
     "producer": ("FlushReport", "Producer"),
     "retries": ("NO_RETRIES", "RetryPolicy"),
+    "retry_topics": ("RetryTopics",),
     "serializers": ("as_bytes", "as_json", "as_text", "with_schema"),
+    "side_topics": ("SideTopicMissing", "TooLargeToSetAside"),
     "state": ("State", "StatefulProcessor"),
     "topic_ids": ("TopicMadeAnew",),
 }
@@ -67,6 +71,7 @@ __all__ = [
     "FlushReport",
     "HandlerFailed",
     "Message",
+    "Origin",
     "Output",
     "PositionLost",
     "Processor",
@@ -75,10 +80,13 @@ __all__ = [
     "ProducerClosed",
     "Retry",
     "RetryPolicy",
+    "RetryTopics",
     "SchemaMissing",
     "SendTimeout",
+    "SideTopicMissing",
     "State",
     "StatefulProcessor",
+    "TooLargeToSetAside",
     "TopicMadeAnew",
     "TransactionEnded",
     "UndeliveredMessages",

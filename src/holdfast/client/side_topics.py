@@ -19,9 +19,11 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from holdfast.client.dead_letter_dialects import Headers
-from holdfast.client.errors import ClientError, DeliveryFailed
+from holdfast.client.errors import ClientError, DeliveryFailed, UndeliveredMessages
 from holdfast.client.messages import Message
 from holdfast.client.producer import Producer
+from holdfast.client.settings import INFINITE
+from holdfast.client.signals import say
 from holdfast.errors import UsageError
 
 CONNECTION_SETTINGS: Final = (
@@ -38,8 +40,13 @@ PRODUCER_SETTINGS: Final = {
     # The topic's limit decides, and for each message by itself: a batch is refused as a whole.
     "message.max.bytes": 1_000_000_000,
     "batch.num.messages": 1,
+    # A broker that is away is waited for, as long as the consumer runs.
+    "message.timeout.ms": INFINITE,
 }
 ANSWER_SECONDS: Final = 30.0
+PATIENCE_SECONDS: Final = 30.0
+"""How often it is said that a message still waits for the broker."""
+CLOSE_SECONDS: Final = 5.0
 HEADERS_BYTES: Final = 65_536
 """How much larger than its source a message may be in a topic that we create."""
 DEFAULT_MESSAGE_BYTES: Final = 1_048_588
@@ -107,22 +114,38 @@ class SideTopics:
         self._admin_settings = {"bootstrap.servers": bootstrap, **shared}
         self._producer = Producer(bootstrap, config={**PRODUCER_SETTINGS, **shared})
         self._create = create
+        self._is_closed = False
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def send(self, topic: str, message: Message, headers: Headers, *, source: str) -> None:
         """Send a message on; returns when the broker has it, raises when it cannot."""
         count = self.partitions(topic, source)
-        self._producer.send(
+        delivery = self._producer.send(
             topic,
             message.value,
             key=message.key,
             headers=headers,
             partition=message.partition if message.partition < count else None,
-        ).wait()
+        )
+        while True:
+            try:
+                delivery.wait(PATIENCE_SECONDS)
+                return
+            except TimeoutError:
+                if self._is_closed:
+                    raise
+                say(
+                    f"{message.place} waits for '{topic}': no broker has taken it for {PATIENCE_SECONDS:.0f} s"
+                )
 
     def close(self) -> None:
-        self._producer.close()
+        """What is under way and not confirmed soon is not lost: its position has not moved."""
+        self._is_closed = True
+        try:
+            self._producer.close(CLOSE_SECONDS)
+        except UndeliveredMessages as left:
+            say(f"{left.count} messages could not be set aside; they are still in their topics")
 
     def partitions(self, topic: str, source: str) -> int:
         """How many partitions a topic has; it is created like `source` if it must and may be."""
