@@ -472,6 +472,22 @@ def fencing(side: Side) -> None:
     read(side, "read", "fencing")
 
 
+def late_initialisation(side: Side) -> None:
+    """A zombie that asks to go on by its own id is refused; whether it harms its successor is another matter."""
+    side.create_topic("late-init", 1)
+    old, new = Txn(side, "late-init", "late-init"), Txn(side, "late-init", "late-init")
+    old.init("old")
+    new.init("new")
+    new.add("new adds")
+    new.produce("new sends", "of the new one")
+    own = {"producer_id": old.producer_id, "producer_epoch": old.epoch}
+    old.init("old again by its own id", **own)
+    new.settle()
+    new.describe("the new one")
+    new.end("the new one commits")
+    read(side, "read", "late-init")
+
+
 def lists(side: Side) -> None:
     side.create_topic("listed", 1)
     opened, ended, empty = (Txn(side, f"listed-{name}", "listed") for name in ("open", "ended", "empty"))
@@ -565,6 +581,7 @@ SCRIPTS = (
     producers_described,
     time_outs,
     fencing,
+    late_initialisation,
     lists,
     markers,
 )
