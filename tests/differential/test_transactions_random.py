@@ -92,7 +92,7 @@ class RandomTransactions:
         getattr(self, action)(f"{number}: {which} {action}", instance)
 
     def init(self, label: str, instance: Instance) -> None:
-        # A late instance that asks so takes the other's transaction with it in Apache Kafka; test_transactions.py has it.
+        # A late instance that asks so ends the other's transaction in Apache Kafka: see late_initialisation.
         own = self.chance.random() < 0.4 and instance is self.latest
         version = self.chance.randint(3, 5)
         fields = {
@@ -234,7 +234,7 @@ def members_of(seed: int) -> Script:
                 {"name": name, "metadata": subscription(f"{index} {name}", topic)}
                 for name in (f"own-{index}", "common")
             ]
-            static = {"group_instance_id": f"static-{index}"} if index < 2 else {}
+            static: dict[str, Any] = {"group_instance_id": f"static-{index}"} if index < 2 else {}
             members.append(RawMember(side, group, f"member {index}", protocols=protocols, **static))
         # A group without members and positions may be gone at any moment.
         part = {"partition_index": 0, "committed_offset": 0}
