@@ -398,7 +398,13 @@ class _Opening:
         return bool(untrue)
 
     def _is_behind_lost_tail(self, segment: Segment) -> bool:
-        """Whether offsets are missing in front of a segment; below the recovery point compaction took them."""
+        """Whether offsets are missing in front of a segment that were neither deleted nor compacted away.
+
+        Of a deletion below the log start a power failure may have kept any part; compaction keeps below the recovery
+        point.
+        """
+        if segment.base_offset <= self.trust.start_offset:
+            return False
         return segment.base_offset > self.end_offset >= self.trust.gaps_below
 
     def _has_state_of_roll(self, segment: Segment) -> bool:
