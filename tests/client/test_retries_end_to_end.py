@@ -12,9 +12,11 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
+from holdfast.client import side_topics
 from holdfast.client.consumer import Consumer, HandlerFailed
 from holdfast.client.dead_letter_dialects import Failure, read_failure
 from holdfast.client.messages import DeadLetter, Message, Origin
+from holdfast.client.partitioner import murmur2
 from holdfast.client.producer import Producer
 from holdfast.client.retries import NO_RETRIES, RetryPolicy
 from holdfast.client.retry_history import History
@@ -315,6 +317,31 @@ def test_a_message_too_large_for_its_dead_letter_topic_stays_where_it_is(
     (letter,) = read(broker, "large-dlt")
     failure = failure_in(letter)
     assert (failure.stack, len(failure.message or "")) == (None, 200)
+
+
+def test_a_dead_letter_topic_with_fewer_partitions_takes_them_by_key(
+    broker: BrokerProcess, admin: AdminClient
+) -> None:
+    create(admin, "wide", 4)
+    create(admin, "wide-dlt", 2)
+    for partition in (1, 3):
+        write(broker, "wide", b"x", partition=partition)
+    consumer = Consumer(broker.bootstrap_servers, group="wide", topics=["wide"], retry=NO_RETRIES)
+    run_until(consumer, fail, lambda: consumer.handled >= 2)
+    letters = {failure_in(letter).partition: letter.partition for letter in read(broker, "wide-dlt", 2)}
+    assert letters == {1: 1, 3: murmur2(b"x") % 2}
+
+
+def test_a_consumer_that_waits_for_its_broker_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_topics, "ANSWER_SECONDS", 1.0)
+    consumer = Consumer(
+        "127.0.0.1:1", group="nobody", topics=["nothing"], retry=RetryTopics(delays=[1], create=True)
+    )
+    running = threading.Thread(target=consumer.run, args=(fail,))
+    running.start()
+    consumer.stop()
+    running.join(PATIENCE_SECONDS)
+    assert not running.is_alive()
 
 
 def test_another_dialect_can_be_written(broker: BrokerProcess, admin: AdminClient) -> None:

@@ -68,10 +68,13 @@ class Aside:
         }
         return HeldBack(delays_ms, self._group)
 
-    def prepare(self) -> None:
-        """Make sure that the retry topics are there before they are subscribed to: created, or an error."""
+    def prepare(self, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Make sure that the retry topics are there before they are subscribed to: created, or an error.
+
+        Waits for a broker for as long as it is wanted.
+        """
         for topic, place in self._places.items():
-            self._side_topics().partitions(topic, place.source)
+            self._side_topics().partitions(topic, place.source, is_wanted)
 
     # In a worker
 

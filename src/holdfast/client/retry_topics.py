@@ -12,6 +12,7 @@ Rules:
 - Waiting costs no thread and no membership. All messages of a retry topic wait equally long, so the first of a
   partition is due first: while it is not, the partition is paused. When it is due is written in its headers, so that a
   restart changes nothing.
+- For the same reason the topic's delay holds for a handler's `Retry` too, whatever it asks for.
 - A clock that was set back makes nothing wait longer than the topic's delay.
 - Groups that read the same topic share its retry topics. Each passes over what another one failed on.
 - Order is given up: what comes behind a failed message, with its key too, is handled before it.

@@ -12,7 +12,7 @@ with its old one it could be old enough to be deleted on arrival.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -43,13 +43,14 @@ PRODUCER_SETTINGS: Final = {
     # A broker that is away is waited for, as long as the consumer runs.
     "message.timeout.ms": INFINITE,
 }
-ANSWER_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = 10.0
 PATIENCE_SECONDS: Final = 30.0
 """How often it is said that a message still waits for the broker."""
 CLOSE_SECONDS: Final = 5.0
 HEADERS_BYTES: Final = 65_536
 """How much larger than its source a message may be in a topic that we create."""
 DEFAULT_MESSAGE_BYTES: Final = 1_048_588
+AWAY: Final = frozenset((KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
 TOO_LARGE: Final = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
 ID_HEADER: Final = "hf-id"
 ORIGIN_ID_HEADER: Final = "hf-origin-id"
@@ -147,16 +148,28 @@ class SideTopics:
         except UndeliveredMessages as left:
             say(f"{left.count} messages could not be set aside; they are still in their topics")
 
-    def partitions(self, topic: str, source: str) -> int:
-        """How many partitions a topic has; it is created like `source` if it must and may be."""
+    def partitions(self, topic: str, source: str, is_wanted: Callable[[], bool] = lambda: True) -> int:
+        """How many partitions a topic has; it is created like `source` if it must and may be.
+
+        A broker that does not answer is asked again, until the answer is not wanted any more: then there are none.
+        """
+        known = self._counts.get(topic)
+        if known is not None:
+            return known
         with self._lock:
-            count = self._counts.get(topic)
-            if count is None:
+            while topic not in self._counts:
                 keeper = _Keeper(AdminClient(self._admin_settings))
-                count = self._counts[topic] = keeper.find(topic) or keeper.make(
-                    topic, source, is_allowed=self._create
-                )
-            return count
+                try:
+                    self._counts[topic] = keeper.find(topic) or keeper.make(
+                        topic, source, is_allowed=self._create
+                    )
+                except KafkaException as error:
+                    if error.args[0].code() not in AWAY and not error.args[0].retriable():
+                        raise
+                    if self._is_closed or not is_wanted():
+                        return 0
+                    say(f"'{topic}' is needed and no broker tells of it: {error.args[0].str()}")
+            return self._counts[topic]
 
 
 class _Keeper:

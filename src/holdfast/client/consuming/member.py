@@ -119,7 +119,7 @@ class Member:
         asides = [self._aside(route) for route in routes]
         try:
             for aside in asides:
-                aside.prepare()
+                aside.prepare(lambda: not self._stopping.is_set())
             self._run(routes, asides)
         finally:
             self._stopping.clear()
