@@ -88,13 +88,22 @@ def committed(broker: BrokerProcess, group: str, topic: str) -> int:
     return int(position.offset)
 
 
-def run_until(consumer: Consumer, handler: Callable[[Message], None], is_over: Callable[[], bool]) -> None:
-    """Consume until a condition holds, looked at whenever something was handled."""
+def run_until(
+    consumer: Consumer,
+    handler: Callable[..., Any],
+    is_over: Callable[[], bool],
+    *,
+    in_batches: bool = False,
+) -> None:
+    """Consume until a condition holds, looked at every now and then."""
     failed: list[BaseException] = []
 
     def run() -> None:
         try:
-            consumer.run(handler)
+            if in_batches:
+                consumer.run_batches(handler)
+            else:
+                consumer.run(handler)
         except BaseException as error:  # noqa: BLE001 - raised again in the test
             failed.append(error)
 
@@ -197,6 +206,35 @@ def test_errors_that_are_final_skip_the_retry_topics(broker: BrokerProcess, admi
         "never",
         "ValueError: broken",
     ]
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "batch"])
+def test_coroutines_and_batches_fail_into_the_retry_topics_alike(
+    broker: BrokerProcess, admin: AdminClient, kind: str
+) -> None:
+    create(admin, kind)
+    write(broker, kind, b"0", b"1", b"2", b"3")
+    seen: list[tuple[str, bytes | None]] = []
+
+    def check(message: Message) -> None:
+        if message.value == b"1" and message.topic == kind:
+            raise ConnectionError("away")
+        if (message.topic, message.value) not in seen:
+            seen.append((message.topic, message.value))
+
+    async def one(message: Message) -> None:
+        check(message)
+
+    def many(batch: list[Message]) -> None:
+        for message in batch:
+            check(message)
+
+    consumer = Consumer(
+        broker.bootstrap_servers, group=kind, topics=[kind], retry=RetryTopics(delays=[0.05], create=True)
+    )
+    handler = one if kind == "coroutine" else many
+    run_until(consumer, handler, lambda: consumer.handled >= 5, in_batches=kind == "batch")
+    assert seen == [(kind, b"0"), (kind, b"2"), (kind, b"3"), (f"{kind}-retry-0", b"1")]
 
 
 def test_what_waits_is_still_there_after_a_restart(broker: BrokerProcess, admin: AdminClient) -> None:
