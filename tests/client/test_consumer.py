@@ -98,7 +98,7 @@ def run_in_thread(work: Callable[[], None]) -> tuple[threading.Thread, list[Base
         except BaseException as error:  # noqa: BLE001 - handed to the test
             errors.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread, errors
 
@@ -396,7 +396,7 @@ def test_an_app_gives_each_topic_to_its_handler(broker: BrokerProcess) -> None:
 def produce_with_ids(broker: BrokerProcess, topic: str, sequences: list[int]) -> None:
     producer = RawProducer({"bootstrap.servers": broker.bootstrap_servers})
     for sequence in sequences:
-        headers = [("hf-id", b"00000000000000aa:0:%d" % sequence)]
+        headers: list[tuple[str, str | bytes | None]] = [("hf-id", b"00000000000000aa:0:%d" % sequence)]
         producer.produce(topic, b"%d" % sequence, headers=headers, partition=0)
     assert producer.flush(30) == 0
 
@@ -405,22 +405,22 @@ def test_what_a_spool_sends_again_is_handled_once_over_restarts(broker: BrokerPr
     fill(broker, "again", 0)
     produce_with_ids(broker, "again", [0, 1, 2, 1, 2, 3])
     handled: list[int] = []
-    for enough, more in ((4, [2, 3, 4, 5]), (6, [5, 6])):
+
+    def run_to(position: int) -> None:
         consumer = Consumer(broker.bootstrap_servers, group="again", topics=["again"], commit_seconds=0.05)
         thread, errors = run_in_thread(
-            lambda consumer=consumer: consumer.run(lambda message: handled.append(number_of(message)))
+            lambda: consumer.run(lambda message: handled.append(number_of(message)))
         )
-        until(lambda enough=enough: len(handled) >= enough)
+        until(lambda: committed(broker, "again", "again") == [position])
         consumer.stop()
         thread.join()
         assert not errors
-        produce_with_ids(broker, "again", more)
-    consumer = Consumer(broker.bootstrap_servers, group="again", topics=["again"], commit_seconds=0.05)
-    thread, errors = run_in_thread(lambda: consumer.run(lambda message: handled.append(number_of(message))))
-    until(lambda: committed(broker, "again", "again") == [12])
-    consumer.stop()
-    thread.join()
-    assert not errors
+
+    run_to(6)
+    produce_with_ids(broker, "again", [2, 3, 4, 5])
+    run_to(10)
+    produce_with_ids(broker, "again", [5, 6])
+    run_to(12)
     assert handled == [0, 1, 2, 3, 4, 5, 6]
 
 

@@ -20,6 +20,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
@@ -30,17 +32,20 @@ from holdfast.client.consuming.runs import Pool, Reports
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.dedupe import Dedupe, Seen
 from holdfast.client.errors import ClientError
-from holdfast.client.messages import Message, from_raw
+from holdfast.client.messages import Message, all_from_raw, from_raw
 from holdfast.client.retry_topics import HeldBack
 from holdfast.client.spool.format import PartitionKey
 
 POLL_SECONDS: Final = 0.05
-BATCH_MESSAGES: Final = 1000
+BATCH_MESSAGES: Final = 300
+"""Enough to make the hand-over cheap, few enough to stay in the cache until they are handled."""
 ROOM_SECONDS: Final = 0.05
 """How long to wait for room before partitions are paused: pausing throws away what was fetched ahead."""
 LOOK_SECONDS: Final = 0.005
 SPAN_MAX: Final = 100_000
 """Messages of a partition that may be finished behind one that is not: each is remembered."""
+_PLACE: Final = itemgetter(1, 0)
+"""Partition and topic of a message."""
 CLOSE_SECONDS: Final = 1.0
 """How long idle workers have to end."""
 
@@ -178,23 +183,18 @@ class Loop:
 
     def _received(self, batch: list[Any]) -> None:
         """Hand messages over, those of one partition that follow each other together."""
-        topic, partition = None, -1
-        run: list[Message] = []
-        size = 0
-        for raw in batch:
-            error = raw.error()
-            if error is not None:
-                self._give(run, size)
-                topic, run, size = None, [], 0
-                self._failed(raw, error)
-                continue
-            message = from_raw(raw)
-            if message.partition != partition or message.topic != topic:
-                self._give(run, size)
-                topic, partition, run, size = message.topic, message.partition, [], 0
-            run.append(message)
-            size += len(raw)
-        self._give(run, size)
+        if any(raw.error() is not None for raw in batch):
+            for raw in batch:
+                error = raw.error()
+                if error is None:
+                    self._give([from_raw(raw)], len(raw))
+                else:
+                    self._failed(raw, error)
+            return
+        size_each = sum(map(len, batch)) // len(batch)
+        for _, run in groupby(all_from_raw(batch), _PLACE):
+            together = list(run)
+            self._give(together, size_each * len(together))
 
     def _give(self, run: list[Message], size: int) -> None:
         if not run:

@@ -80,10 +80,15 @@ class PartitionTracker:
         return self.finish_all((offset,))
 
     def finish_all(self, offsets: Sequence[int]) -> bool:
-        """The work on some messages is done; false when that does not count any more."""
+        """The work on some messages, in the order of their offsets, is done; false when that does not count any
+        more."""
         if self.is_closed:
             return False
         under_way, finished = self._under_way, self._finished
+        if not finished and self._are_first(offsets):
+            for _ in offsets:
+                under_way.popleft()
+            offsets = ()
         for offset in offsets:
             if under_way and under_way[0] == offset:
                 under_way.popleft()
@@ -95,6 +100,13 @@ class PartitionTracker:
                 finished.add(offset)
         self._position = under_way[0] if under_way else self._next
         return True
+
+    def _are_first(self, offsets: Sequence[int]) -> bool:
+        """Whether these are the first under way: both ascend, so the ends tell."""
+        under_way, count = self._under_way, len(offsets)
+        return (
+            0 < count <= len(under_way) and under_way[0] == offsets[0] and under_way[count - 1] == offsets[-1]
+        )
 
     def passed(self, offset: int) -> None:
         """The reader has come to `offset` and found no message before it that was not begun."""
