@@ -19,7 +19,7 @@ from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.simulator.mutants import Mutant
 from holdfast.transactions import rules
 from holdfast.transactions.coordinator import TransactionCoordinator
-from holdfast.transactions.model import ProducerIdentity, TransactionMetadata
+from holdfast.transactions.model import ProducerIdentity, TransactionMetadata, TransactionState
 
 
 class Patched(Mutant):
@@ -132,12 +132,13 @@ def _fenced_epoch_accepted() -> AbstractContextManager[Any]:
 
 
 def _fenced_end_accepted() -> AbstractContextManager[Any]:
-    """Any session of a transactional id may end its transaction."""
+    """Any session of a transactional id may end the transaction that is going on."""
 
     def ignoring_epoch(metadata: TransactionMetadata, request: Any) -> Any:
-        return end(
-            metadata, request._replace(producer=request.producer._replace(epoch=metadata.producer_epoch))
-        )
+        if metadata.state is TransactionState.ONGOING:
+            present = request.producer._replace(epoch=metadata.producer_epoch)
+            return end(metadata, request._replace(producer=present))
+        return end(metadata, request)
 
     end = rules.end_of
     return patch.object(rules, "end_of", ignoring_epoch)
