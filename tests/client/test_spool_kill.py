@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as RawConsumer
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.producer import Producer
+from holdfast.client.producer import Guarantee, Producer
 from holdfast.testing.broker import BrokerProcess
 
 PARTITIONS = 3
@@ -24,8 +24,8 @@ ROUNDS = 20
 CHILD = """
 import sys
 from holdfast.client import Producer
-bootstrap, home, name = sys.argv[1:]
-producer = Producer(bootstrap, spool=home, config={"log_level": 0})
+bootstrap, home, name, guarantee = sys.argv[1:]
+producer = Producer(bootstrap, spool=home, delivery=guarantee, config={"log_level": 0})
 print("begun", flush=True)
 number = 0
 while True:
@@ -50,10 +50,10 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     process.stop()
 
 
-def run_and_kill(broker: BrokerProcess, home: Path, name: str, seconds: float) -> int:
+def run_and_kill(broker: BrokerProcess, home: Path, name: str, guarantee: Guarantee, seconds: float) -> int:
     """How many messages the process reported stored before it was killed, after about so many seconds of sending."""
     with subprocess.Popen(
-        [sys.executable, "-c", CHILD, broker.bootstrap_servers, str(home), name],
+        [sys.executable, "-c", CHILD, broker.bootstrap_servers, str(home), name, guarantee],
         stdout=subprocess.PIPE,
         text=True,
     ) as child:
@@ -69,17 +69,26 @@ def run_and_kill(broker: BrokerProcess, home: Path, name: str, seconds: float) -
 
 
 def read_all(broker: BrokerProcess) -> list[list[Any]]:
-    consumer = RawConsumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "reader"})
-    partitions: list[list[Any]] = []
-    for index in range(PARTITIONS):
-        _, end = consumer.get_watermark_offsets(TopicPartition("kills", index), timeout=30)
-        consumer.assign([TopicPartition("kills", index, 0)])
-        messages: list[Any] = []
-        while len(messages) < end:
-            got = consumer.consume(end - len(messages), timeout=30)
-            assert got, "the log is shorter than it says"
-            messages += got
-        partitions.append(messages)
+    """What a reader sees that reads committed."""
+    consumer: Any = RawConsumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "reader",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition("kills", index, 0) for index in range(PARTITIONS)])
+    partitions: list[list[Any]] = [[] for _ in range(PARTITIONS)]
+    at_end: set[int] = set()
+    while len(at_end) < PARTITIONS:
+        message = consumer.poll(30)
+        assert message is not None, "the end of the log does not come"
+        if message.error() is None:
+            partitions[message.partition()].append(message)
+        else:
+            assert message.error().code() == KafkaError._PARTITION_EOF
+            at_end.add(message.partition())
     consumer.close()
     return partitions
 
@@ -98,22 +107,27 @@ def without_repeats(messages: list[Any]) -> list[bytes]:
     return values
 
 
-def test_everything_reported_stored_arrives_in_order_and_once(broker: BrokerProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_everything_reported_stored_arrives_in_order_and_once(
+    guarantee: Guarantee, broker: BrokerProcess, tmp_path: Path
+) -> None:
     chance = random.Random(5)
     home = tmp_path / "home"
     stored: dict[str, int] = {}
     for number in range(ROUNDS):
         name = f"r{number}"
-        stored[name] = run_and_kill(broker, home, name, chance.uniform(0.0, 0.3))
+        stored[name] = run_and_kill(broker, home, name, guarantee, chance.uniform(0.0, 0.3))
         if number == ROUNDS // 2:
             broker.crash()
             broker.start()
-    with Producer(broker.bootstrap_servers, spool=home) as producer:
+    with Producer(broker.bootstrap_servers, spool=home, delivery=guarantee) as producer:
         assert producer.flush(60).is_complete
     assert sum(stored.values()) > 100, "nothing was stored before the kills"
     arrived: list[bytes] = []
     for messages in read_all(broker):
         values = without_repeats(messages)
+        if guarantee == "exactly-once":
+            assert len(values) == len(messages), "a message is there twice"
         arrived += values
         for name in stored:
             numbers = [

@@ -7,6 +7,7 @@ Everything happens inside `poll`, in the order of sending, so that a test decide
 - `refuse(rule)`: a rule says of a message with which error a broker refuses it, and whether the batch goes with it;
 - `break_producers(code)`: every producer fails for good; what it has accepted and not reported is in the log or not,
   as `lose_reports` says;
+- `lose_commit_answer()`: the next transaction is committed, and its producer fails for good before it hears of it;
 - `hold_reports()`: messages arrive, and nobody is told until `release_reports()`.
 
 Transactions are kept: messages of an open one are not in `log` until it is committed, and a producer that is
@@ -73,6 +74,7 @@ class FakeCluster:
         self.epochs: dict[str, int] = {}
         """Of each transactional id."""
         self._producers: list[FakeProducer] = []
+        self.is_commit_answer_lost = False
         self.transactions: list[str] = []
         """What became of each transaction, in order: commit or abort."""
 
@@ -108,6 +110,10 @@ class FakeCluster:
     def refuse(self, rule: Rule) -> None:
         with self.lock:
             self.rule = rule
+
+    def lose_commit_answer(self) -> None:
+        with self.lock:
+            self.is_commit_answer_lost = True
 
     def hold_reports(self) -> None:
         with self.lock:
@@ -292,6 +298,9 @@ class FakeProducer:
             self._transaction = None
             cluster.transactions.append("commit")
             cluster.lock.notify_all()
+            if cluster.is_commit_answer_lost:
+                cluster.is_commit_answer_lost = False
+                raise KafkaException(KafkaError(KafkaError._FATAL, "no answer", True))
 
     def abort_transaction(self, timeout: float = -1) -> None:
         self.purge()

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -23,9 +23,8 @@ from holdfast.client.direct import failure
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped, Undelivered
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
-from holdfast.client.spool.format import PartitionKey
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
-from holdfast.client.spool.progress import Progress, read_progress, write_progress
+from holdfast.client.spool.progress import Progress, decided, merged, read_progress, write_progress
 from holdfast.client.spool.refused import Refused, RefusedMessages
 from holdfast.client.spool.store import NO_ROOM, SpoolStore
 from holdfast.client.spool.window import Window
@@ -91,10 +90,9 @@ class Deliverer(ABC):
 
     def _begin_at(self, progress: Progress) -> None:
         # What the spool has let go of was done, whether or not the note of it came to be written.
-        confirmed = merged(progress.confirmed, self._store.trimmed)
-        prefix = max(progress.prefix, self._store.start)
-        self._window = Window(Progress(prefix, confirmed))
-        self._feed = Feed(self._store, prefix, confirmed, self._aside.ids(), self._waiting)
+        progress = merged(progress, Progress(self._store.start, decided(self._store.trimmed)))
+        self._window = Window(progress)
+        self._feed = Feed(self._store, progress, self._aside.ids(), self._waiting)
 
     def start(self) -> None:
         self._thread.start()
@@ -307,15 +305,6 @@ def _final_failure(refused: Refused) -> DeliveryFailed:
         topic=message.topic,
         partition=message.partition if message.partition >= 0 else None,
     )
-
-
-def merged(first: Mapping[PartitionKey, int], second: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
-    """The higher of two counters for each partition."""
-    counters = dict(first)
-    for where, following in second.items():
-        if where[1] >= 0 and following > counters.get(where, 0):
-            counters[where] = following
-    return counters
 
 
 _NO_TOPIC: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from holdfast.client.delivery import Waiting
 from holdfast.client.spool.format import UNDECIDED, Group, Message, PartitionKey, counters_of
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.progress import Progress
 from holdfast.client.spool.store import SpoolStore
 
 FRESH_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -27,21 +28,20 @@ class Feed:
     def __init__(
         self,
         store: SpoolStore,
-        position: int,
-        confirmed: Mapping[PartitionKey, int],
+        progress: Progress,
         aside: Collection[tuple[str, int, int]],
         waiting: Waiting,
         *,
         fresh_bytes_max: int = FRESH_BYTES_MAX,
     ) -> None:
         self._store = store
-        self._confirmed = dict(confirmed)
+        self._confirmed = progress.confirmed
         self._aside = frozenset(aside)
         """Topic, partition and sequence of messages that were set aside."""
         self._waiting = waiting
         self._fresh_bytes_max = fresh_bytes_max
         self._lock = threading.Lock()
-        self._next = position
+        self._next = progress.prefix
         self._end = self._resumed_end = store.end
         """Up to here everything was handed over; what the disk shows behind it is not this object's yet."""
         self._fresh: deque[StoredGroup] = deque()
@@ -49,6 +49,12 @@ class Feed:
         self._prepared: StoredGroup | None = None
         self._held: WeakValueDictionary[int, SpooledDelivery] = WeakValueDictionary()
         """Deliveries of messages that are on disk alone: by the position of their group, plus their number in it."""
+
+    def resume(self, progress: Progress) -> None:
+        """More was done by earlier processes than was known at the beginning. Nothing may have been taken yet."""
+        self._confirmed = progress.confirmed
+        with self._lock:
+            self._next = max(self._next, progress.prefix)
 
     def add(self, group: StoredGroup) -> None:
         """A group is on disk and shall be sent."""

@@ -125,9 +125,11 @@ class StoredGroup:
 
     def is_done(self, moved: Mapping[PartitionKey, int]) -> bool:
         """Whether nothing here is needed any more, given how far undecided messages are `moved` (the counters)."""
-        return not self.left and (
-            not self.undecided
-            or all(moved.get((topic, MOVED), 0) >= after for topic, after in self.undecided.items())
+        return not self.left and self.is_moved(moved)
+
+    def is_moved(self, moved: Mapping[PartitionKey, int]) -> bool:
+        return not self.undecided or all(
+            moved.get((topic, MOVED), 0) >= after for topic, after in self.undecided.items()
         )
 
     def call_back_stored(self) -> None:

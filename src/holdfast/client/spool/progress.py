@@ -81,3 +81,17 @@ def messages_left(counters: Mapping[PartitionKey, int], confirmed: Mapping[Parti
         elif partition == UNDECIDED:
             left += following - counters.get((topic, MOVED), 0)
     return left
+
+
+def merged(first: Progress, second: Progress) -> Progress:
+    """What either of two knows to be done."""
+    confirmed = dict(first.confirmed)
+    for where, following in second.confirmed.items():
+        if following > confirmed.get(where, 0):
+            confirmed[where] = following
+    return Progress(max(first.prefix, second.prefix), confirmed)
+
+
+def decided(counters: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
+    """The counters of partitions."""
+    return {where: following for where, following in counters.items() if where[1] >= 0}

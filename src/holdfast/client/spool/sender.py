@@ -94,7 +94,12 @@ class OpenSpool:
 
     def _make_deliverer(self, waiting: Waiting) -> Deliverer:
         tools = self._tools
-        return IdempotentDeliverer(
+        kind: Callable[..., Deliverer] = IdempotentDeliverer
+        if tools.is_exactly_once:
+            from holdfast.client.spool.transactional import TransactionalDeliverer
+
+            kind = TransactionalDeliverer
+        return kind(
             tools.fs,
             self.store,
             self.owned.id,

@@ -11,7 +11,7 @@ One thread sends, which adds; another may hear reports, which lets go: the lock 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from threading import Lock
 
 from holdfast.client.spool.format import PartitionKey
@@ -80,6 +80,25 @@ class Window:
                 _raise(confirmed, {where: after for where, after in following if where not in stuck})
             _raise(confirmed, stuck)
             return Progress(self.prefix, confirmed)
+
+    def progress_with(self, done: Collection[SpooledDelivery], moved: Mapping[PartitionKey, int]) -> Progress:
+        """How far everything will be when these messages are done too."""
+        stuck: dict[PartitionKey, int] = {}
+        with self._lock:
+            confirmed = dict(self._confirmed)
+            prefix = self.prefix
+            is_whole = True
+            for group in self._groups:
+                left = [item for item in group.items if not item.is_settled and item not in done]
+                for item in left:
+                    stuck.setdefault((item.topic, item.partition or 0), item.sequence)
+                following = group.following.items()
+                _raise(confirmed, {where: after for where, after in following if where not in stuck})
+                is_whole = is_whole and not left and group.is_moved(moved)
+                if is_whole:
+                    prefix = group.end
+            _raise(confirmed, stuck)
+            return Progress(prefix, confirmed)
 
     def left(self, counters: Mapping[PartitionKey, int]) -> int:
         """How many messages of those counted are neither done nor moved."""

@@ -1,0 +1,329 @@
+"""Delivering exactly once: messages and the spool's progress in one transaction, and what was refused kept out of it.
+
+Whole groups of the spool go out in one transaction together with a record of how far the spool is then (see
+`progress_topic`). A message is delivered when its transaction is committed. After any doubt (a new process, a fatal
+error, a commit without an answer) a new producer takes over the spool's transactional id, which ends whatever was open,
+and reads back how far the spool was delivered: nothing is sent again that was, and nothing is left out that was not.
+Readers must read committed.
+
+A refused message ends its transaction. When it was alone, or the broker says which one it was, it is set aside and the
+rest is sent again; when not, transactions get smaller until it is alone, and grow again behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException
+
+from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, is_fatal
+from holdfast.client.settings import INFINITE, Settings
+from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, Deliverer
+from holdfast.client.spool.format import DamagedSpool
+from holdfast.client.spool.groups import SpooledDelivery
+from holdfast.client.spool.progress import Progress, encode_progress, merged
+from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, ProgressTopic, wait_for_topic
+from holdfast.client.spool.window import Window
+
+TRANSACTION_BYTES: Final = 8 * 1024 * 1024
+"""About how much goes out in one transaction: what is sent again when one is taken back."""
+TRANSACTION_TIMEOUT_MS: Final = 60_000
+ANSWER_SECONDS: Final = 1.0
+"""How long one call waits for brokers before it is looked whether it is time to end."""
+SERVE_SECONDS: Final = 0.05
+MESSAGES_MAX: Final = 1 << 30
+
+
+class _Broken(Exception):
+    """The producer is of no more use."""
+
+
+class _TakenBack(Exception):
+    """The transaction was aborted."""
+
+
+class TransactionalDeliverer(Deliverer):
+    def __init__(self, *arguments: Any, topic: ProgressTopic | None = None, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        timeout_ms = int(self._settings.get("transaction.timeout.ms", TRANSACTION_TIMEOUT_MS))
+        self._transactional: Settings = {
+            **self._settings,
+            "transactional.id": f"holdfast-spool-{self.spool_id}",
+            "transaction.timeout.ms": timeout_ms,
+            # A transaction that takes longer is taken back, and its messages are sent in the next one.
+            "message.timeout.ms": timeout_ms,
+        }
+        self._transactional.setdefault("partitioner", "murmur2_random")
+        self._topic = topic or ProgressTopic(self._settings)
+        self._producer: Any = None
+        self._asking: Any = self._make({**self._settings, "message.timeout.ms": INFINITE})
+        """Answers questions about topics, also while there is no producer."""
+        self._messages_max = MESSAGES_MAX
+        """How many messages the next transaction takes at most."""
+        self._places: dict[SpooledDelivery, tuple[int, int, int]] = {}
+        """Where the messages of the open transaction are, if it is committed."""
+        self._refusals: list[tuple[SpooledDelivery, KafkaError]] = []
+        self._lost: str | None = None
+        """Why the transaction cannot be committed, when it is not for a message's sake."""
+
+    def assist(self) -> None:
+        self.is_due = False
+
+    def _metadata(self, topic: str, timeout: float) -> Any:
+        asking = self._asking
+        return None if asking is None else asking.list_topics(topic, timeout=timeout).topics.get(topic)
+
+    def _release(self) -> None:
+        self._asking = None
+        self._release_producer()
+
+    # The thread
+
+    def _deliver(self) -> None:
+        if not wait_for_topic(self._topic, self._closing.wait, self._say):
+            return
+        while not self._closing.is_set():
+            try:
+                if self._take_over():
+                    self._transact_until_broken()
+            except (_Broken, KafkaException) as broken:
+                reason = broken.args[0].str() if isinstance(broken, KafkaException) else broken
+                self._say(f"going on with a new producer: {reason}")
+                self._release_producer()
+                self._closing.wait(BROKEN_SECONDS)
+
+    def _release_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            with suppress(KafkaException):
+                producer.poll(0)
+
+    def _take_over(self) -> bool:
+        """A new producer, and what the brokers know to be delivered; false when it is time to end."""
+        self._producer = self._make(self._transactional)
+        while True:
+            try:
+                self._producer.init_transactions(ANSWER_SECONDS)
+                break
+            except KafkaException as error:
+                if not _may_retry(error):
+                    raise
+            if self._closing.is_set():
+                return False
+            self._save_when_due()
+        progress = self._topic.read(self.spool_id, self._closing.is_set)
+        if progress is None:
+            return False
+        self._resume(progress)
+        return True
+
+    def _resume(self, known: Progress) -> None:
+        """What the brokers know to be delivered is done, whatever was noted here."""
+        for where, following in known.confirmed.items():
+            if following > self._store.counters.get(where, 0):
+                raise DamagedSpool(
+                    f"{self._store.directory}: message {following - 1} for {where[0]}-{where[1]} was delivered, and "
+                    "is not known here. This is an old copy of a spool: what is sent next would pass for delivered."
+                )
+        if not len(self._window):
+            progress = merged(known, self._window.progress())
+            self._window = Window(progress)
+            self._feed.resume(progress)
+            return
+        for item in self._window.unsettled():
+            if item.sequence < known.confirmed.get((item.topic, item.partition or 0), 0):
+                self._settle_delivered(item)
+        self._places.clear()
+        self._after_settling()
+
+    # Transactions
+
+    def _transact_until_broken(self) -> None:
+        while not self._closing.is_set():
+            self._save_when_due()
+            self._gather()
+            batch = self._to_send_again()[: self._messages_max]
+            if not batch:
+                self._producer.poll(0)
+                self._rest()
+                continue
+            try:
+                self._transact(batch)
+                self._messages_max = min(MESSAGES_MAX, self._messages_max * 2)
+            except _TakenBack:
+                self._look_at_refusals(batch)
+
+    def _gather(self) -> None:
+        """Whole groups, as many as one transaction takes."""
+        while self._window.bytes < TRANSACTION_BYTES:
+            group = self._feed.take(from_disk=True)
+            if group is None:
+                return
+            self._window.add(group)
+            if self._window.advance(self._store.counters):
+                self._waiting.wake()
+
+    def _transact(self, batch: Sequence[SpooledDelivery]) -> None:
+        self._places.clear()
+        self._refusals.clear()
+        self._lost = None
+        self._producer.begin_transaction()
+        refused_here: list[tuple[SpooledDelivery, KafkaError]] = []
+        for item in batch:
+            self._produce(item, refused_here)
+        with self._serving:
+            self._refuse(refused_here)
+        # What could not be set aside for want of room is not counted as done.
+        done = {item for item in batch if not item.is_settled} - {item for item, _ in self._to_set_aside}
+        after = self._window.progress_with(done, self._store.counters)
+        self._produce_progress(after)
+        self._wait_for_reports(len(done))
+        self._commit()
+        for item in done:
+            self._settle_delivered(item)
+        self._places.clear()
+        self._after_settling()
+
+    def _produce(self, item: SpooledDelivery, refused_here: list[tuple[SpooledDelivery, KafkaError]]) -> None:
+        partition = item.partition
+        assert partition is not None, "undecided messages are not sent"
+        mark = (ID_HEADER, b"%b:%d:%d" % (self._id, partition, item.sequence))
+        while True:
+            try:
+                self._producer.produce(
+                    item.topic,
+                    item.value,
+                    item.key,
+                    partition,
+                    partial(self._reported, item),
+                    None,
+                    item.timestamp_ms,
+                    [*item.headers, mark],
+                )
+            except BufferError:
+                self._poll(self._producer, SERVE_SECONDS)
+                self._look_at_doubts()
+            except KafkaException as refused:
+                error = refused.args[0]
+                if is_fatal(error):
+                    raise
+                if error.code() not in FINAL_CODES:
+                    self._lost = error.str()
+                    self._look_at_doubts()
+                refused_here.append((item, error))
+                return
+            else:
+                return
+
+    def _produce_progress(self, progress: Progress) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    PROGRESS_TOPIC, encode_progress(progress), self._id, on_delivery=self._progress_reported
+                )
+            except BufferError:
+                self._poll(self._producer, SERVE_SECONDS)
+                self._look_at_doubts()
+            else:
+                return
+
+    def _reported(self, item: SpooledDelivery, error: KafkaError | None, message: Any) -> None:
+        if error is None:
+            self._places[item] = (message.partition(), message.offset(), message.timestamp()[1])
+        elif error.code() in FINAL_CODES:
+            self._refusals.append((item, error))
+        else:
+            self._lost = self._lost or error.str()
+
+    def _progress_reported(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None:
+            self._lost = self._lost or f"{PROGRESS_TOPIC}: {error.str()}"
+
+    def _wait_for_reports(self, count: int) -> None:
+        while len(self._places) + len(self._refusals) < count or len(self._producer):
+            self._poll(self._producer, SERVE_SECONDS)
+            self._look_at_doubts()
+        self._look_at_doubts()
+
+    def _look_at_doubts(self) -> None:
+        """Take the transaction back when it cannot be committed."""
+        if self._refusals or self._lost is not None or self._closing.is_set():
+            self._abort()
+            raise _TakenBack
+
+    def _poll(self, producer: Any, seconds: float) -> None:
+        try:
+            producer.poll(seconds)
+        except KafkaException as error:
+            raise _Broken(error.args[0].str()) from error
+
+    def _commit(self) -> None:
+        while True:
+            try:
+                self._producer.commit_transaction(ANSWER_SECONDS)
+                return
+            except KafkaException as error:
+                if error.args[0].txn_requires_abort():
+                    self._lost = error.args[0].str()
+                    self._abort()
+                    raise _TakenBack from error
+                if not _may_retry(error):
+                    raise
+            if self._closing.is_set():
+                raise _Broken("the end came before the answer of the brokers")
+
+    def _abort(self) -> None:
+        while True:
+            try:
+                self._producer.abort_transaction(ANSWER_SECONDS)
+                return
+            except KafkaException as error:
+                if not _may_retry(error):
+                    raise
+            if self._closing.is_set():
+                # Whoever takes over ends it.
+                raise _Broken("the end came before the answer of the brokers")
+
+    # What became of messages
+
+    def _settle_delivered(self, item: SpooledDelivery) -> None:
+        group = item.group
+        assert group is not None, "a message is stored before it is sent"
+        partition, offset, timestamp_ms = self._places.get(item, (item.partition or 0, -1, item.timestamp_ms))
+        item.value = None
+        item.set_delivered(partition, offset, timestamp_ms)
+        group.left -= 1
+
+    def _after_settling(self) -> None:
+        self._window.advance(self._store.counters)
+        self._waiting.wake()
+
+    def _look_at_refusals(self, batch: Sequence[SpooledDelivery]) -> None:
+        """Set aside what was surely meant; when nothing was, the next transaction is smaller."""
+        together = Counter((item.topic, item.partition) for item, _ in self._refusals)
+        meant = [
+            (item, error)
+            for item, error in self._refusals
+            if error.code() in REFUSED_CODES
+            or len(batch) == 1
+            or (error.code() in BATCH_CODES and together[item.topic, item.partition] == 1)
+        ]
+        if meant:
+            with self._serving:
+                self._refuse(meant)
+            self._after_settling()
+        elif self._refusals:
+            self._messages_max = max(1, len(batch) // 2)
+        elif not self._closing.is_set():
+            self._say(f"a transaction was taken back, and is sent again: {self._lost}")
+            self._closing.wait(BROKEN_SECONDS)
+
+
+def _may_retry(error: KafkaException) -> bool:
+    """Whether the same call may succeed when it is repeated."""
+    return bool(error.args[0].retriable()) or error.args[0].code() == KafkaError._TIMED_OUT
