@@ -33,7 +33,7 @@ RULES = {
     "stable-too-early": TORN | {"stable-moved-back"},
     "enrolment-not-awaited": TORN | {"stuck"},
     "fenced-epoch-accepted": {"fenced-wrote", "fenced-commit"},
-    "fenced-end-accepted": {"fenced-ended"},
+    "fenced-end-accepted": TORN | {"fenced-ended"},
     "decision-not-resumed": TORN | {"stuck"},
     "aborted-not-told": {"aborted-shown", "undecided-shown"},
     "compaction-drops-the-last": {"compacted-lost", "position-lost"},
