@@ -9,10 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from holdfast.client.app import App
     from holdfast.client.consumer import Consumer, HandlerFailed
-    from holdfast.client.consuming.assignment import PositionLost
+    from holdfast.client.consuming.assignment import PositionLost, UnreadableMessages
+    from holdfast.client.consuming.positions import PositionsNotCommitted
     from holdfast.client.database.sink import DatabaseSink
     from holdfast.client.database.store import DatabaseUnreachable, SchemaMissing, TransactionEnded
+    from holdfast.client.dedupe import Dedupe
     from holdfast.client.delivery import Delivered, Delivery
     from holdfast.client.errors import (
         ClientError,
@@ -33,8 +36,11 @@ if TYPE_CHECKING:
     from holdfast.client.topic_ids import TopicMadeAnew
 
 _PLACES: Final = {
+    "app": ("App",),
     "consumer": ("Consumer", "HandlerFailed"),
-    "consuming.assignment": ("PositionLost",),
+    "consuming.assignment": ("PositionLost", "UnreadableMessages"),
+    "consuming.positions": ("PositionsNotCommitted",),
+    "dedupe": ("Dedupe",),
     "database.sink": ("DatabaseSink",),
     "database.store": ("DatabaseUnreachable", "SchemaMissing", "TransactionEnded"),
     "delivery": ("Delivered", "Delivery"),
@@ -60,11 +66,13 @@ _MODULES: Final = {name: module for module, names in _PLACES.items() for name in
 
 __all__ = [
     "NO_RETRIES",
+    "App",
     "ClientError",
     "Consumer",
     "DatabaseSink",
     "DatabaseUnreachable",
     "DeadLetter",
+    "Dedupe",
     "Delivered",
     "Delivery",
     "DeliveryFailed",
@@ -74,6 +82,7 @@ __all__ = [
     "Origin",
     "Output",
     "PositionLost",
+    "PositionsNotCommitted",
     "Processor",
     "ProcessorFenced",
     "Producer",
@@ -90,6 +99,7 @@ __all__ = [
     "TopicMadeAnew",
     "TransactionEnded",
     "UndeliveredMessages",
+    "UnreadableMessages",
     "UnsafeSetting",
     "as_bytes",
     "as_json",

@@ -103,7 +103,7 @@ class SeenIds:
         return not is_new
 
     def learn(self, message: Message) -> None:
-        raise UsageError(f"{message.place}: the numbers of spools are stored with the position")
+        """Nothing: the numbers are stored with the position."""
 
     def note(self, position: int) -> str:
         ahead = self._ahead
@@ -176,12 +176,15 @@ class SeenKeys:
         self._window = window
         self._keep_ms = int(keep_seconds * 1000)
         self._last: OrderedDict[bytes | str | int, tuple[int, int]] = OrderedDict()
+        self._through = -1
+        """The last offset that was looked at."""
 
     def fresh(self, messages: list[Message]) -> list[Message]:
         return [message for message in messages if not self._is_duplicate(message)]
 
     def _is_duplicate(self, message: Message) -> bool:
-        key = self._key(message)
+        self._through = message.offset
+        key = self._key_of(message)
         last = self._last
         while last and next(iter(last.values()))[0] < message.offset - self._window:
             last.popitem(last=False)
@@ -192,8 +195,17 @@ class SeenKeys:
         last.move_to_end(key)
         return found is not None and message.timestamp_ms - found[1] <= self._keep_ms
 
+    def _key_of(self, message: Message) -> Identity:
+        """A message that has no key that could be found is not a duplicate: its handler will meet what is wrong with
+        it, and errors are judged there."""
+        try:
+            return self._key(message)
+        except Exception:  # noqa: BLE001 - a function of the user's
+            return None
+
     def learn(self, message: Message) -> None:
-        self._is_duplicate(message)
+        if message.offset > self._through:
+            self._is_duplicate(message)
 
     def note(self, position: int) -> str:
         return ""

@@ -191,7 +191,7 @@ class Loop:
                 else:
                     self._failed(raw, error)
             return
-        size_each = sum(map(len, batch)) // len(batch)
+        size_each = sum(map(len, batch)) // max(1, len(batch))
         for _, run in groupby(all_from_raw(batch), _PLACE):
             together = list(run)
             self._give(together, size_each * len(together))
