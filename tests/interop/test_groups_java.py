@@ -122,6 +122,7 @@ class GroupsTool:
         text = re.sub(r"\S*rdkafka-[0-9a-f-]{36}", "<member>", text)
         text = re.sub(re.escape(self._engine.bootstrap_servers), "<address>", text)
         text = re.sub(r"@[0-9a-f]{6,8}\b", "", text)
+        text = re.sub(r"(?m)^\[\d{4}-[^]]*\] ", "", text)
         lines = [re.sub(r"\s+", " ", line).strip() for line in text.splitlines()]
         return sorted(line for line in lines if line and not line.startswith("at "))
 

@@ -118,24 +118,6 @@ def test_a_group_changes_its_protocol_member_by_member_and_back(first: Kind, on_
     assert seen["types"] == [names[kind.protocol] for kind in (first, second, first)]
 
 
-def not_migrated(engine: Engine) -> Any:
-    """An assignor that keeps data of its own in the subscription cannot be taken over by the broker."""
-    with closing(Work(engine, "not-migrated")) as work:
-        work.join(COOPERATIVE)
-        work.share("a classic member")
-        work.join(COOPERATIVE)
-        work.share("two of them, the first with data about what it held")
-        refused = work.join(CONSUMER)
-        pump(work.present, lambda: refused.errors, "the other protocol is refused")
-        work.leave(refused)
-        work.write_and_read("goes on")
-        return {"type": type_of(engine, work.group), "errors": sorted(set(refused.errors))}
-
-
-def test_a_group_with_an_assignor_of_its_own_keeps_its_protocol(on_both: OnBoth) -> None:
-    assert on_both(not_migrated)["type"] == "CLASSIC"
-
-
 def restart_of_the_group(kind: Kind, engine: Engine) -> Any:
     """All members go; others, of the other protocol, take the group over where it stood."""
     other = CLASSIC if kind is CONSUMER else CONSUMER
