@@ -44,9 +44,9 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("wire/varint.py", "import holdfast.log.atomic", "Imports point downwards"),
-        ("log/atomic.py", "from holdfast.node.timers import Timers", "Imports point downwards"),
-        ("log/atomic.py", "import holdfast.partition.offsets", "Imports point downwards"),
+        ("wire/varint.py", "import holdfast.log.scan", "Imports point downwards"),
+        ("log/scan.py", "from holdfast.node.timers import Timers", "Imports point downwards"),
+        ("log/scan.py", "import holdfast.partition.offsets", "Imports point downwards"),
         ("node/timers.py", "import holdfast.server.run", "Imports point downwards"),
         ("node/timers.py", "import holdfast.real", "Pure packages"),
         ("real.py", "import holdfast.testing.clock", "Imports point downwards"),
@@ -55,7 +55,7 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
         ("seams.py", "import holdfast.config.values", "Imports point downwards"),
         ("wire/codecs.py", "import holdfast.server.run", "What must run on Apache Kafka"),
         ("client/__init__.py", "import holdfast.log.scan", "What must run on Apache Kafka"),
-        ("log/atomic.py", "import os", "Pure packages"),
+        ("log/scan.py", "import os", "Pure packages"),
         ("node/timers.py", "import time", "Pure packages"),
         ("node/timers.py", "from asyncio import sleep", "Pure packages"),
         ("metadata/names.py", "import random", "Pure packages"),

@@ -45,6 +45,15 @@ def read_whole(fs: FileSystem, path: str) -> bytes:
         file.close()
 
 
+def flush_file(fs: FileSystem, path: str) -> None:
+    """Make a file durable that somebody else has written. Blocks."""
+    file = fs.open(path, "write")
+    try:
+        file.flush()
+    finally:
+        file.close()
+
+
 def flush_each(fs: FileSystem, targets: Iterable[FlushTarget]) -> None:
     """Flush files and directories in order; the first failure ends it. Blocks."""
     for target in targets:

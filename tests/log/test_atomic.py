@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.log.atomic import parent_of, read_whole, write_atomically
+from holdfast.atomic import parent_of, read_whole, write_atomically
 from holdfast.testing.disk import Fault, Operation, PowerLost, SimulatedDisk
 
 PATH = "/data/small"

@@ -26,9 +26,9 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, NoReturn, TypeAlias
 
+from holdfast.atomic import parent_of, read_whole, write_atomically
 from holdfast.config.properties import parse_properties
 from holdfast.errors import ConfigError, CorruptLog, UsageError
-from holdfast.log.atomic import parent_of, read_whole, write_atomically
 from holdfast.seams import FileSystem
 
 RECOVERY_POINT_FILE: Final = "recovery-point-offset-checkpoint"

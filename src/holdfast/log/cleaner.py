@@ -35,7 +35,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from holdfast.log.atomic import read_whole
+from holdfast.atomic import read_whole
 from holdfast.log.batches import Batch, read_batches
 from holdfast.log.index import RELATIVE_OFFSET_MAX
 from holdfast.log.record_filter import keep_latest, largest_timestamp_delta, note_keys, shift_timestamps

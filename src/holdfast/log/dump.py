@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+from holdfast.atomic import read_whole
 from holdfast.errors import ConfigError, CorruptLog, UsageError
-from holdfast.log.atomic import read_whole
 from holdfast.log.checkpoints import (
     CLEANER_FILE,
     LOG_START_FILE,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.atomic import read_whole
 from holdfast.errors import CorruptLog
-from holdfast.log.atomic import read_whole
 from holdfast.log.dump_batches import DumpOptions, Event, finding
 from holdfast.log.index import OffsetIndex, TimeIndex
 from holdfast.log.scan import Found, scan_headers

@@ -14,8 +14,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from holdfast.atomic import read_whole, write_atomically
 from holdfast.errors import CorruptLog, UsageError
-from holdfast.log.atomic import read_whole, write_atomically
 from holdfast.log.checkpoints import OFFSET_MAX, decode_checkpoint, encode_checkpoint, parse_number
 from holdfast.seams import FileSystem
 

@@ -20,9 +20,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from holdfast.atomic import flush_each
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
-from holdfast.log.atomic import flush_each
 from holdfast.log.end_markers import add_aborted, read_end_marker, rebuild_transactions
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.producer_snapshot import encode_snapshot

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from holdfast.atomic import ASIDE_SUFFIX, flush_file, parent_of, read_whole
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
-from holdfast.log.atomic import ASIDE_SUFFIX, flush_file, parent_of, read_whole
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
 from holdfast.log.end_markers import add_aborted, replay_batch
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
@@ -182,13 +182,16 @@ def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) 
             segment = Segment(fs, directory, int(name[:-4]), fs.size(path), fs.modified_ms(path))
             segment.has_transaction_file = name[:-4] + TXN_INDEX_SUFFIX in names
             segments.append(segment)
-    # A power failure may have kept any part of a deletion: what is below the log start is deleted again, once what
-    # it tells of producers is written down.
-    while len(segments) > 1 and segments[1].base_offset <= start_offset and _has_snapshot(fs, segments[1]):
-        gone = segments.pop(0)
+    # A power failure may have kept any part of a deletion: what is below the log start is deleted again, as far as
+    # what it tells of producers is written down.
+    first = sum(segment.base_offset <= start_offset for segment in segments) - 1
+    while first > 0 and not _has_snapshot(fs, segments[first]):
+        first -= 1
+    for gone in segments[: max(first, 0)]:
         for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
             if fs.exists(gone.path(suffix)):
                 fs.remove(gone.path(suffix))
+    segments = segments[max(first, 0) :]
     if not segments:
         segment = Segment(fs, directory, start_offset, 0, now.wall_ms)
         segment.create()

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from holdfast.atomic import read_whole
 from holdfast.errors import CorruptLog, UsageError
-from holdfast.log.atomic import read_whole
 from holdfast.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from holdfast.log.scan import header_at, scan_headers
 from holdfast.log.transaction_index import TransactionIndex

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from holdfast.log.atomic import write_atomically
+from holdfast.atomic import write_atomically
 from holdfast.log.checkpoints import RECOVERY_POINT_FILE, encode_offsets
 from holdfast.node.directories import LogDirectory
 from holdfast.seams import FileSystem, Flusher, FlushJob

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Mapping
 from typing import Final
 from uuid import UUID
 
+from holdfast.atomic import read_whole, write_atomically
 from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked
-from holdfast.log.atomic import read_whole, write_atomically
 from holdfast.log.checkpoints import (
     LOG_START_FILE,
     RECOVERY_POINT_FILE,

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from holdfast.atomic import flush_each, read_whole, write_atomically
 from holdfast.errors import CorruptLog, InvalidRecords
-from holdfast.log.atomic import flush_each, read_whole, write_atomically
 from holdfast.log.log import Log
 from holdfast.log.recovery import open_log
 from holdfast.log.segment import offset_name

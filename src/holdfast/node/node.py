@@ -28,10 +28,10 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.atomic import flush_each
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, LogDirectoryOffline
-from holdfast.log.atomic import flush_each
 from holdfast.log.checkpoints import LOG_START_FILE
 from holdfast.metadata.image import ClusterImage, EndPoint, Resource, ResourceType, TopicImage
 from holdfast.node import dispatch, housekeeping

@@ -10,8 +10,8 @@ from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from holdfast.atomic import flush_each
 from holdfast.errors import DataDirectoryError
-from holdfast.log.atomic import flush_each
 from holdfast.log.checkpoints import MetaProperties
 from holdfast.metadata import changes
 from holdfast.metadata.image import BrokerImage, SupportedFeature

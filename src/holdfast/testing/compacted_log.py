@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+from holdfast.atomic import flush_each
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
-from holdfast.log.atomic import flush_each
 from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Swap, examine, plan_round
 from holdfast.log.end_markers import build_end_marker

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from holdfast.atomic import flush_each
 from holdfast.errors import HoldfastError
-from holdfast.log.atomic import flush_each
 from holdfast.seams import FileSystem, FlushJob
 
 

@@ -265,7 +265,7 @@ class ConfigRead(NamedTuple):
 
 
 class TopicMentioned(NamedTuple):
-    """The broker named a topic by its id, in an assignment perhaps: it exists, whether or not anybody knows its name."""
+    """The broker named a topic by its id, in an assignment perhaps: it exists, whether or not anybody can name it."""
 
     topic_id: str
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from holdfast.atomic import flush_each
 from holdfast.config.topic import TopicConfig
-from holdfast.log.atomic import flush_each
 from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Swap, examine, plan_round
 from holdfast.log.end_markers import build_end_marker, read_end_marker
