@@ -123,6 +123,8 @@ class GroupsTool:
         text = re.sub(re.escape(self._engine.bootstrap_servers), "<address>", text)
         text = re.sub(r"@[0-9a-f]{6,8}\b", "", text)
         text = re.sub(r"(?m)^\[\d{4}-[^]]*\] ", "", text)
+        # The words of an error are the broker's own.
+        text = re.sub(r"(\.errors\.\w+Exception): .*", r"\1", text)
         lines = [re.sub(r"\s+", " ", line).strip() for line in text.splitlines()]
         return sorted(line for line in lines if line and not line.startswith("at "))
 
