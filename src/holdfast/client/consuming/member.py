@@ -29,6 +29,8 @@ from holdfast.errors import UsageError
 MAX_POLL_INTERVAL_MS: Final = 300_000
 """What the client assumes when nobody says otherwise."""
 
+FETCH_BACKOFF_MS: Final = 20
+
 
 def dead_letters_of(topic: str) -> str:
     return f"{topic}-dlt"
@@ -88,6 +90,8 @@ class Member:
         self._settings = consumer_settings(bootstrap, group, dict(config), unsafe)
         # The end of a partition is where positions pass the markers of transactions behind the last message.
         self._settings["enable.partition.eof"] = True
+        # By default a client whose queue was full once does not fetch for a second, which a fast handler waits for.
+        self._settings.setdefault("fetch.queue.backoff.ms", FETCH_BACKOFF_MS)
         self._answered = self._settings.pop("on_commit", None)
         if options.in_flight_max < 1 or options.in_flight_bytes_max < 1:
             raise UsageError("at least one message and one byte must be allowed to be under way")
