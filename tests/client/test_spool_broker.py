@@ -101,7 +101,9 @@ def test_a_broker_that_dies_and_comes_back_is_sent_everything_in_order(tmp_path:
         broker.stop()
 
 
-def test_an_invalid_topic_name_is_refused_and_delivering_goes_on(broker: BrokerProcess, tmp_path: Path) -> None:
+def test_an_invalid_topic_name_is_refused_and_delivering_goes_on(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
     create(broker, "fine")
     with Producer(broker.bootstrap_servers, spool=tmp_path) as producer:
         bad = producer.send("no such name!", b"x", partition=0)

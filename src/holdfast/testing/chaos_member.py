@@ -31,6 +31,8 @@ HUNG_SECONDS: Final = 10.0
 HUNG: Final = 7
 """The exit code of one that its watchdog has ended."""
 IMPATIENT: Final[dict[str, Any]] = {
+    # After a broker was killed and restarted librdkafka 2.16 would hold on to a dead handle of it.
+    "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 10,
     "reconnect.backoff.max.ms": 100,
     "retry.backoff.ms": 20,
@@ -48,8 +50,8 @@ class StartOver(Exception):
 class Watchdog(threading.Thread):
     """Ends the process when a call of the client library does not come back.
 
-    librdkafka's send_offsets_to_transaction can wait for ever when the broker goes away under it, whatever
-    time-out it was given. To the others such a member is one that died.
+    With librdkafka's default `metadata.recovery.strategy`, send_offsets_to_transaction can wait for ever when the
+    broker is killed under it, whatever time-out it was given. To the others such a member is one that died.
     """
 
     def __init__(self, history: History) -> None:
