@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,3 +311,31 @@ def wait_for(broker: BrokerProcess, topic: str, least: int) -> None:
     pause = threading.Event()
     while len(visible(broker, topic)) < least:
         pause.wait(0.05)
+
+
+@pytest.mark.crash
+def test_a_broker_that_crashes_is_waited_for(tmp_path: Path) -> None:
+    """In the middle of transactions, twice."""
+    with BrokerProcess(str(tmp_path / "broker"), settings=SETTINGS) as broker:
+        create(broker, "source", "target")
+        fill(broker, "source", 500)
+        processor = Processor(
+            broker.bootstrap_servers,
+            group="steady",
+            topics=["source"],
+            commit_seconds=0.05,
+            commit_messages=7,
+        )
+        thread = threading.Thread(target=processor.run, args=(copy_to("target"),))
+        thread.start()
+        pause = threading.Event()
+        for least in (50, 300):
+            while processor.committed < least:
+                pause.wait(0.005)
+            broker.crash()
+            broker.start()
+        while processor.committed < 500:
+            pause.wait(0.01)
+        processor.stop()
+        thread.join()
+        assert visible(broker, "target") == list(range(500))

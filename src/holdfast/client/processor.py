@@ -73,6 +73,9 @@ class Processor:
                 f"transaction.timeout.ms={given['transaction.timeout.ms']} must be below session.timeout.ms="
                 f"{session_ms}: a member that dies would hold readers back longer than its partitions have no owner"
             )
+        # librdkafka 2.16, when every broker is away, drops those it knew, and then sends positions to one it dropped.
+        given.setdefault("metadata.recovery.strategy", "none")
+        self._consumer_settings.setdefault("metadata.recovery.strategy", "none")
         self._producer_settings = producer_settings(bootstrap, given, unsafe)
         # A message that is late is taken back with its transaction, and processed again: nothing is lost by it.
         self._producer_settings["message.timeout.ms"] = given["transaction.timeout.ms"]
@@ -241,24 +244,26 @@ class _Running:
     def _go_back(self, taken_back: TakenBack) -> None:
         """Process again what was taken back, from where the group stands."""
         say(f"a transaction was taken back and its messages are processed again: {taken_back}")
-        touched, self._next = set(self._next), {}
+        wanted, self._next = self._next, {}
         if self._companion is not None:
             self._companion.taken_back()
         if not taken_back.is_known:
-            self._ask_where_we_are(touched)
+            self._ask_where_we_are(wanted)
         for key in self._starts.keys() - self._preparing:
             seek(self._consumer, TopicPartition(*key, self._starts[key]))
 
-    def _ask_where_we_are(self, keys: Iterable[PartitionKey]) -> None:
+    def _ask_where_we_are(self, wanted: Mapping[PartitionKey, int]) -> None:
         """The group says how far the last transaction got, once nothing of it is under way any more."""
-        wanted = [TopicPartition(*key) for key in keys if key in self._starts]
-        if not wanted:
+        asked = [TopicPartition(*key) for key in wanted if key in self._starts]
+        if not asked:
             return
-        for each in self._consumer.committed(wanted, timeout=ANSWER_SECONDS):
+        for each in self._consumer.committed(asked, timeout=ANSWER_SECONDS):
             if each.error is not None:
                 raise KafkaException(each.error)
             if each.offset >= 0:
                 self._starts[each.topic, each.partition] = each.offset
+        if all(self._starts.get(key) == position for key, position in wanted.items()):
+            self.committed += self._taken
         if self._companion is not None:
             # It may have been committed after all: what the companion knows has to be read again.
             self._hold_back(list(self._starts))

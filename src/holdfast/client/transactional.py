@@ -25,6 +25,8 @@ from holdfast.client.errors import ClientError, DeliveryFailed
 from holdfast.client.spool.format import Headers
 
 ANSWER_SECONDS: Final = 10.0
+STUCK_SECONDS: Final = 30.0
+"""After so long without an answer to a commit a new producer is tried."""
 POLL_SECONDS: Final = 0.05
 FENCED_MAX: Final = 3
 FENCED_SECONDS: Final = 300.0
@@ -72,6 +74,10 @@ class TransactionUnanswered(ClientError):
     """Told to stop while the broker does not say how a transaction ended; it is committed as a whole, or not at all."""
 
 
+class _Stuck(ClientError):
+    """A call was not answered for long. A new producer asks over new connections, and settles the transaction."""
+
+
 class TransactionalProducer:
     def __init__(self, settings: Mapping[str, Any], is_stopping: Callable[[], bool]) -> None:
         self._settings = {**settings, "on_delivery": self._delivered}
@@ -114,9 +120,14 @@ class TransactionalProducer:
         try:
             if offsets:
                 self._until_done(
-                    lambda seconds: self._raw.send_offsets_to_transaction(offsets, group_metadata, seconds)
+                    lambda seconds: self._raw.send_offsets_to_transaction(offsets, group_metadata, seconds),
+                    STUCK_SECONDS,
                 )
-            self._until_done(self._raw.commit_transaction)
+            self._until_done(self._raw.commit_transaction, STUCK_SECONDS)
+        except _Stuck as stuck:
+            self.is_open = False
+            self.start()
+            raise TakenBack(str(stuck), is_known=False) from stuck
         except KafkaException as refused:
             self._judge(refused)
         self.is_open = False
@@ -162,7 +173,8 @@ class TransactionalProducer:
             )
         self.start()
 
-    def _until_done(self, call: Callable[[float], Any]) -> None:
+    def _until_done(self, call: Callable[[float], Any], seconds_max: float | None = None) -> None:
+        began = time.monotonic()
         while True:
             try:
                 call(ANSWER_SECONDS)
@@ -172,6 +184,8 @@ class TransactionalProducer:
                     raise
                 if self._is_stopping():
                     raise TransactionUnanswered(f"{error.name()}: {error.str()}") from late
+                if seconds_max is not None and time.monotonic() - began >= seconds_max:
+                    raise _Stuck(f"no answer within {seconds_max:.0f} s: {error.str()}") from late
             else:
                 return
 

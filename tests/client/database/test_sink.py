@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -17,10 +19,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.client.consuming.assignment import PositionLost
+from holdfast.client.database.postgres import PostgresDatabase
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.database.store import Database, DatabaseUnreachable, SchemaMissing, open_database
-from holdfast.client.topic_ids import TopicMadeAnew
 from holdfast.client.messages import Message
+from holdfast.client.topic_ids import TopicMadeAnew
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.postgres import PostgresServer
 
@@ -280,6 +283,74 @@ def test_a_crashed_database_is_waited_for(broker: BrokerProcess, topic: str) -> 
         database.close()
 
 
+class SaysNothing(PostgresDatabase):
+    """Loses its connection right after some commits, before it is told of them."""
+
+    cuts = 3
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        with super().transaction():
+            yield
+        if self.cuts > 0:
+            self.cuts -= 1
+            with psycopg.connect(self.url, autocommit=True) as other:
+                other.execute("select pg_terminate_backend(%s)", (self.connection.info.backend_pid,))
+            self.connection.execute("select 1")
+
+
+def test_a_commit_whose_answer_is_lost_counts(broker: BrokerProcess, topic: str, postgres_url: str) -> None:
+    database = prepared(postgres_url)
+    fill(broker, topic, range(100))
+    sink = sink_of(broker, topic, database)
+    sink._database = silent = SaysNothing(postgres_url)
+    with Until(postgres_url, 100, sink):
+        sink.run(insert)
+    assert silent.cuts == 0
+    assert results(database) == list(range(100))
+    database.close()
+
+
+def test_a_transaction_that_another_was_in_the_way_of_is_tried_again(
+    broker: BrokerProcess, topic: str, postgres_url: str
+) -> None:
+    database = prepared(postgres_url)
+    fill(broker, topic, range(50))
+    sink = sink_of(broker, topic, database)
+    refusals = [2]
+
+    def store(message: Message, connection: Any) -> None:
+        insert(message, connection)
+        if refusals[0]:
+            refusals[0] -= 1
+            raise psycopg.errors.DeadlockDetected("two in a circle")
+
+    with Until(postgres_url, 50, sink):
+        sink.run(store)
+    assert refusals == [0]
+    assert results(database) == list(range(50))
+    database.close()
+
+
+@pytest.mark.crash
+def test_a_broker_that_crashes_is_waited_for(tmp_path: Path, database_url: str) -> None:
+    database = prepared(database_url)
+    with BrokerProcess(str(tmp_path / "broker"), settings=SETTINGS) as broker:
+        topic = create(broker, "orders")
+        fill(broker, topic, range(200))
+        sink = sink_of(broker, topic, database, batch_messages=5)
+        thread = threading.Thread(target=sink.run, args=(insert,))
+        with Until(database_url, 400, sink):
+            thread.start()
+            wait_for_rows(database_url, 50)
+            broker.crash()
+            broker.start()
+            fill(broker, topic, range(200, 400))
+            thread.join()
+    assert results(database) == list(range(400))
+    database.close()
+
+
 def test_two_members_share_the_work(broker: BrokerProcess, topic: str, postgres_url: str) -> None:
     database = prepared(postgres_url)
     fill(broker, topic, range(150))
@@ -298,6 +369,7 @@ def test_two_members_share_the_work(broker: BrokerProcess, topic: str, postgres_
 
 MEMBER = """
 import sys, time
+from holdfast.client.database.postgres import PostgresDatabase
 from holdfast.client.database.sink import DatabaseSink
 bootstrap, topic, url, pause = sys.argv[1:]
 def insert(message, connection):
