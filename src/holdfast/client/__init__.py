@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from holdfast.client.aio import AsyncDelivery, AsyncProducer
     from holdfast.client.app import App
     from holdfast.client.consumer import Consumer, HandlerFailed
     from holdfast.client.consuming.assignment import PositionLost, UnreadableMessages
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from holdfast.client.errors import (
         ClientError,
         DeliveryFailed,
+        DeliveryStopped,
+        NotStored,
         ProducerClosed,
         SendTimeout,
         UndeliveredMessages,
@@ -32,10 +35,13 @@ if TYPE_CHECKING:
     from holdfast.client.retry_topics import RetryTopics
     from holdfast.client.serializers import as_bytes, as_json, as_text, with_schema
     from holdfast.client.side_topics import SideTopicMissing, TooLargeToSetAside
+    from holdfast.client.spool.store import SpoolFull
     from holdfast.client.state import State, StatefulProcessor
     from holdfast.client.topic_ids import TopicMadeAnew
+    from holdfast.client.wrapped import WrappedProducer, wrap
 
 _PLACES: Final = {
+    "aio": ("AsyncDelivery", "AsyncProducer"),
     "app": ("App",),
     "consumer": ("Consumer", "HandlerFailed"),
     "consuming.assignment": ("PositionLost", "UnreadableMessages"),
@@ -47,6 +53,8 @@ _PLACES: Final = {
     "errors": (
         "ClientError",
         "DeliveryFailed",
+        "DeliveryStopped",
+        "NotStored",
         "ProducerClosed",
         "SendTimeout",
         "UndeliveredMessages",
@@ -60,13 +68,17 @@ _PLACES: Final = {
     "serializers": ("as_bytes", "as_json", "as_text", "with_schema"),
     "side_topics": ("SideTopicMissing", "TooLargeToSetAside"),
     "state": ("State", "StatefulProcessor"),
+    "spool.store": ("SpoolFull",),
     "topic_ids": ("TopicMadeAnew",),
+    "wrapped": ("WrappedProducer", "wrap"),
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
 
 __all__ = [
     "NO_RETRIES",
     "App",
+    "AsyncDelivery",
+    "AsyncProducer",
     "ClientError",
     "Consumer",
     "DatabaseSink",
@@ -76,9 +88,11 @@ __all__ = [
     "Delivered",
     "Delivery",
     "DeliveryFailed",
+    "DeliveryStopped",
     "FlushReport",
     "HandlerFailed",
     "Message",
+    "NotStored",
     "Origin",
     "Output",
     "PositionLost",
@@ -93,6 +107,7 @@ __all__ = [
     "SchemaMissing",
     "SendTimeout",
     "SideTopicMissing",
+    "SpoolFull",
     "State",
     "StatefulProcessor",
     "TooLargeToSetAside",
@@ -101,10 +116,12 @@ __all__ = [
     "UndeliveredMessages",
     "UnreadableMessages",
     "UnsafeSetting",
+    "WrappedProducer",
     "as_bytes",
     "as_json",
     "as_text",
     "with_schema",
+    "wrap",
 ]
 
 

@@ -47,7 +47,7 @@ class Waiting:
     wait for goes to one of them, and the other would sleep on.
     """
 
-    __slots__ = ("_serve", "_serving", "condition", "count", "kept", "stopped")
+    __slots__ = ("_serve", "_serving", "condition", "count", "kept", "on_stop", "stopped")
 
     def __init__(self, serve: Callable[[float], object] | None = None) -> None:
         self.condition = Condition()
@@ -58,6 +58,8 @@ class Waiting:
         """Deliveries that somebody must be called back about, whether or not anybody holds them."""
         self.stopped: ClientError | None = None
         """Why nothing more will be delivered, once that is so."""
+        self.on_stop: list[Callable[[ClientError], None]] = []
+        """Whom to tell, when it is."""
 
     def wait(self, is_over: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until `is_over`, which others bring about; false when the time has passed first."""
@@ -96,8 +98,11 @@ class Waiting:
 
     def stop(self, why: ClientError) -> None:
         """Nothing more will be delivered: nobody shall wait for it."""
-        self.stopped = why
+        if self.stopped is None:
+            self.stopped = why
         self.wake()
+        for tell in self.on_stop:
+            tell(why)
 
     def wake(self) -> None:
         # Read without the lock: whoever begins to wait looks at the outcome after it has counted itself.
@@ -184,6 +189,11 @@ class Delivery:
 
         What a callback raises is logged and goes nowhere else.
         """
+        self._is_told = True
+        return self.notify(callback)
+
+    def notify(self, callback: Callback) -> Delivery:
+        """As `then`, for whoever only passes it on: a failure counts as told when somebody asks for it."""
         with self._waiting.condition:
             self._callbacks = (*self._callbacks, callback)
             self._waiting.kept.add(self)
@@ -203,7 +213,7 @@ class Delivery:
 
     @property
     def is_told(self) -> bool:
-        """Whether somebody has heard of its failure."""
+        """Whether somebody has heard of its failure, or will."""
         return self._is_told
 
     # Settling; by the producer alone, which wakes those who wait when it has settled many
@@ -216,7 +226,6 @@ class Delivery:
     def set_failed(self, error: ClientError) -> None:
         self.error = error
         if self._callbacks or self._stored_callbacks:
-            self._is_told = bool(self._callbacks)
             self._call_back()
 
     def _call_back(self) -> None:

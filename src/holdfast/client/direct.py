@@ -261,7 +261,7 @@ class DirectSender:
                 return False
             self._replace(producer, problem)
         else:
-            self._serve(FULL_WAIT_SECONDS)
+            self._serve(max(0.0, min(FULL_WAIT_SECONDS, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
             raise SendTimeout(
                 f"no room for a message for {delivery.topic}: {len(self.under_way) - 1} messages wait for the broker"
@@ -277,6 +277,10 @@ class DirectSender:
     def take_refused(self) -> tuple[list[Undelivered], int]:
         """What failed since the last call and nobody was told of, and how many."""
         return self._failures.take()
+
+    @property
+    def left(self) -> int:
+        return len(self.under_way)
 
     def flush(self, timeout: float | None) -> int:
         """Wait until every message is reported on; returns how many are not."""

@@ -12,8 +12,6 @@ import os
 import sys
 from typing import Final, Protocol
 
-from holdfast.errors import HoldfastError
-
 EXIT_UNDELIVERED: Final = 70
 LAST_CHANCE_SECONDS: Final = 10.0
 
@@ -44,9 +42,8 @@ def _at_exit() -> None:
     for producer in list(_open):
         try:
             lost += producer.abandon(LAST_CHANCE_SECONDS)
-        except HoldfastError as error:
-            # Its messages may be safe in a spool; that they are not delivered must not look like success.
-            print(f"holdfast: {error}", file=sys.stderr, flush=True)
+        except Exception as error:  # noqa: BLE001  whatever it is must not look like success
+            print(f"holdfast: {error or repr(error)}", file=sys.stderr, flush=True)
             lost += 1
     if not lost:
         return

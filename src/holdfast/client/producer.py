@@ -74,6 +74,11 @@ class Sender(Protocol):
     @property
     def delivered(self) -> int: ...
 
+    @property
+    def left(self) -> int:
+        """How many messages are neither delivered nor refused."""
+        ...
+
     def take_refused(self) -> tuple[list[Undelivered], int]:
         """What failed for good since the last call and nobody was told of, and how many there are."""
         ...
@@ -148,7 +153,7 @@ class Producer:
             partition,
             None if key is None else self._key(key, topic),
             None if value is None else self._value(value, topic),
-            _headers(headers) if headers else (),
+            as_headers(headers) if headers else (),
             timestamp_ms,
             self._send_timeout,
         )
@@ -164,6 +169,15 @@ class Producer:
         under_way = self._sender.flush(timeout)
         refused, count = self._sender.take_refused()
         return FlushReport(self._sender.delivered, refused, under_way, count)
+
+    def wait_settled(self, timeout: float | None = None) -> int:
+        """Wait as `flush` does, and take no report; returns how many messages are still under way."""
+        return self._sender.flush(timeout)
+
+    @property
+    def under_way(self) -> int:
+        """How many messages are neither delivered nor refused."""
+        return self._sender.left
 
     # Ending
 
@@ -197,6 +211,8 @@ class Producer:
 
     def abandon(self, timeout: float) -> int:
         """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
+        if self._is_closed:
+            return 0
         self._is_closed = True
         self._hand_over = _refuse_late
         return self._end(timeout).total
@@ -254,6 +270,6 @@ def _say(line: str) -> None:
     print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
-def _headers(headers: HeadersLike) -> Headers:
+def as_headers(headers: HeadersLike) -> Headers:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)

@@ -37,6 +37,20 @@ ALIASES: Final[Mapping[str, str]] = {
 """Two names of one setting: ours is checked under the name on the right."""
 
 
+_SHARED: Final = (
+    "bootstrap.",
+    "security.",
+    "sasl.",
+    "ssl.",
+    "socket.",
+    "client.",
+    "broker.",
+    "reconnect.",
+    "log",
+    "oauth",
+)
+
+
 class Danger(NamedTuple):
     """What one setting can do to messages."""
 
@@ -133,6 +147,11 @@ def producer_settings(
         "message.timeout.ms": message_timeout_ms,
     }
     return _merged(defaults, config, unsafe, PRODUCER_DANGERS)
+
+
+def shared_settings(settings: Mapping[str, Any]) -> Settings:
+    """Those that any client of the same brokers needs: where they are, and how to be let in."""
+    return {name: value for name, value in settings.items() if name.startswith(_SHARED)}
 
 
 def spool_settings(bootstrap: str, config: Mapping[str, Any], unsafe: Collection[str] = ()) -> Settings:

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.settings import Settings
+from holdfast.client.settings import Settings, shared_settings
 from holdfast.client.spool.progress import NOTHING, Progress, decode_progress, merged
 
 PROGRESS_TOPIC: Final = "holdfast-spool-progress"
@@ -27,26 +27,13 @@ TOPIC_SETTINGS: Final = {
 }
 ANSWER_SECONDS: Final = 5.0
 READ_SECONDS: Final = 0.5
-_SHARED: Final = (
-    "bootstrap.",
-    "security.",
-    "sasl.",
-    "ssl.",
-    "socket.",
-    "client.",
-    "broker.",
-    "reconnect.",
-    "log",
-)
 
 
 class ProgressTopic:
     """Reads and makes the topic. Every call may raise `KafkaException`; then nothing is known."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings: Settings = {
-            name: value for name, value in settings.items() if name.startswith(_SHARED)
-        }
+        self._settings = shared_settings(settings)
 
     def make(self) -> None:
         """Create the topic when there is none."""

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Producer as RawProducer
 
 from holdfast.client.delivery import Delivery, Waiting
-from holdfast.client.errors import LeftBehind, ProducerClosed, Undelivered
+from holdfast.client.errors import DeliveryStopped, LeftBehind, ProducerClosed, Undelivered
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import Deliverer
@@ -364,6 +364,11 @@ class SpooledSender:
             count += counted
         return named, count
 
+    @property
+    def left(self) -> int:
+        spools = (self._own, *list(self._adopted))
+        return len(self._own.writer.unstored) + sum(spool.deliverer.left for spool in spools)
+
     def flush(self, timeout: float | None) -> int:
         """Wait until everything is delivered; returns how many messages are not."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -373,7 +378,7 @@ class SpooledSender:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if spool is self._own or spool.deliverer.failure is None:
                 spool.deliverer.wait_delivered(left)
-        return sum(spool.deliverer.left for spool in (self._own, *adopted))
+        return self.left
 
     def close(self) -> LeftBehind:
         self._is_closed = True
@@ -384,6 +389,9 @@ class SpooledSender:
             self._end_adopted(spool)
         refused, count = self.take_refused()
         left = self._own.deliverer.left
+        self._waiting.stop(
+            DeliveryStopped("the producer was closed before the message was delivered; the spool keeps it")
+        )
         # Our own stays, empty or not: the next process that opens the home goes on with it, and with its id.
         self._own.owned.lock.release()
         line = None

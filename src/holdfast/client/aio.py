@@ -1,0 +1,311 @@
+"""The producer for asyncio: the same guarantees, and nothing that holds up the event loop.
+
+    async with AsyncProducer("localhost:9092", spool="/var/spool/orders") as producer:
+        delivery = producer.send("orders", {"id": 7}, key="7")
+        await delivery.stored()
+        place = await delivery.delivered()
+
+`send` returns at once. When there is no room, the message waits in line, those sent after it behind it, until there is
+or its time has passed; awaiting any of them is what slows the sender down, and a line that gets too long is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+from holdfast.client.delivery import Delivered, Delivery, Waiting
+from holdfast.client.errors import ClientError, SendTimeout, Undelivered, UndeliveredMessages
+from holdfast.client.partitioner import DEFAULT_PARTITIONER
+from holdfast.client.producer import (
+    NO_TIMESTAMP,
+    SEND_TIMEOUT_SECONDS,
+    SPOOL_MAX_BYTES,
+    FlushReport,
+    Guarantee,
+    HeadersLike,
+    Producer,
+    as_headers,
+)
+from holdfast.client.serializers import Serializer, as_bytes
+from holdfast.client.spool.store import SpoolFull
+from holdfast.errors import UsageError
+
+LINE_MAX: Final = 10_000
+"""How many messages may wait for room: their senders do not wait for any of them."""
+
+
+class AsyncDelivery:
+    """One message on its way, to be awaited: `stored()`, then `delivered()`. Awaiting it is awaiting `delivered()`."""
+
+    __slots__ = ("_inner", "_producer", "_refused", "key", "topic")
+
+    def __init__(self, producer: AsyncProducer, topic: str, key: bytes | None) -> None:
+        self._producer = producer
+        self._inner: Delivery | None = None
+        """Nothing as long as the message waits for room."""
+        self._refused: BaseException | None = None
+        """Why it got none."""
+        self.topic = topic
+        self.key = key
+
+    def __repr__(self) -> str:
+        return repr(self._inner) if self._inner is not None else f"<Delivery to {self.topic}: waits for room>"
+
+    @property
+    def is_stored(self) -> bool:
+        return self._inner is not None and self._inner.is_stored
+
+    @property
+    def is_settled(self) -> bool:
+        return self._refused is not None or (self._inner is not None and self._inner.is_settled)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it will not arrive, once that is so."""
+        return self._refused or (self._inner.error if self._inner is not None else None)
+
+    async def stored(self) -> None:
+        """Return when the message is on this machine's disk, or is already delivered; raise if it will be neither."""
+        inner = await self._handed_over()
+        if not inner.is_stored and not inner.is_settled:
+            await self._producer._until(inner, inner.when_stored)
+        inner.wait_stored(0)
+
+    async def delivered(self) -> Delivered:
+        """Where the message is, when the broker has acknowledged it; raises `DeliveryFailed` when it never will."""
+        inner = await self._handed_over()
+        if not inner.is_settled:
+            await self._producer._until(inner, inner.notify)
+        return inner.wait(0)
+
+    def __await__(self) -> Generator[Any, None, Delivered]:
+        return self.delivered().__await__()
+
+    async def _handed_over(self) -> Delivery:
+        while self._inner is None:
+            if self._refused is not None:
+                self._producer._told(self)
+                raise self._refused
+            await self._producer._line_moved()
+        return self._inner
+
+
+class _InLine(NamedTuple):
+    delivery: AsyncDelivery
+    arguments: tuple[Any, ...]
+
+
+class AsyncProducer:
+    """Takes what `Producer` takes. Made in an event loop, and used in that one alone."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        spool: str | Path | None = None,
+        delivery: Guarantee = "at-least-once",
+        key: Serializer = as_bytes,
+        value: Serializer = as_bytes,
+        partitioner: str = DEFAULT_PARTITIONER,
+        config: Mapping[str, Any] | None = None,
+        unsafe: Collection[str] = (),
+        send_timeout: float = SEND_TIMEOUT_SECONDS,
+        spool_max_bytes: int = SPOOL_MAX_BYTES,
+    ) -> None:
+        self._make = lambda: Producer(
+            bootstrap,
+            spool=spool,
+            delivery=delivery,
+            key=key,
+            value=value,
+            partitioner=partitioner,
+            config=config,
+            unsafe=unsafe,
+            send_timeout=send_timeout,
+            spool_max_bytes=spool_max_bytes,
+        )
+        self._send_timeout = send_timeout
+        self._producer: Producer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._line: deque[_InLine] = deque()
+        self._line_task: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+        self._refused: dict[AsyncDelivery, BaseException] = {}
+        """What got no room, as long as nobody was told."""
+        self._waiting: dict[Delivery, set[asyncio.Future[None]]] = {}
+        """Futures of those who await something."""
+        self._woken: deque[asyncio.Future[None]] = deque()
+        self._is_waking = False
+        self._heard: Waiting | None = None
+
+    # Beginning and ending
+
+    async def start(self) -> AsyncProducer:
+        """Open the spool and the producer; `async with` does it by itself."""
+        if self._producer is None:
+            self._loop = asyncio.get_running_loop()
+            self._producer = await asyncio.to_thread(self._make)
+        return self
+
+    async def close(self, timeout: float | None = None) -> None:
+        """As `Producer.close`; raises `UndeliveredMessages` for what did not arrive."""
+        if self._producer is None:
+            return
+        if self._line_task is not None:
+            await self._line_task
+        undelivered: list[Undelivered] = []
+        count = 0
+        try:
+            await asyncio.to_thread(self._producer.close, timeout)
+        except UndeliveredMessages as left:
+            undelivered, count = left.messages, left.count
+        refused = [_as_undelivered(delivery, error) for delivery, error in self._refused.items()]
+        if refused or count:
+            raise UndeliveredMessages([*refused, *undelivered], len(refused) + count)
+
+    async def __aenter__(self) -> AsyncProducer:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except ClientError as left_behind:
+            if error is None:
+                raise
+            error.add_note(str(left_behind))
+
+    # Sending
+
+    def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: HeadersLike = (),
+        partition: int | None = None,
+        timestamp_ms: int = NO_TIMESTAMP,
+    ) -> AsyncDelivery:
+        """Hand a message over. Raises only if it was not taken: a serializer that failed, or too many in line."""
+        producer = self._producer
+        if producer is None:
+            raise UsageError("an AsyncProducer is used in `async with`, or after `await producer.start()`")
+        arguments = (
+            topic,
+            partition,
+            None if key is None else producer._key(key, topic),
+            None if value is None else producer._value(value, topic),
+            as_headers(headers) if headers else (),
+            timestamp_ms,
+        )
+        delivery = AsyncDelivery(self, topic, arguments[2])
+        if self._line:
+            self._stand_in_line(delivery, arguments)
+            return delivery
+        try:
+            delivery._inner = producer._hand_over(*arguments, 0.0)
+        except (SendTimeout, SpoolFull):
+            self._stand_in_line(delivery, arguments)
+        return delivery
+
+    def send_many(
+        self, topic: str, values: Iterable[Any], *, key: Callable[[Any], Any] | None = None
+    ) -> list[AsyncDelivery]:
+        """Hand over many messages; `key` makes the key of each from its value."""
+        return [self.send(topic, value, key=None if key is None else key(value)) for value in values]
+
+    async def flush(self, timeout: float | None = None) -> FlushReport:
+        """Wait until everything sent so far is delivered or refused, or the time has passed; and say which."""
+        if self._producer is None:
+            raise UsageError("an AsyncProducer is used in `async with`, or after `await producer.start()`")
+        if self._line_task is not None:
+            await asyncio.wait((self._line_task,), timeout=timeout)
+        return await asyncio.to_thread(self._producer.flush, timeout)
+
+    # Messages without room
+
+    def _stand_in_line(self, delivery: AsyncDelivery, arguments: tuple[Any, ...]) -> None:
+        if len(self._line) >= LINE_MAX:
+            raise SendTimeout(f"{len(self._line)} messages wait for room already; await some of them")
+        self._line.append(_InLine(delivery, arguments))
+        if self._line_task is None or self._line_task.done():
+            self._line_task = asyncio.get_running_loop().create_task(self._serve_line())
+
+    async def _serve_line(self) -> None:
+        """Hand over what is in line, in its order, as room is made."""
+        producer = self._producer
+        assert producer is not None, "messages stand in line behind a producer"
+        while self._line:
+            delivery, arguments = self._line[0]
+            try:
+                delivery._inner = await asyncio.to_thread(producer._hand_over, *arguments, self._send_timeout)
+            except Exception as error:  # noqa: BLE001  whoever awaits the delivery gets it
+                delivery._refused = error
+                self._refused[delivery] = error
+            self._line.popleft()
+            moved, self._moved = self._moved, asyncio.Event()
+            moved.set()
+
+    async def _line_moved(self) -> None:
+        await self._moved.wait()
+
+    def _told(self, delivery: AsyncDelivery) -> None:
+        self._refused.pop(delivery, None)
+
+    # Awaiting
+
+    async def _until(self, inner: Delivery, attach: Callable[[Callable[[Delivery], None]], Delivery]) -> None:
+        """Wait until the delivery calls back, or nothing will be delivered any more."""
+        loop = asyncio.get_running_loop()
+        if self._heard is not inner._waiting:
+            self._heard = inner._waiting
+            self._heard.on_stop.append(self._stopped)
+        future: asyncio.Future[None] = loop.create_future()
+        awaited = self._waiting.setdefault(inner, set())
+        awaited.add(future)
+        attach(lambda delivery: self._wake(future))
+        if inner._waiting.stopped is not None:
+            self._wake(future)
+        try:
+            await future
+        finally:
+            awaited.discard(future)
+            if not awaited:
+                self._waiting.pop(inner, None)
+
+    def _wake(self, future: asyncio.Future[None]) -> None:
+        """From any thread: many futures are woken by one call into the loop."""
+        self._woken.append(future)
+        if not self._is_waking:
+            self._is_waking = True
+            assert self._loop is not None, "deliveries are made by a producer that was started"
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        # Taken back first: whoever comes from now on calls again.
+        self._is_waking = False
+        while self._woken:
+            future = self._woken.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def _stopped(self, why: ClientError) -> None:
+        assert self._loop is not None, "deliveries are made by a producer that was started"
+        self._loop.call_soon_threadsafe(self._wake_those_left)
+
+    def _wake_those_left(self) -> None:
+        for awaited in list(self._waiting.values()):
+            for future in list(awaited):
+                if not future.done():
+                    future.set_result(None)
+
+
+def _as_undelivered(delivery: AsyncDelivery, error: BaseException) -> Undelivered:
+    return Undelivered(delivery.topic, None, delivery.key, str(error))
