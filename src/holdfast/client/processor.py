@@ -73,9 +73,6 @@ class Processor:
                 f"transaction.timeout.ms={given['transaction.timeout.ms']} must be below session.timeout.ms="
                 f"{session_ms}: a member that dies would hold readers back longer than its partitions have no owner"
             )
-        # librdkafka 2.16, when every broker is away, drops those it knew, and then sends positions to one it dropped.
-        given.setdefault("metadata.recovery.strategy", "none")
-        self._consumer_settings.setdefault("metadata.recovery.strategy", "none")
         self._producer_settings = producer_settings(bootstrap, given, unsafe)
         # A message that is late is taken back with its transaction, and processed again: nothing is lost by it.
         self._producer_settings["message.timeout.ms"] = given["transaction.timeout.ms"]

@@ -21,6 +21,8 @@ INFINITE: Final = 0
 DELIVERY_TIMEOUT_MS: Final = 300_000
 DELIVERY_TIMEOUT_MIN_MS: Final = 60_000
 """A restart of a broker takes this long with a large log; giving up earlier loses what was waiting."""
+RECOVERY: Final[Mapping[str, Any]] = {"metadata.recovery.strategy": "none"}
+"""librdkafka 2.16, when every broker is away, drops those it knew, and may then wait for ever on one it has dropped."""
 SESSION_TIMEOUT_MS: Final = 45_000
 SPOOL_BOUND: Final = "spool.max.bytes"
 SPOOL_BOUND_MIN: Final = 4096
@@ -145,6 +147,7 @@ def producer_settings(
         "acks": "all",
         "enable.idempotence": True,
         "message.timeout.ms": message_timeout_ms,
+        **RECOVERY,
     }
     return _merged(defaults, config, unsafe, PRODUCER_DANGERS)
 
@@ -184,6 +187,7 @@ def consumer_settings(
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "check.crcs": True,
+        **RECOVERY,
         "enable.partition.eof": False,
     }
     if group is not None:

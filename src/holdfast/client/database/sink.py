@@ -92,8 +92,6 @@ class DatabaseSink:
         self.batch_seconds = batch_seconds
         self.lost_positions: LostPositions = lost_positions
         self.settings = consumer_settings(bootstrap, group, dict(config or {}), unsafe)
-        # librdkafka 2.16, when every broker is away, drops those it knew, and with them its group's coordinator.
-        self.settings.setdefault("metadata.recovery.strategy", "none")
         self._database = open_database(database)
         session_ms = int(self.settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
         self._database.idle_timeout_ms = max(1000, session_ms * 2 // 3)
