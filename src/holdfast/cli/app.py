@@ -31,6 +31,7 @@ COMMANDS: dict[str, CommandPlace] = {
     "transactions": CommandPlace("holdfast.cli.transactions"),
     "sink": CommandPlace("holdfast.cli.sink"),
     "dlq": CommandPlace("holdfast.cli.dlq"),
+    "spool": CommandPlace("holdfast.cli.spool"),
     "dump-log": CommandPlace("holdfast.cli.dump_log"),
     "demo": CommandPlace("holdfast.cli.demo"),
     "version": CommandPlace("holdfast.cli.version"),

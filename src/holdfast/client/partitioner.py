@@ -112,6 +112,9 @@ _RULES: Final[Mapping[str, _Rule]] = {
 }
 
 
+PARTITIONERS: Final = frozenset(_RULES)
+
+
 class Partitioner:
     """Chooses partitions by one of librdkafka's rules, by its name."""
 

@@ -30,7 +30,7 @@ All integers are big endian.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct, error
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -378,21 +378,19 @@ def decode_note(body: Body) -> str:
     return str(body.data[1:], "utf-8", "replace")
 
 
-def holds_group(tail: bytes, base: int) -> bool:
-    """Whether a group begins behind the first byte of `tail`: then what is in front of it had been flushed."""
-    return any(_group_at(tail, at, base) for at in _marks(tail))
-
-
-def _marks(tail: bytes) -> Iterable[int]:
-    """Where the frame of a group may begin."""
-    at = tail.find(_MAGIC)
+def find_group(tail: Buffer, base: int) -> int | None:
+    """Where a group begins behind the first byte of `tail`: what is in front of it had been flushed."""
+    data = bytes(tail)
+    at = data.find(_MAGIC)
     while at >= 0:
-        if at > FRAME_BYTES + 1:
-            yield at - FRAME_BYTES - 1
-        at = tail.find(_MAGIC, at + 1)
+        begin = at - FRAME_BYTES - 1
+        if begin > 0 and _is_group(data, begin, base):
+            return begin
+        at = data.find(_MAGIC, at + 1)
+    return None
 
 
-def _group_at(tail: bytes, at: int, base: int) -> bool:
+def _is_group(tail: bytes, at: int, base: int) -> bool:
     body = read_frame(tail, at, base)
     if body is None or body.kind not in GROUPS or len(body.data) < _GROUP.size:
         return False

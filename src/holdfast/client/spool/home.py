@@ -5,6 +5,7 @@
     HOME/<id>/*.spool     its segments
     HOME/<id>/progress    how far it was delivered; what is not known here is sent again
     HOME/<id>/refused/    messages that no broker will ever take, with the reasons
+    HOME/<id>/delivery    how it was delivered last, at-least-once or exactly-once, and the partitioner
 
 A process that opens a home takes every spool whose owner is dead: it writes to one of them, or to a new one when there
 is none, and delivers what the others hold. A spool that is empty and not in use is removed by whoever finds it so.
@@ -16,13 +17,17 @@ import errno
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from holdfast.atomic import parent_of
+from holdfast.atomic import parent_of, read_whole, write_atomically
+from holdfast.client.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
 from holdfast.errors import UsageError
 from holdfast.seams import FileSystem, Lock, Randomness
 
 LOCK_FILE: Final = "lock"
 REFUSED_DIRECTORY: Final = "refused"
 ID_DIGITS: Final = 16
+DELIVERY_FILE: Final = "delivery"
+AT_LEAST_ONCE: Final = "at-least-once"
+EXACTLY_ONCE: Final = "exactly-once"
 GONE_SUFFIX: Final = ".gone"
 
 
@@ -32,6 +37,29 @@ class OwnedSpool(NamedTuple):
     id: str
     directory: str
     lock: Lock
+
+
+class Manner(NamedTuple):
+    """How a spool is delivered."""
+
+    delivery: str = AT_LEAST_ONCE
+    partitioner: str = DEFAULT_PARTITIONER
+
+
+def read_manner(fs: FileSystem, directory: str) -> Manner:
+    """How the spool was delivered last, so that whoever goes on for a dead owner does the same."""
+    path = f"{directory}/{DELIVERY_FILE}"
+    if not fs.exists(path):
+        return Manner()
+    words = read_whole(fs, path).decode("ascii", "replace").split()
+    if len(words) == 2 and words[0] in (AT_LEAST_ONCE, EXACTLY_ONCE) and words[1] in PARTITIONERS:
+        return Manner(words[0], words[1])
+    return Manner()
+
+
+def note_manner(fs: FileSystem, directory: str, manner: Manner) -> None:
+    if read_manner(fs, directory) != manner or not fs.exists(f"{directory}/{DELIVERY_FILE}"):
+        write_atomically(fs, f"{directory}/{DELIVERY_FILE}", " ".join(manner).encode())
 
 
 class SpoolHome:

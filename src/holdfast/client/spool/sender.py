@@ -27,7 +27,16 @@ from holdfast.client.spool.format import (
     check_topic,
 )
 from holdfast.client.spool.groups import SpooledDelivery
-from holdfast.client.spool.home import REFUSED_DIRECTORY, OwnedSpool, SpoolHome
+from holdfast.client.spool.home import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    REFUSED_DIRECTORY,
+    Manner,
+    OwnedSpool,
+    SpoolHome,
+    note_manner,
+    read_manner,
+)
 from holdfast.client.spool.idempotent import SEND_MASK, IdempotentDeliverer
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.progress import read_progress
@@ -60,8 +69,7 @@ class Tools(NamedTuple):
     layout: TopicLayout
     randomness: Randomness
     settings: Settings
-    partitioner: str
-    is_exactly_once: bool
+    manner: Manner
     say: Callable[[str], None]
     make: Callable[[Settings], Any]
 
@@ -75,7 +83,7 @@ class OpenSpool:
         segment_bytes = max(1, min(SEGMENT_BYTES, max_bytes // SEGMENTS_MIN))
         self.store = SpoolStore(tools.fs, owned.directory, segment_bytes=segment_bytes, say=tools.say)
         self.deliverer = self._make_deliverer(waiting)
-        partitioner = Partitioner(tools.partitioner, tools.randomness)
+        partitioner = Partitioner(tools.manner.partitioner, tools.randomness)
         self.mover = Mover(
             self.store, tools.layout, partitioner, waiting, self.deliverer, self._ask, tools.say
         )
@@ -88,6 +96,10 @@ class OpenSpool:
             self.deliverer.stored,
             self.deliverer.hurry,
         )
+        try:
+            note_manner(tools.fs, owned.directory, tools.manner)
+        except OSError as error:
+            tools.say(f"{owned.directory}: how it is delivered could not be noted: {error}")
         self.writer.progressed(self.deliverer.prefix)
         self.writer.start()
         self.deliverer.start()
@@ -95,7 +107,7 @@ class OpenSpool:
     def _make_deliverer(self, waiting: Waiting) -> Deliverer:
         tools = self._tools
         kind: Callable[..., Deliverer] = IdempotentDeliverer
-        if tools.is_exactly_once:
+        if tools.manner.delivery == EXACTLY_ONCE:
             from holdfast.client.spool.transactional import TransactionalDeliverer
 
             kind = TransactionalDeliverer
@@ -125,6 +137,12 @@ class OpenSpool:
                 return None
             time.sleep(ASK_AGAIN_SECONDS)
 
+    def learn(self, topic: str, count: int) -> None:
+        """A topic has so many partitions."""
+        self._tools.layout.learn(topic, count)
+        if self.mover.learn(topic, count):
+            self.writer.learnt()
+
     @property
     def is_finished(self) -> bool:
         """Whether there is nothing left to deliver."""
@@ -145,6 +163,33 @@ def is_delivered(fs: FileSystem, directory: str) -> bool:
         return False
     store.close()
     return read_progress(fs, directory).prefix >= store.end
+
+
+def remove_or_release(fs: FileSystem, home: SpoolHome, owned: OwnedSpool) -> None:
+    """Let go of a delivered spool of the dead: it goes when nothing in it is of use to anybody."""
+    if fs.exists(f"{owned.directory}/{REFUSED_DIRECTORY}"):
+        owned.lock.release()
+    else:
+        home.remove(owned)
+
+
+def ask_about_unknown(spool: OpenSpool, missing: dict[str, float], is_over: Callable[[], bool]) -> None:
+    """Ask brokers about topics whose messages are undecided; `missing` keeps since when there has been no such."""
+    for topic in spool.mover.asked():
+        if is_over():
+            return
+        count = spool.deliverer.partitions_of(topic, ANSWER_SECONDS)
+        now = time.monotonic()
+        if count is None:
+            # Nobody answers, so nobody will know of the other topics.
+            missing.pop(topic, None)
+            return
+        if count:
+            missing.pop(topic, None)
+            spool.learn(topic, count)
+        elif now - missing.setdefault(topic, now) >= MISSING_SECONDS:
+            spool.mover.give_up(topic, f"no broker knows a topic {topic}")
+            spool.writer.learnt()
 
 
 class SpooledSender:
@@ -171,8 +216,7 @@ class SpooledSender:
             TopicLayout(fs, home_path, say),
             randomness,
             settings,
-            partitioner,
-            is_exactly_once,
+            Manner(EXACTLY_ONCE if is_exactly_once else AT_LEAST_ONCE, partitioner),
             say,
             make,
         )
@@ -188,14 +232,17 @@ class SpooledSender:
         """Spools that cannot be opened: somebody has to look at them."""
         self._missing: dict[str, float] = {}
         """Since when brokers have said that there is no such topic."""
-        self._adopt()
+        try:
+            self._adopt()
+        except (HoldfastError, OSError) as error:
+            say(f"{home_path}: {error}")
         self._housekeeper = threading.Thread(target=self._look_after, name="holdfast-spools", daemon=True)
         self._housekeeper.start()
 
     def _open_own(self) -> OpenSpool:
         """The first spool of a dead owner that can be opened, or a new one."""
         for owned in self._home.take_abandoned():
-            spool = self._open(owned, self._waiting, self._max_bytes)
+            spool = self._open(self._tools, owned, self._waiting, self._max_bytes)
             if spool is not None:
                 return spool
         owned = self._home.create()
@@ -205,9 +252,9 @@ class SpooledSender:
             owned.lock.release()
             raise
 
-    def _open(self, owned: OwnedSpool, waiting: Waiting, max_bytes: int) -> OpenSpool | None:
+    def _open(self, tools: Tools, owned: OwnedSpool, waiting: Waiting, max_bytes: int) -> OpenSpool | None:
         try:
-            return OpenSpool(self._tools, owned, waiting, max_bytes)
+            return OpenSpool(tools, owned, waiting, max_bytes)
         except DamagedSpool as damaged:
             # Whoever sends now must not suffer for it, and what it holds must not be forgotten.
             owned.lock.release()
@@ -270,7 +317,7 @@ class SpooledSender:
             now = time.monotonic()
             try:
                 for spool in (self._own, *self._adopted):
-                    self._ask_about_unknown(spool)
+                    ask_about_unknown(spool, self._missing, self._closing.is_set)
                 if now >= adopt_due:
                     adopt_due = now + ADOPT_SECONDS
                     self._let_go_of_finished()
@@ -281,25 +328,6 @@ class SpooledSender:
             except (HoldfastError, OSError) as error:
                 self._say(f"{self._home.path}: {error}")
 
-    def _ask_about_unknown(self, spool: OpenSpool) -> None:
-        for topic in spool.mover.asked():
-            if self._closing.is_set():
-                return
-            count = spool.deliverer.partitions_of(topic, ANSWER_SECONDS)
-            now = time.monotonic()
-            if count is None:
-                # Nobody answers, so nobody will know of the other topics.
-                self._missing.pop(topic, None)
-                return
-            if count:
-                self._missing.pop(topic, None)
-                self._tools.layout.learn(topic, count)
-                if spool.mover.learn(topic, count):
-                    spool.writer.learnt()
-            elif now - self._missing.setdefault(topic, now) >= MISSING_SECONDS:
-                spool.mover.give_up(topic, f"no broker knows a topic {topic}")
-                spool.writer.learnt()
-
     def _refresh(self) -> None:
         """Partitions may have been added; new messages go there too."""
         for topic in self._tools.layout.topics():
@@ -309,8 +337,7 @@ class SpooledSender:
             if count is None:
                 return
             if count:
-                self._tools.layout.learn(topic, count)
-                self._own.mover.learn(topic, count)
+                self._own.learn(topic, count)
 
     def _adopt(self) -> None:
         for spool_id in self._home.ids():
@@ -320,21 +347,16 @@ class SpooledSender:
             if owned is None:
                 continue
             if is_delivered(self._fs, owned.directory):
-                self._remove_or_release(owned)
+                remove_or_release(self._fs, self._home, owned)
                 continue
-            spool = self._open(owned, Waiting(), SEGMENT_BYTES)
+            # What its owner began goes on in its owner's way.
+            tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
+            spool = self._open(tools, owned, Waiting(), SEGMENT_BYTES)
             if spool is None:
                 self._left_behind.add(owned.id)
             else:
                 self._say(f"spool {owned.id}: its owner is gone; delivering what it left")
                 self._adopted.append(spool)
-
-    def _remove_or_release(self, owned: OwnedSpool) -> None:
-        """A spool of the dead goes when nothing in it is of use to anybody."""
-        if self._fs.exists(f"{owned.directory}/{REFUSED_DIRECTORY}"):
-            owned.lock.release()
-        else:
-            self._home.remove(owned)
 
     def _let_go_of_finished(self) -> None:
         for spool in [each for each in self._adopted if each.is_finished]:
@@ -344,7 +366,7 @@ class SpooledSender:
     def _end_adopted(self, spool: OpenSpool) -> None:
         spool.close()
         if spool.is_finished:
-            self._remove_or_release(spool.owned)
+            remove_or_release(self._fs, self._home, spool.owned)
         else:
             spool.owned.lock.release()
 

@@ -305,7 +305,7 @@ class SpoolStore:
         if size == segment.size:
             return
         tail = file.pread(segment.size - size, size)
-        if frames.holds_group(tail, segment.base + size):
+        if frames.find_group(tail, segment.base + size) is not None:
             raise DamagedSpool(damage(segment.path, size))
         self._say(
             f"{segment.path}: the last {len(tail)} bytes are of messages whose sender was never told they were stored; "
@@ -327,9 +327,10 @@ def list_segments(fs: FileSystem, directory: str) -> list[tuple[int, str, int]]:
     return sorted(found)
 
 
-def scan(file: File, base: int, size: int) -> Iterator[Body]:
-    """Whole frames of a segment up to the first place that holds none."""
-    position = base
+def scan(file: File, base: int, size: int, position: int | None = None) -> Iterator[Body]:
+    """Whole frames of a segment, from `position` or the beginning, up to the first place that holds none."""
+    if position is None:
+        position = base
     while position < base + size:
         buffer = file.pread(min(READ_BYTES, base + size - position), position - base)
         needed = frames.frame_length(buffer)

@@ -1,0 +1,384 @@
+"""`holdfast spool status|inspect|drain|export`: what producers have stored on this machine and not delivered."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import IO, Annotated, Any
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    CommandConfigOption,
+    ConnectTimeoutOption,
+    OutputOption,
+    examples,
+)
+from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
+from holdfast.client.spool.format import Message
+from holdfast.client.spool.home import SpoolHome
+from holdfast.client.spool.peek import Damage, SpoolPeek, SpoolState, is_in_use
+from holdfast.client.spool.refused import Refused
+from holdfast.errors import UsageError
+from holdfast.real import RealFileSystem, RealRandomness
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="What producers with a spool have stored on this machine, and what of it is still to be sent.",
+)
+
+SHOWN_CHARACTERS = 48
+"""How much of a key, a value or a reason a table shows."""
+
+SpoolOption = Annotated[
+    str,
+    typer.Option(
+        "--spool", metavar="DIR", help="The home of the spools: what a Producer was given as spool=DIR."
+    ),
+]
+IdOption = Annotated[
+    str | None, typer.Option("--id", metavar="ID", help="Only this spool of the home, by its 16 digits.")
+]
+TopicOption = Annotated[
+    str | None, typer.Option("--topic", metavar="NAME", help="Only messages for this topic.")
+]
+RefusedOption = Annotated[
+    bool, typer.Option("--refused", help="Messages that brokers refused for good, with the reasons, instead.")
+]
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Also messages that were delivered and are still in the files.")
+]
+
+
+@app.callback()
+def spool() -> None:
+    """The group itself does nothing: its commands do."""
+
+
+# Looking
+
+
+@app.command(
+    help="Show the spools of a home: who uses them, what they hold, what was refused, and any damage. Changes nothing.",
+    epilog=examples(
+        "holdfast spool status --spool /var/spool/orders",
+        "holdfast spool status --spool /var/spool/orders --output json",
+    ),
+)
+def status(directory: SpoolOption, spool_id: IdOption = None, output: OutputOption = Output.TABLE) -> None:
+    home = _home(directory)
+    states = [_peek(home, each).state(each, is_in_use=is_in_use(home, each)) for each in _ids(home, spool_id)]
+    if output is Output.JSON:
+        print_json({"home": home.path, "spools": [_state_as_json(state) for state in states]})
+    else:
+        print_table(
+            ("Spool", "State", "Delivery", "ToSend", "Bytes", "Oldest", "Refused"),
+            [
+                (
+                    state.id,
+                    _state_word(state),
+                    state.delivery,
+                    str(state.left),
+                    str(state.bytes),
+                    _moment(state.oldest_ms),
+                    str(state.refused),
+                )
+                for state in states
+            ],
+        )
+    _end_with([damage for state in states for damage in state.damages])
+
+
+def _state_word(state: SpoolState) -> str:
+    if state.damages:
+        return "damaged"
+    if state.is_in_use:
+        return "in use"
+    return "left behind" if state.left else "empty"
+
+
+def _state_as_json(state: SpoolState) -> dict[str, Any]:
+    return {
+        "id": state.id,
+        "state": _state_word(state).replace(" ", "_"),
+        "in_use": state.is_in_use,
+        "delivery": state.delivery,
+        "to_send": state.left,
+        "bytes": state.bytes,
+        "oldest_ms": state.oldest_ms,
+        "refused": state.refused,
+        "partitions": [
+            {
+                "topic": each.topic,
+                "partition": each.partition,
+                "stored": each.stored,
+                "confirmed": each.confirmed,
+            }
+            for each in state.partitions
+        ],
+        "undecided": state.undecided,
+        "damages": [_damage_as_json(damage) for damage in state.damages],
+    }
+
+
+@app.command(
+    help="Show messages: those that are still to be sent, or refused ones. Changes nothing, needs no broker.",
+    epilog=examples(
+        "holdfast spool inspect --spool /var/spool/orders --topic orders --max-messages 10",
+        "holdfast spool inspect --spool /var/spool/orders --refused",
+    ),
+)
+def inspect(
+    directory: SpoolOption,
+    spool_id: IdOption = None,
+    topic: TopicOption = None,
+    refused: RefusedOption = False,
+    everything: AllOption = False,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", min=1, metavar="N", help="Stop after so many messages.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    home = _home(directory)
+    damages: list[Damage] = []
+    documents = _documents(home, spool_id, topic, refused, everything, damages)
+    rows: list[tuple[str, ...]] = []
+    for number, document in enumerate(documents, 1):
+        if output is Output.JSON:
+            sys.stdout.write(json_line(document))
+        else:
+            rows.append(_row(document, refused))
+        if number == max_messages:
+            break
+    if output is Output.TABLE:
+        columns = ("Spool", "Topic", "Partition", "Sequence", "Time", "Key", "Value")
+        print_table((*columns, "Code", "Reason") if refused else columns, rows)
+    _end_with(damages)
+
+
+@app.command(
+    help="Write messages as JSON lines, whole: also those of a damaged spool, as far as they can be read.",
+    epilog=examples(
+        "holdfast spool export --spool /var/spool/orders --file rescued.jsonl",
+        "holdfast spool export --spool /var/spool/orders --refused | jq .reason",
+    ),
+)
+def export(
+    directory: SpoolOption,
+    spool_id: IdOption = None,
+    topic: TopicOption = None,
+    refused: RefusedOption = False,
+    everything: AllOption = False,
+    file: Annotated[
+        str, typer.Option("--file", metavar="FILE", help="Where to write; - is standard output.")
+    ] = "-",
+) -> None:
+    home = _home(directory)
+    damages: list[Damage] = []
+    count = 0
+    with _writer(file) as to:
+        for document in _documents(home, spool_id, topic, refused, everything, damages):
+            to.write(json_line(document))
+            count += 1
+    complain(f"{count} message{'' if count == 1 else 's'} written")
+    _end_with(damages)
+
+
+@contextmanager
+def _writer(path: str) -> Iterator[IO[str]]:
+    if path == "-":
+        yield sys.stdout
+        return
+    try:
+        with open(path, "x", encoding="utf-8") as opened:
+            yield opened
+    except FileExistsError as error:
+        raise UsageError(f"{path} exists already; name a new file") from error
+
+
+# Delivering
+
+
+@app.command(
+    help="Deliver what spools hold whose owners are dead, in the way their owners did, and remove what is empty then.",
+    epilog=examples(
+        "holdfast spool drain --spool /var/spool/orders",
+        "holdfast spool drain --spool /var/spool/orders --timeout-ms 60000",
+    ),
+)
+def drain(
+    directory: SpoolOption,
+    spool_id: IdOption = None,
+    timeout_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout-ms", min=0, metavar="MS", help="Stop after this long; what is left stays stored."
+        ),
+    ] = None,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.cli.client import Connection
+    from holdfast.cli.interrupts import Interrupts
+    from holdfast.client.settings import spool_settings
+    from holdfast.client.spool.drain import Drain
+
+    home = _home(directory)
+    ids = _ids(home, spool_id)
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection.admin()
+    given = {name: value for name, value in connection.client_config().items() if name != "bootstrap.servers"}
+    settings = spool_settings(bootstrap_server, given)
+    with Interrupts() as interrupts:
+        draining = Drain(
+            RealFileSystem(),
+            home,
+            RealRandomness(),
+            settings,
+            say=complain,
+            is_over=lambda: interrupts.count > 0,
+        )
+        drained = list(draining.run(ids, None if timeout_ms is None else timeout_ms / 1000))
+        was_interrupted = interrupts.count > 0
+    if output is Output.JSON:
+        print_json({"spools": [each._asdict() for each in drained]})
+    else:
+        print_table(
+            ("Spool", "Delivered", "Refused", "Left", "Problem"),
+            [
+                (each.id, str(each.delivered), str(each.refused), str(each.left), each.problem or "-")
+                for each in drained
+            ],
+        )
+    if was_interrupted:
+        raise Exit(ExitCode.INTERRUPTED)
+    if any(each.left or each.refused for each in drained):
+        raise Exit(ExitCode.FINDINGS)
+
+
+# What they share
+
+
+def _home(directory: str) -> SpoolHome:
+    fs = RealFileSystem()
+    if not fs.is_directory(directory):
+        raise UsageError(f"{directory} is not a directory; name the one a Producer was given as spool=DIR")
+    home = SpoolHome(fs, directory.rstrip("/") or "/", RealRandomness())
+    if not home.ids():
+        hint = "; it is one spool of the home above it" if fs.exists(f"{directory}/lock") else ""
+        raise UsageError(f"{directory} holds no spool{hint}")
+    return home
+
+
+def _ids(home: SpoolHome, wanted: str | None) -> list[str]:
+    ids = home.ids()
+    if wanted is None:
+        return ids
+    if wanted not in ids:
+        raise UsageError(f"--id {wanted}: {home.path} has {', '.join(ids)}")
+    return [wanted]
+
+
+def _peek(home: SpoolHome, spool_id: str) -> SpoolPeek:
+    return SpoolPeek(RealFileSystem(), home.directory(spool_id))
+
+
+def _documents(
+    home: SpoolHome,
+    spool_id: str | None,
+    topic: str | None,
+    refused: bool,
+    everything: bool,
+    damages: list[Damage],
+) -> Iterator[dict[str, Any]]:
+    """Messages of spools, each as JSON has it; damage is noted in the list."""
+    if refused and everything:
+        raise UsageError("--refused and --all ask for different messages: choose one")
+    for each in _ids(home, spool_id):
+        peek = _peek(home, each)
+        if refused:
+            for aside in peek.refused():
+                if topic in (None, aside.message.topic):
+                    yield _refused_as_json(each, aside)
+            continue
+        for kept in peek.messages(is_left_only=not everything):
+            if topic in (None, kept.message.topic):
+                yield {**_message_as_json(each, kept.message), "to_send": kept.is_left}
+        damages += peek.damages
+
+
+def _message_as_json(spool_id: str, message: Message) -> dict[str, Any]:
+    key, key_encoding = bytes_as_json(message.key)
+    value, value_encoding = bytes_as_json(message.value)
+    headers = []
+    for name, data in message.headers:
+        text, encoding = bytes_as_json(data)
+        headers.append({"name": name, "value": text, "value_encoding": encoding})
+    return {
+        "spool": spool_id,
+        "topic": message.topic,
+        "partition": message.partition if message.partition >= 0 else None,
+        "sequence": message.sequence,
+        "timestamp_ms": message.timestamp_ms,
+        "key": key,
+        "key_encoding": key_encoding,
+        "value": value,
+        "value_encoding": value_encoding,
+        "headers": headers,
+    }
+
+
+def _refused_as_json(spool_id: str, refused: Refused) -> dict[str, Any]:
+    return {
+        **_message_as_json(spool_id, refused.message),
+        "code": refused.code,
+        "reason": refused.reason,
+        "refused_ms": refused.refused_ms,
+    }
+
+
+def _row(document: dict[str, Any], refused: bool) -> tuple[str, ...]:
+    cells = (
+        document["spool"],
+        document["topic"],
+        "-" if document["partition"] is None else str(document["partition"]),
+        str(document["sequence"]),
+        _moment(document["timestamp_ms"]),
+        _shortened(document["key"]),
+        _shortened(document["value"]),
+    )
+    return (*cells, document["code"], _shortened(document["reason"])) if refused else cells
+
+
+def _shortened(text: str | None) -> str:
+    if text is None:
+        return "null"
+    line = "".join(letter if letter.isprintable() else "·" for letter in text[: SHOWN_CHARACTERS + 1])
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def _moment(time_ms: int | None) -> str:
+    if time_ms is None:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _damage_as_json(damage: Damage) -> dict[str, Any]:
+    return {"path": damage.path, "at": damage.at, "bytes": damage.bytes}
+
+
+def _end_with(damages: list[Damage]) -> None:
+    for damage in damages:
+        complain(f"{damage.path}: {damage.bytes} bytes from byte {damage.at} on cannot be read")
+    if damages:
+        raise Exit(ExitCode.FINDINGS)

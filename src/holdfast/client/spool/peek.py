@@ -1,0 +1,197 @@
+"""Looking into spools without touching them: also while another process writes and delivers.
+
+Nothing is locked, cut or written. What is read is what was there at some moment: a segment that goes meanwhile was
+delivered, and an end that is being written is left out. Damage does not end the looking: it is named, and reading goes
+on at the next group that is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from holdfast.client.spool import format as frames
+from holdfast.client.spool.format import MOVED, UNDECIDED, Body, Message, PartitionKey, counters_of
+from holdfast.client.spool.home import SpoolHome, read_manner
+from holdfast.client.spool.progress import Progress, messages_left, read_progress
+from holdfast.client.spool.refused import Refused, RefusedMessages
+from holdfast.client.spool.store import list_segments, scan
+from holdfast.seams import File, FileSystem
+
+
+class Damage(NamedTuple):
+    """Bytes that nobody stored, in front of messages that somebody did."""
+
+    path: str
+    at: int
+    bytes: int
+    """How many cannot be read."""
+
+
+class Kept(NamedTuple):
+    """A message in a spool."""
+
+    position: int
+    """Of its group."""
+    message: Message
+    is_left: bool
+    """Whether it is still to be sent, as far as was written down."""
+
+
+class PartitionState(NamedTuple):
+    topic: str
+    partition: int
+    stored: int
+    """How many messages there have been, from the first on."""
+    confirmed: int
+    """How many of them, from the first on, are delivered or set aside."""
+
+
+class SpoolState(NamedTuple):
+    id: str
+    is_in_use: bool
+    delivery: str
+    """How it was delivered last."""
+    left: int
+    bytes: int
+    """What its segments take on disk."""
+    refused: int
+    oldest_ms: int | None
+    """When the first message that is still to be sent was stored."""
+    partitions: list[PartitionState]
+    undecided: dict[str, int]
+    """How many messages of each topic have no partition yet."""
+    damages: list[Damage]
+
+
+class SpoolPeek:
+    """One spool, from outside."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self.directory = directory
+        self.damages: list[Damage] = []
+        """What was found by the last reading."""
+
+    def messages(self, *, is_left_only: bool = False) -> Iterator[Kept]:
+        """Every message that can be read, in order; or those that are still to be sent."""
+        progress = read_progress(self._fs, self.directory)
+        aside = RefusedMessages(self._fs, self.directory).ids()
+        counters = self._counters()
+        for body in self._bodies(progress.prefix if is_left_only else 0):
+            if body.kind not in frames.GROUPS:
+                continue
+            group = frames.decode_group(body)
+            for message in group.messages:
+                is_left = _is_left(group.position, message, progress, aside, counters)
+                if is_left or not is_left_only:
+                    yield Kept(group.position, message, is_left)
+
+    def refused(self) -> Iterator[Refused]:
+        return iter(RefusedMessages(self._fs, self.directory))
+
+    def state(self, spool_id: str, *, is_in_use: bool) -> SpoolState:
+        progress = read_progress(self._fs, self.directory)
+        counters = self._counters()
+        oldest_ms = next((kept.message.timestamp_ms for kept in self.messages(is_left_only=True)), None)
+        for _ in self._bodies(0):
+            # Read to the end, for the damage.
+            continue
+        return SpoolState(
+            spool_id,
+            is_in_use,
+            read_manner(self._fs, self.directory).delivery,
+            messages_left(counters, progress.confirmed),
+            sum(size for _, _, size in list_segments(self._fs, self.directory)),
+            sum(1 for _ in self.refused()),
+            oldest_ms,
+            [
+                PartitionState(topic, partition, stored, progress.confirmed.get((topic, partition), 0))
+                for (topic, partition), stored in sorted(counters.items())
+                if partition >= 0
+            ],
+            {
+                topic: stored - counters.get((topic, MOVED), 0)
+                for (topic, partition), stored in sorted(counters.items())
+                if partition == UNDECIDED and stored > counters.get((topic, MOVED), 0)
+            },
+            self.damages,
+        )
+
+    def _bodies(self, prefix: int) -> Iterator[Body]:
+        """Every frame that is whole, in order, from the segment with `prefix` on."""
+        self.damages = []
+        segments = list_segments(self._fs, self.directory)
+        for number, (base, path, size) in enumerate(segments):
+            is_last = number == len(segments) - 1
+            if base + size <= prefix and not is_last:
+                continue
+            try:
+                file = self._fs.open(path, "read")
+            except FileNotFoundError:
+                # Delivered and let go of since it was listed.
+                continue
+            try:
+                yield from self._bodies_of(file, base, size, is_last=is_last)
+            finally:
+                file.close()
+
+    def _bodies_of(self, file: File, base: int, size: int, *, is_last: bool) -> Iterator[Body]:
+        position = base
+        while True:
+            for body in scan(file, base, size, position):
+                position = body.end
+                yield body
+            if position >= base + size:
+                return
+            tail = file.pread(base + size - position, position - base)
+            following = frames.find_group(tail, position)
+            if following is not None or not is_last:
+                lost = len(tail) if following is None else following
+                self.damages.append(Damage(file.path, position - base, lost))
+            if following is None:
+                return
+            position += following
+
+    def _counters(self) -> dict[PartitionKey, int]:
+        """The counters after the last group that can be read."""
+        for base, path, size in reversed(list_segments(self._fs, self.directory)):
+            counters: dict[PartitionKey, int] | None = None
+            try:
+                file = self._fs.open(path, "read")
+            except FileNotFoundError:
+                continue
+            try:
+                for body in self._bodies_of(file, base, size, is_last=True):
+                    if body.kind == frames.COUNTERS:
+                        counters = frames.decode_counters(body)
+                    elif body.kind in frames.GROUPS:
+                        counters = {**(counters or {}), **counters_of(frames.decode_group(body))}
+            finally:
+                file.close()
+            if counters is not None:
+                return counters
+        return {}
+
+
+def _is_left(
+    position: int,
+    message: Message,
+    progress: Progress,
+    aside: set[tuple[str, int, int]],
+    counters: Mapping[PartitionKey, int],
+) -> bool:
+    if position < progress.prefix or (message.topic, message.partition, message.sequence) in aside:
+        return False
+    if message.partition == UNDECIDED:
+        return message.sequence >= counters.get((message.topic, MOVED), 0)
+    return message.sequence >= progress.confirmed.get((message.topic, message.partition), 0)
+
+
+def is_in_use(home: SpoolHome, spool_id: str) -> bool:
+    """Whether a process owns the spool. Asking takes the lock for a moment, when nobody has it."""
+    owned = home.take(spool_id)
+    if owned is None:
+        return True
+    owned.lock.release()
+    return False
