@@ -46,15 +46,15 @@ def keep(side: Side, group: str, member: RawMember) -> None:
         "group_id": group,
         "generation_id_or_member_epoch": member.generation,
         "member_id": member.member_id,
-        "topics": [{"name": "kept", "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
+        "topics": [{"name": "kept-by-groups", "partitions": [{"partition_index": 0, "committed_offset": 1}]}],
     }
     side.ask(f"{member.name}: commits", OFFSET_COMMIT, 8, fields)
 
 
 def _is_topic_there(side: Side) -> bool:
-    topic = {"name": "kept", "num_partitions": 1, "replication_factor": 1}
+    topic = {"name": "kept-by-groups", "num_partitions": 1, "replication_factor": 1}
     side.client.ask(CREATE_TOPICS, 7, {"topics": [topic], "timeout": 30_000})
-    wanted = [{"name": "kept", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+    wanted = [{"name": "kept-by-groups", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
     answer = side.client.ask(LIST_OFFSETS, 3, {"topics": wanted})
     return bool(answer.topics[0].partitions[0].error_code == 0)
 

@@ -159,7 +159,7 @@ def commits_of_members(side: Side) -> None:
 
 
 def fetches(side: Side) -> None:
-    place = Positions(side, "fetched", "fetched")
+    place = Positions(side, "positions-fetched", "positions-fetched")
     place.commit("committed", {"committed_offset": 4, "committed_metadata": "m"})
     for version in FETCH_VERSIONS:
         for stable in (False, True):
@@ -171,12 +171,21 @@ def fetches(side: Side) -> None:
         place.fetch(f"an unknown group, version {version}", 0, version=version, group_id="unknown")
         if version > 1:
             place.fetch(f"all of an unknown group, version {version}", version=version, group_id="unknown")
-        fields = {"group_id": "fetched", "topics": [], "groups": [{"group_id": "fetched", "topics": []}]}
+        fields = {
+            "group_id": "positions-fetched",
+            "topics": [],
+            "groups": [{"group_id": "positions-fetched", "topics": []}],
+        }
         side.ask(f"no topics, version {version}", OFFSET_FETCH, version, fields)
-    by_name = {"name": "fetched", "topic_id": place.topic_id, "partition_indexes": [0, 5, -1, 0]}
+    by_name = {"name": "positions-fetched", "topic_id": place.topic_id, "partition_indexes": [0, 5, -1, 0]}
     groups = [
         {"group_id": group, "topics": topics}
-        for group, topics in (("fetched", [by_name]), ("unknown", [by_name]), ("", None), ("fetched", None))
+        for group, topics in (
+            ("positions-fetched", [by_name]),
+            ("unknown", [by_name]),
+            ("", None),
+            ("positions-fetched", None),
+        )
     ]
     for version in (8, 9, 10):
         side.ask(f"several groups, version {version}", OFFSET_FETCH, version, {"groups": groups})

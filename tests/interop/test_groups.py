@@ -128,10 +128,8 @@ def subscribed_to_less(engine: Engine) -> Any:
         work.share("they share")
         work.write_and_read("uneven")
         assert {topic for topic, _ in one.assignment} == {work.topics[0]}
-        return {
-            "sizes": work.sizes(),
-            "other topic": len([t for t, _ in both.assignment if t == work.topics[1]]),
-        }
+        # How the shared topic is divided follows the members' ids, which are random.
+        return {"other topic": len([t for t, _ in both.assignment if t == work.topics[1]])}
 
 
 def test_members_get_only_topics_they_subscribed_to(on_both: OnBoth) -> None:
