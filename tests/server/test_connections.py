@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.server.server import connections_allowed
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.wire_client import (
     API_VERSIONS,
@@ -204,6 +209,42 @@ def test_connections_beyond_the_maximum_are_refused_and_told(start_broker: Start
         with WireClient(broker.bootstrap_servers) as again:
             assert eventually(again.is_alive)
     assert "max.connections=5" in broker.log()
+
+
+@pytest.mark.parametrize(
+    ("max_connections", "descriptors", "allowed"),
+    [(5, 20_000, 5), (2**31 - 1, 20_000, 15_000), (2**31 - 1, 512, 256)],
+)
+def test_a_part_of_the_descriptors_stays_for_files(
+    max_connections: int, descriptors: int, allowed: int
+) -> None:
+    assert connections_allowed(max_connections, descriptors) == allowed
+
+
+def test_connections_cannot_use_up_the_files_of_the_logs(tmp_path: Path) -> None:
+    """With few descriptors, clients that only connect are refused, and the broker goes on storing."""
+    prefix = ("prlimit", "--nofile=400:400")
+    if shutil.which("prlimit") is None:
+        pytest.skip("prlimit is not installed")
+    with BrokerProcess(str(tmp_path / "few"), prefix=prefix) as broker, ExitStack() as stack:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        assert admin.list_topics(timeout=30)
+        assert producer.list_topics(timeout=30)
+        host, port = broker.bootstrap_servers.split(":")
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        assert eventually(lambda: "refusing one" in broker.log())
+        for future in admin.create_topics([NewTopic("stored", 20, 1)]).values():
+            future.result(30)
+        reports: list[object] = []
+        for partition in range(20):
+            producer.produce(
+                "stored", b"x", partition=partition, on_delivery=lambda error, _: reports.append(error)
+            )
+        assert producer.flush(30) == 0
+        assert reports == [None] * 20
+        assert "offline" not in broker.log()
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

@@ -30,6 +30,9 @@ SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL":
 IDLE_SWEEPS_PER_LIMIT: Final = 4
 """An idle connection outlives `connections.max.idle.ms` by at most this part of it."""
 IDLE_SWEEP_SECONDS_MAX: Final = 30.0
+FILE_DESCRIPTORS_MIN: Final = 256
+"""Kept for files, however few a process may have open."""
+DESCRIPTORS_UNLIMITED: Final = 1 << 30
 
 
 class Server:
@@ -62,6 +65,7 @@ class Server:
         self._readers = ThreadPoolExecutor(READ_THREADS, "read")
         self._servers: list[asyncio.Server] = []
         self._protocols: set[ClientProtocol] = set()
+        self._descriptors = raise_descriptor_limit()
         self.endpoints: list[EndPoint] = []
         self._busy_poll_seconds = config.holdfast_busy_poll_us / 1_000_000
         self._awake_until = 0.0
@@ -79,7 +83,6 @@ class Server:
 
     async def start(self) -> None:
         """Bind, open the data, then accept: nobody gets an answer before recovery is done."""
-        raise_descriptor_limit()
         preload_first()
         bound = bind_all(self.config.listeners, self.say)
         try:
@@ -170,8 +173,12 @@ class Server:
 
     def connected(self, protocol: ClientProtocol) -> None:
         self._protocols.add(protocol)
-        if len(self._protocols) > self.config.max_connections:
-            self.say(f"more than max.connections={self.config.max_connections} connections: refusing one")
+        limit = connections_allowed(self.config.max_connections, self._descriptors)
+        if len(self._protocols) > limit:
+            self.say(
+                f"more than {limit} connections: refusing one (max.connections={self.config.max_connections}, "
+                f"and {self._descriptors} open files are allowed to this process)"
+            )
             protocol.abort()
 
     def _idle_seconds(self) -> float:
@@ -217,9 +224,16 @@ class Server:
                 protocol.resume()
 
 
-def raise_descriptor_limit() -> None:
+def raise_descriptor_limit() -> int:
+    """Allow this process as many open files as it may have; returns how many."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard >= 0 else DESCRIPTORS_UNLIMITED
+
+
+def connections_allowed(max_connections: int, descriptors: int) -> int:
+    """A part of the descriptors stays for files: a log that cannot be opened would take its directory offline."""
+    return min(max_connections, descriptors - max(FILE_DESCRIPTORS_MIN, descriptors // 4))
 
 
 def bind(listener: Listener) -> socket.socket:
