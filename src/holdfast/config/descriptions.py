@@ -27,7 +27,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "fetch.max.bytes": "The most a fetch answers, whatever the client asks for, first batch excepted.",
     "listener.security.protocol.map": "The protocol of each listener name; only PLAINTEXT is served.",
     "listeners": "What to bind, as NAME://host:port with IPv6 in brackets; port 0 takes any free one.",
-    "max.connections": "Open connections beyond this number are closed at once.",
+    "max.connections": "Open connections beyond this number are closed at once; a quarter of the open files the "
+    "process may have stays for logs in any case.",
     "max.incremental.fetch.session.cache.slots": "How many incremental fetch sessions are remembered.",
     "max.request.partition.size.limit": "The most partitions one DescribeTopicPartitions answer holds.",
     "node.id": "This broker's id.",
