@@ -95,7 +95,11 @@ def test_what_is_left_at_the_end_is_named_and_its_deliveries_have_failed(
     delivery = send(sender, b"stuck")
     assert sender.flush(0.01) == 1
     left = sender.close()
-    assert (left.total, left.named[0].topic, left.named[0].reason) == (1, "orders", "no answer")
+    assert (left.total, left.named[0].topic, left.named[0].reason) == (
+        1,
+        "orders",
+        "no answer when the producer was closed",
+    )
     with pytest.raises(DeliveryFailed):
         delivery.wait(0)
 

@@ -447,7 +447,7 @@ def test_memory_stays_bounded_while_the_broker_is_away(
     spool.sender._own.writer.wait_stored(30)
     window = spool.sender._own.deliverer._window
     assert window.bytes <= 2 * 50_000 + 256 * 1024
-    assert feed._fresh_bytes <= 50_000
+    assert feed.fresh_bytes <= 50_000
     assert len(feed._held) == 0
     cluster.back()
     assert spool.flush() == 0

@@ -33,7 +33,7 @@ def group_of(partitions: list[int], start: int, counters: dict[PartitionKey, int
 
 
 def confirm(item: SpooledDelivery) -> None:
-    item.report(None, Reported("orders", item.partition, 0, timestamp=(1, 0)))
+    item(None, Reported("orders", item.partition, 0, timestamp=(1, 0)))
 
 
 def test_the_prefix_waits_for_the_first_group_that_is_not_done() -> None:

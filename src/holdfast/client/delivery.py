@@ -37,7 +37,7 @@ FAILURES_KEPT_MAX: Final = 1000
 """How many failures that nobody was told of are kept by name; more are counted."""
 
 Callback = Callable[["Delivery"], None]
-_NOTHING: Final[tuple[Callback, ...]] = ()
+Serve = Callable[[float], object]
 
 
 class Waiting:
@@ -49,7 +49,7 @@ class Waiting:
 
     __slots__ = ("_serve", "_serving", "condition", "count", "kept", "on_stop", "stopped")
 
-    def __init__(self, serve: Callable[[float], object] | None = None) -> None:
+    def __init__(self, serve: Serve | None = None) -> None:
         self.condition = Condition()
         self.count = 0
         self._serve = serve
@@ -61,8 +61,15 @@ class Waiting:
         self.on_stop: list[Callable[[ClientError], None]] = []
         """Whom to tell, when it is."""
 
-    def wait(self, is_over: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until `is_over`, which others bring about; false when the time has passed first."""
+    def serve_with(self, serve: Serve) -> None:
+        """From now on those who wait for reports bring them with this."""
+        self._serve = serve
+
+    def wait(self, is_over: Callable[[], bool], timeout: float | None, *, reports: bool = True) -> bool:
+        """Wait until `is_over`, which others bring about; false when the time has passed first.
+
+        Whether it is `reports` that bring it about: then whoever waits serves them.
+        """
         deadline = None if timeout is None else monotonic() + timeout
         with self.condition:
             self.count += 1
@@ -71,15 +78,16 @@ class Waiting:
                 left = None if deadline is None else deadline - monotonic()
                 if left is not None and left <= 0:
                     return False
-                if not self.serve(SERVE_SECONDS if left is None else min(left, SERVE_SECONDS)):
-                    self._sleep(is_over, left)
+                seconds = SERVE_SECONDS if left is None else min(left, SERVE_SECONDS)
+                if not reports or not self.serve(seconds):
+                    self._sleep(is_over, left, reports=reports)
         finally:
             with self.condition:
                 self.count -= 1
         return True
 
-    def _sleep(self, is_over: Callable[[], bool], left: float | None) -> None:
-        if self._serve is not None:
+    def _sleep(self, is_over: Callable[[], bool], left: float | None, *, reports: bool) -> None:
+        if reports and self._serve is not None:
             # Whoever serves now may stop.
             left = HANDOVER_SECONDS if left is None else min(left, HANDOVER_SECONDS)
         with self.condition:
@@ -111,21 +119,21 @@ class Waiting:
                 self.condition.notify_all()
 
 
+class _Hooks:
+    """What most deliveries never need: who is to be called back, and who was told."""
+
+    __slots__ = ("callbacks", "is_told", "stored_callbacks")
+
+    def __init__(self) -> None:
+        self.callbacks: tuple[Callback, ...] = ()
+        self.stored_callbacks: tuple[Callback, ...] = ()
+        self.is_told = False
+
+
 class Delivery:
     """One message on its way."""
 
-    __slots__ = (
-        "__weakref__",
-        "_callbacks",
-        "_is_told",
-        "_place",
-        "_stored_callbacks",
-        "_waiting",
-        "error",
-        "key",
-        "partition",
-        "topic",
-    )
+    __slots__ = ("__weakref__", "_hooks", "_place", "_waiting", "error", "key", "partition", "topic")
 
     def __init__(self, waiting: Waiting, topic: str, partition: int | None, key: bytes | None) -> None:
         self._waiting = waiting
@@ -137,8 +145,7 @@ class Delivery:
         """Why it will not arrive, once that is so."""
         self._place: tuple[int, int, int] | None = None
         """Partition, offset and timestamp, once the broker has acknowledged the message."""
-        self._callbacks = self._stored_callbacks = _NOTHING
-        self._is_told = False
+        self._hooks: _Hooks | None = None
 
     def __repr__(self) -> str:
         state = self.delivered or self.error or ("stored" if self.is_stored else "under way")
@@ -148,6 +155,9 @@ class Delivery:
     def delivered(self) -> Delivered | None:
         """Where it is, once the broker has acknowledged it."""
         return None if self._place is None else Delivered(self.topic, *self._place)
+
+    has_spool = False
+    """Whether a spool tells when the message is stored, before any report."""
 
     @property
     def is_stored(self) -> bool:
@@ -161,7 +171,7 @@ class Delivery:
     def wait_stored(self, timeout: float | None = None) -> None:
         """Return when the message is on this machine's disk, or is already delivered; raise if it will be neither."""
         if not self.is_stored and not self.is_settled:
-            self._waiting.wait(lambda: self.is_stored or self.is_settled, timeout)
+            self._waiting.wait(lambda: self.is_stored or self.is_settled, timeout, reports=not self.has_spool)
         self._raise_failure()
         if not self.is_stored and self._place is None:
             raise TimeoutError(f"the message for {self.topic} was not stored within {timeout} s")
@@ -181,7 +191,8 @@ class Delivery:
 
     def _raise_failure(self) -> None:
         if self.error is not None:
-            self._is_told = True
+            with self._waiting.condition:
+                self._hook().is_told = True
             raise self.error
 
     def then(self, callback: Callback) -> Delivery:
@@ -189,58 +200,75 @@ class Delivery:
 
         What a callback raises is logged and goes nowhere else.
         """
-        self._is_told = True
+        with self._waiting.condition:
+            self._hook().is_told = True
         return self.notify(callback)
 
     def notify(self, callback: Callback) -> Delivery:
         """As `then`, for whoever only passes it on: a failure counts as told when somebody asks for it."""
         with self._waiting.condition:
-            self._callbacks = (*self._callbacks, callback)
+            hooks = self._hook()
+            hooks.callbacks = (*hooks.callbacks, callback)
             self._waiting.kept.add(self)
         # Looked at after the callback is in its place: it is called here, or by the thread that settles.
         if self.is_settled:
-            self._call_back()
+            self.call_back()
         return self
 
     def when_stored(self, callback: Callback) -> Delivery:
         """Call back once stored in the spool, or failed: from another thread, or at once when it is already so."""
         with self._waiting.condition:
-            self._stored_callbacks = (*self._stored_callbacks, callback)
+            hooks = self._hook()
+            hooks.stored_callbacks = (*hooks.stored_callbacks, callback)
             self._waiting.kept.add(self)
         if self.is_stored or self.is_settled:
             self.call_back_stored()
         return self
 
+    def _hook(self) -> _Hooks:
+        """Needs the condition of those who wait."""
+        if self._hooks is None:
+            self._hooks = _Hooks()
+        return self._hooks
+
     @property
     def is_told(self) -> bool:
         """Whether somebody has heard of its failure, or will."""
-        return self._is_told
+        return self._hooks is not None and self._hooks.is_told
 
     # Settling; by the producer alone, which wakes those who wait when it has settled many
 
     def set_delivered(self, partition: int, offset: int, timestamp_ms: int) -> None:
         self._place = (partition, offset, timestamp_ms)
-        if self._callbacks or self._stored_callbacks:
-            self._call_back()
+        if self._hooks is not None:
+            self.call_back()
 
     def set_failed(self, error: ClientError) -> None:
         self.error = error
-        if self._callbacks or self._stored_callbacks:
-            self._call_back()
+        if self._hooks is not None:
+            self.call_back()
 
-    def _call_back(self) -> None:
+    def call_back(self) -> None:
+        """Settled: call whoever wants to be called."""
         self.call_back_stored()
         with self._waiting.condition:
-            callbacks, self._callbacks = self._callbacks, _NOTHING
+            hooks = self._hook()
+            callbacks, hooks.callbacks = hooks.callbacks, ()
             self._waiting.kept.discard(self)
         self._call(callbacks)
 
     def call_back_stored(self) -> None:
         with self._waiting.condition:
-            callbacks, self._stored_callbacks = self._stored_callbacks, _NOTHING
-            if not self._callbacks:
+            hooks = self._hook()
+            callbacks, hooks.stored_callbacks = hooks.stored_callbacks, ()
+            if not hooks.callbacks:
                 self._waiting.kept.discard(self)
         self._call(callbacks)
+
+    @property
+    def awaits_storing(self) -> bool:
+        """Whether somebody wants to be called back when it is stored."""
+        return self._hooks is not None and bool(self._hooks.stored_callbacks)
 
     def _call(self, callbacks: tuple[Callback, ...]) -> None:
         for callback in callbacks:
@@ -262,23 +290,29 @@ class Failures:
     def __init__(self) -> None:
         self._lock = Lock()
         self._kept: list[Delivery] = []
+        self._named: list[Undelivered] = []
+        """Those that are named in any case."""
         self._more = 0
 
-    def add(self, delivery: Delivery) -> None:
+    def add(self, delivery: Delivery, *, although_told: bool = False) -> None:
         """Remember a delivery that has just failed."""
-        if delivery.is_told:
+        if delivery.is_told and not although_told:
             return
         with self._lock:
-            if len(self._kept) >= FAILURES_KEPT_MAX:
+            if len(self._kept) + len(self._named) >= FAILURES_KEPT_MAX:
                 self._kept = [each for each in self._kept if not each.is_told]
-            if len(self._kept) < FAILURES_KEPT_MAX:
-                self._kept.append(delivery)
-            else:
+            if len(self._kept) + len(self._named) >= FAILURES_KEPT_MAX:
                 self._more += 1
+            elif although_told:
+                self._named.append(delivery.as_undelivered())
+            else:
+                self._kept.append(delivery)
 
     def take(self) -> tuple[list[Undelivered], int]:
         """Those that nobody was told of, as far as they are kept, and how many there are."""
         with self._lock:
             kept, self._kept = [each for each in self._kept if not each.is_told], []
+            named, self._named = self._named, []
             more, self._more = self._more, 0
-        return [each.as_undelivered() for each in kept], len(kept) + more
+        named = [*(each.as_undelivered() for each in kept), *named]
+        return named, len(named) + more

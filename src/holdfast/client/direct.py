@@ -5,9 +5,9 @@ some are due, by whoever waits, and by a thread of ours while nobody does either
 lock back after every report, and gets it again only when the others let go of it: while the application is busy
 sending, reports cost least where it is.
 
-Every message that was handed over is remembered until its report has come; what is left when the producer is closed is
-named. When the producer breaks (a fatal error) what it had under way has failed, and is reported so; a new one takes
-what is sent from then on.
+librdkafka remembers every message that was handed over until its report has come, and reports on what is left when the
+producer is closed: it is named. When the producer breaks (a fatal error) what it had under way has failed, and is
+reported so; a new one takes what is sent from then on.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from holdfast.client.errors import DeliveryFailed, LeftBehind, ProducerClosed, S
 from holdfast.client.settings import Settings
 from holdfast.client.spool.format import Headers
 
-SERVE_SECONDS: Final = 0.02
+LOOK_SECONDS: Final = 0.002
 ASIDE_SECONDS: Final = 0.005
 """How long our thread stays aside while the application sends, and so serves."""
 IDLE_SECONDS: Final = 1.0
 """Between two looks at a producer that has nothing under way: it may have errors to log."""
+BUSY_MESSAGES: Final = 16
+"""An application that sends so many between two looks is busy."""
 SERVE_MASK: Final = 63
 """The thread that sends serves after every 64th message."""
 FULL_WAIT_SECONDS: Final = 0.05
@@ -59,6 +61,7 @@ BATCH_CODES: Final = frozenset(
 )
 """Errors of a message that no attempt can mend; a broker may give them to a whole batch for one message's sake."""
 FINAL_CODES: Final = REFUSED_CODES | BATCH_CODES
+PURGED_CODES: Final = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 UNASSIGNED: Final = -1
 """librdkafka's word for a partition that it shall choose."""
 
@@ -78,28 +81,34 @@ def is_fatal(error: KafkaError) -> bool:
     return bool(error.fatal()) or error.code() == KafkaError._FATAL
 
 
+def _refuse_late(topic: str, *message: object) -> None:
+    raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
+
+
 class _DirectDelivery(Delivery):
-    """A delivery that librdkafka reports on."""
+    """A delivery that is called by librdkafka to report on its message."""
 
     __slots__ = ("_sender",)
 
     def __init__(
         self, sender: DirectSender, waiting: Waiting, topic: str, partition: int | None, key: bytes | None
     ) -> None:
-        super().__init__(waiting, topic, partition, key)
+        # Everything the base has is set here: one call less for every message.
         self._sender = sender
+        self._waiting = waiting
+        self.topic = topic
+        self.partition = partition
+        self.key = key
+        self.error = self._place = self._hooks = None
 
-    def report(self, error: KafkaError | None, message: Any) -> None:
-        sender = self._sender
-        # The settling comes first: whoever finds nothing under way must find every outcome in its place.
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
         if error is None:
             self._place = (message.partition(), message.offset(), message.timestamp()[1])
-            sender.delivered += 1
-            if self._callbacks or self._stored_callbacks:
-                self._call_back()
+            self._sender.delivered += 1
+            if self._hooks is not None:
+                self.call_back()
         else:
-            sender.refuse(self, error)
-        sender.under_way.discard(self)
+            self._sender.refuse(self, error)
 
 
 class DirectSender:
@@ -113,10 +122,10 @@ class DirectSender:
         self._replacing = threading.Lock()
         self._waiting = Waiting(self._serve)
         self._sent = 0
-        self.under_way: set[Delivery] = set()
-        """Handed over and not reported on."""
         self.delivered = 0
         self._failures = Failures()
+        self._is_ending = False
+        """Whether reports are of messages that are given up."""
         self._is_due = False
         """Whether the thread that sends next shall serve."""
         self._is_idle = False
@@ -130,19 +139,22 @@ class DirectSender:
     def _run(self) -> None:
         seen = 0
         while not self._is_closed:
-            if self._sent != seen:
+            if self._sent - seen >= BUSY_MESSAGES:
                 seen = self._sent
                 self._is_due = True
                 time.sleep(ASIDE_SECONDS)
-            elif self.under_way:
-                if not self._waiting.serve(SERVE_SECONDS):
-                    time.sleep(ASIDE_SECONDS)
-            else:
+                continue
+            seen = self._sent
+            if not self.left:
                 self._rest()
+                continue
+            # Reports are looked for, not waited for: the application may become busy meanwhile.
+            self._waiting.serve(0)
+            time.sleep(LOOK_SECONDS)
 
     def _rest(self) -> None:
         self._is_idle = True
-        if not self.under_way:
+        if not self.left:
             self._wake.wait(IDLE_SECONDS)
         self._is_idle = False
         self._wake.clear()
@@ -164,14 +176,7 @@ class DirectSender:
                 return
             self._producer = self._make(self._settings)
             self._produce = self._producer.produce
-            broken.purge()
-            deadline = time.monotonic() + PURGE_SECONDS
-            while len(broken) and time.monotonic() < deadline:
-                try:
-                    broken.poll(FULL_WAIT_SECONDS)
-                except KafkaException as again:
-                    if not is_fatal(again.args[0]):
-                        raise
+            self._empty(broken)
 
     # Sending
 
@@ -185,31 +190,30 @@ class DirectSender:
         timestamp_ms: int,
         timeout: float,
     ) -> Delivery:
-        if self._is_closed:
-            raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
         delivery = _DirectDelivery(self, self._waiting, topic, partition, key)
-        self.under_way.add(delivery)
         try:
-            self._produce(
-                topic,
-                value,
-                key,
-                UNASSIGNED if partition is None else partition,
-                delivery.report,
-                None,
-                timestamp_ms if timestamp_ms > 0 else 0,
-                list(headers) if headers else None,
-            )
+            if partition is None and not headers and timestamp_ms <= 0:
+                # Most messages; what is not said need not be looked at.
+                self._produce(topic, value, key, UNASSIGNED, delivery)
+            else:
+                self._produce(
+                    topic,
+                    value,
+                    key,
+                    UNASSIGNED if partition is None else partition,
+                    delivery,
+                    None,
+                    max(timestamp_ms, 0),
+                    list(headers) if headers else None,
+                )
         except (BufferError, KafkaException) as problem:
             self._hand_over_again(delivery, problem, value, headers, timestamp_ms, timeout)
-        except BaseException:
-            self.under_way.discard(delivery)
-            raise
         self._sent = sent = self._sent + 1
         if self._is_due or not sent & SERVE_MASK:
             self._is_due = False
             self._waiting.serve(0)
         if self._is_idle:
+            self._is_idle = False
             self._wake.set()
         return delivery
 
@@ -225,27 +229,23 @@ class DirectSender:
         """The queue was full, the producer broken, or the message refused: try until it is clear which."""
         deadline = time.monotonic() + timeout
         producer = self._producer
-        try:
-            while self._may_try_again(producer, problem, delivery, deadline):
-                producer = self._producer
-                try:
-                    producer.produce(
-                        delivery.topic,
-                        value,
-                        delivery.key,
-                        UNASSIGNED if delivery.partition is None else delivery.partition,
-                        delivery.report,
-                        None,
-                        timestamp_ms if timestamp_ms > 0 else 0,
-                        list(headers) if headers else None,
-                    )
-                except (BufferError, KafkaException) as again:
-                    problem = again
-                else:
-                    return
-        except BaseException:
-            self.under_way.discard(delivery)
-            raise
+        while self._may_try_again(producer, problem, delivery, deadline):
+            producer = self._producer
+            try:
+                producer.produce(
+                    delivery.topic,
+                    value,
+                    delivery.key,
+                    UNASSIGNED if delivery.partition is None else delivery.partition,
+                    delivery,
+                    None,
+                    max(timestamp_ms, 0),
+                    list(headers) if headers else None,
+                )
+            except (BufferError, KafkaException) as again:
+                problem = again
+            else:
+                return
 
     def _may_try_again(
         self,
@@ -257,20 +257,29 @@ class DirectSender:
         if isinstance(problem, KafkaException):
             if not is_fatal(problem.args[0]):
                 self.refuse(delivery, problem.args[0])
-                self.under_way.discard(delivery)
                 return False
             self._replace(producer, problem)
         else:
             self._serve(max(0.0, min(FULL_WAIT_SECONDS, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
             raise SendTimeout(
-                f"no room for a message for {delivery.topic}: {len(self.under_way) - 1} messages wait for the broker"
+                f"no room for a message for {delivery.topic}: {self.left} messages wait for the broker"
             ) from problem
         return True
 
     def refuse(self, delivery: Delivery, error: KafkaError) -> None:
-        delivery.set_failed(failure(error, delivery.topic, delivery.partition))
-        self._failures.add(delivery)
+        failed = failure(error, delivery.topic, delivery.partition)
+        if self._is_ending and error.code() in PURGED_CODES:
+            failed = DeliveryFailed(
+                "no answer when the producer was closed",
+                code=error.name(),
+                is_final=False,
+                topic=delivery.topic,
+                partition=delivery.partition,
+            )
+        delivery.set_failed(failed)
+        # Who hears of it only now, because the producer ends, could not do anything about it.
+        self._failures.add(delivery, although_told=self._is_ending)
 
     # Ending
 
@@ -280,21 +289,34 @@ class DirectSender:
 
     @property
     def left(self) -> int:
-        return len(self.under_way)
+        """How many messages are handed over and not reported on."""
+        producer = self._producer
+        return 0 if producer is None else len(producer)
 
     def flush(self, timeout: float | None) -> int:
         """Wait until every message is reported on; returns how many are not."""
-        self._waiting.wait(lambda: not self.under_way, timeout)
-        return len(self.under_way)
+        self._waiting.wait(lambda: not self.left, timeout)
+        return self.left
 
     def close(self) -> LeftBehind:
         self._is_closed = True
         self._wake.set()
         self._poller.join()
-        refused, count = self._failures.take()
-        left = [delivery.as_undelivered() for delivery in list(self.under_way)]
-        # What is still here has been named; whoever waits for it is told too.
-        producer, self._producer, self._produce = self._producer, None, None
-        producer.purge(blocking=False)
-        producer.poll(0)
-        return LeftBehind([*refused, *left], count + len(left))
+        self._is_ending = True
+        producer, self._producer, self._produce = self._producer, None, _refuse_late
+        unheard = self._empty(producer)
+        named, total = self._failures.take()
+        self._waiting.wake()
+        return LeftBehind(named, total + unheard)
+
+    def _empty(self, producer: Any) -> int:
+        """Have a producer report on all that it has, and give it up; returns how many it did not report on."""
+        producer.purge()
+        deadline = time.monotonic() + PURGE_SECONDS
+        while len(producer) and time.monotonic() < deadline:
+            try:
+                producer.poll(FULL_WAIT_SECONDS)
+            except KafkaException as error:
+                if not is_fatal(error.args[0]):
+                    raise
+        return len(producer)

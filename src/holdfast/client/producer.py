@@ -118,6 +118,8 @@ class Producer:
             raise UsageError('delivery="exactly-once" keeps its progress in a spool: give spool=DIR')
         self._key = key
         self._value = value
+        self._changes_keys = key is not as_bytes
+        self._changes_values = value is not as_bytes
         self._send_timeout = send_timeout
         self._is_closed = False
         self._has_spool = spool is not None
@@ -148,11 +150,16 @@ class Producer:
         timestamp_ms: int = NO_TIMESTAMP,
     ) -> Delivery:
         """Hand a message over. Raises only if it was not taken: a serializer that failed, or no room in time."""
+        # Bytes stay as they are without a call: most messages are bytes already.
+        if value is not None and (value.__class__ is not bytes or self._changes_values):
+            value = self._value(value, topic)
+        if key is not None and (key.__class__ is not bytes or self._changes_keys):
+            key = self._key(key, topic)
         return self._hand_over(
             topic,
             partition,
-            None if key is None else self._key(key, topic),
-            None if value is None else self._value(value, topic),
+            key,
+            value,
             as_headers(headers) if headers else (),
             timestamp_ms,
             self._send_timeout,

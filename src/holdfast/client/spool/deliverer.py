@@ -131,6 +131,10 @@ class Deliverer(ABC):
         self._waiting.wake()
 
     @abstractmethod
+    def attend(self, waiting: Waiting) -> None:
+        """Have those who wait do some of the work; see `Waiting.serve_with`."""
+
+    @abstractmethod
     def assist(self) -> None:
         """The application is sending, in this thread: it may do some of the work."""
 

@@ -45,7 +45,7 @@ class Feed:
         self._end = self._resumed_end = store.end
         """Up to here everything was handed over; what the disk shows behind it is not this object's yet."""
         self._fresh: deque[StoredGroup] = deque()
-        self._fresh_bytes = 0
+        self.fresh_bytes = 0
         self._prepared: StoredGroup | None = None
         self._held: WeakValueDictionary[int, SpooledDelivery] = WeakValueDictionary()
         """Deliveries of messages that are on disk alone: by the position of their group, plus their number in it."""
@@ -59,7 +59,7 @@ class Feed:
     def add(self, group: StoredGroup) -> None:
         """A group is on disk and shall be sent."""
         with self._lock:
-            fits = self._fresh_bytes + group.bytes <= self._fresh_bytes_max
+            fits = self.fresh_bytes + group.bytes <= self._fresh_bytes_max
         if not fits:
             self._hold(group, undecided_only=False)
         elif any(partition == UNDECIDED for _, partition in group.following):
@@ -70,7 +70,7 @@ class Feed:
             self._end = group.end
             if fits:
                 self._fresh.append(group)
-                self._fresh_bytes += group.bytes
+                self.fresh_bytes += group.bytes
 
     def _hold(self, group: StoredGroup, *, undecided_only: bool) -> None:
         """Let go of messages that will come back from disk."""
@@ -113,7 +113,7 @@ class Feed:
         with self._lock:
             if self._fresh and self._fresh[0].start == self._next:
                 group = self._fresh.popleft()
-                self._fresh_bytes -= group.bytes
+                self.fresh_bytes -= group.bytes
                 self._next = group.end
                 return group
             until = self._fresh[0].start if self._fresh else self._end

@@ -129,20 +129,19 @@ def encode_group(
         name = moved.topic.encode()
         pieces += (_MOVE.pack(len(name), moved.through), name)
         counters[moved.topic, MOVED] = moved.through
-    names: dict[str, bytes] = {}
     append, pack = pieces.append, _MESSAGE.pack
+    topic, partition, encoded, sequence = "", UNDECIDED, b"", 0
     for message in messages:
-        topic = message.topic
-        partition = message.partition
-        if partition is None:
-            partition = UNDECIDED
-        where = (topic, partition)
-        following = counters.get(where)
-        message.sequence = sequence = next_sequence(where) if following is None else following
-        counters[where] = sequence + 1
-        encoded = names.get(topic)
-        if encoded is None:
-            names[topic] = encoded = topic.encode()
+        if message.topic != topic or message.partition != partition:
+            # Messages of one partition often follow each other: what they share is looked up once.
+            if topic:
+                counters[topic, partition] = sequence
+            topic = message.topic
+            partition = UNDECIDED if message.partition is None else message.partition
+            following = counters.get((topic, partition))
+            sequence = next_sequence((topic, partition)) if following is None else following
+            encoded = topic.encode()
+        message.sequence = sequence
         key, value, headers = message.key, message.value, message.headers
         append(
             pack(
@@ -162,6 +161,9 @@ def encode_group(
             append(value)
         if headers:
             append(encode_headers(headers))
+        sequence += 1
+    if topic:
+        counters[topic, partition] = sequence
     body = b"".join(pieces)
     return _FRAME.pack(len(body), crc32c(body)), body, counters
 

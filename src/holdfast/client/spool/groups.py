@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError
 
-from holdfast.client.delivery import _NOTHING, Delivery, Waiting
+from holdfast.client.delivery import Delivery, Waiting
 from holdfast.client.spool.format import MOVED, UNDECIDED, Headers, Message, PartitionKey
 
 
 class SpooledDelivery(Delivery):
-    """A delivery with the message itself, as long as it is needed."""
+    """A delivery with the message itself, as long as it is needed; called by the producer to report on it."""
 
     __slots__ = ("group", "headers", "sequence", "timestamp_ms", "value")
 
@@ -43,16 +43,16 @@ class SpooledDelivery(Delivery):
         self.timestamp_ms = timestamp_ms
         self.sequence = -1
         self.group: StoredGroup | None = None
-        self.error = self._place = None
-        self._callbacks = self._stored_callbacks = _NOTHING
-        self._is_told = False
+        self.error = self._place = self._hooks = None
+
+    has_spool = True
 
     @property
     def is_stored(self) -> bool:
         group = self.group
         return group is not None and group.is_stored
 
-    def report(self, error: KafkaError | None, message: Any) -> None:
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
         """What the producer says of the message; failures are left to whoever delivers."""
         group = self.group
         assert group is not None, "a message is stored before it is sent"
@@ -61,8 +61,8 @@ class SpooledDelivery(Delivery):
                 self._place = (message.partition(), message.offset(), message.timestamp()[1])
                 group.left -= 1
                 self.value = None
-                if self._callbacks or self._stored_callbacks:
-                    self._call_back()
+                if self._hooks is not None:
+                    self.call_back()
         else:
             group.failures.append((self, error))
 
@@ -134,7 +134,7 @@ class StoredGroup:
 
     def call_back_stored(self) -> None:
         for item in self.items:
-            if item._stored_callbacks:
+            if item.awaits_storing:
                 item.call_back_stored()
 
     def forget_settled(self) -> None:

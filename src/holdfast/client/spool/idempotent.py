@@ -5,7 +5,8 @@ Messages go, in the spool's order, to an idempotent producer that never times ou
 
 Whose work it is: a thread that hears a report hands Python's lock back after each one, and gets it again only when the
 others let go of it. So while the application is busy sending, it also produces and serves reports, in its own thread,
-every so many messages and when our thread says that it is time; our thread does both while the application does not.
+every so many messages and when our thread says that it is time; and so does whoever waits. Our thread does both while
+nobody else does, and never stays where reports come in: the application may become busy meanwhile.
 
 When the producer breaks (a fatal error, an expired producer id, a broker that lost its memory of us) a new one is made
 and everything unconfirmed is sent again, in order; readers recognise what they have seen by its `hf-id`. The producer
@@ -27,18 +28,28 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from holdfast.client.delivery import Waiting
 from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, is_fatal
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, PURGE_SECONDS, Deliverer
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
 
 WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Bytes handed to the producer and not confirmed: what memory is needed however long the broker is away."""
+WINDOW_MESSAGES_MAX: Final = 16 * 1024
+"""What is handed to the producer and not confirmed: the memory that is needed however long the broker is away."""
+RECOUNT_SECONDS: Final = 0.02
+LAG_BYTES: Final = 1 * 1024 * 1024
+LAG_SECONDS: Final = 0.001
+"""When so much is stored and not handed over, an assistance waits so long for reports: an application that is a little
+faster than the brokers goes at their pace, and one that is much faster leaves the rest on disk."""
 SERVE_SECONDS: Final = 0.02
+LOOK_SECONDS: Final = 0.002
+"""Between two looks at reports, while messages are under way and nobody waits for them."""
 ASIDE_SECONDS: Final = 0.005
 """How long our thread stays aside while the application sends, and so does the work."""
-SEND_MASK: Final = 63
-"""The application assists after every 64th message."""
+BUSY_MESSAGES: Final = 32
+"""An application that sends so many while our thread stands aside once is busy."""
+BUSY_ROUNDS: Final = 4
 ASSIST_MESSAGES: Final = 256
 """What one assistance sends at most: more than what was stored since the last one, less than anybody would notice."""
 OWN_MESSAGES: Final = 1024
@@ -63,6 +74,10 @@ class IdempotentDeliverer(Deliverer):
         self._refused_at_once: FailedItems = deque()
         """What the producer did not take, not looked at yet."""
         self._broken: str | None = None
+        self._recount_due = 0.0
+        self._seen = 0
+        self._busy_rounds = 0
+        """For how many rounds the application still counts as busy: it may only be waiting for Python's lock."""
         self._suspects: list[tuple[SpooledDelivery, KafkaError]] = []
         """Refused together with others: nobody knows yet which of them was meant."""
         self._batch_bytes = int(self._settings.get("batch.size", BATCH_BYTES))
@@ -87,7 +102,19 @@ class IdempotentDeliverer(Deliverer):
     def assist(self) -> None:
         self.is_due = False
         self._send_some(ASSIST_MESSAGES, from_disk=False)
-        self._serve(0)
+        self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0)
+
+    def attend(self, waiting: Waiting) -> None:
+        waiting.serve_with(self._help)
+
+    def _help(self, seconds: float) -> None:
+        """Somebody waits, and has so many seconds."""
+        if not self._is_whole:
+            time.sleep(min(seconds, ASIDE_SECONDS))
+        elif self._send_some(OWN_MESSAGES, from_disk=False):
+            self._serve(0)
+        else:
+            self._serve(seconds)
 
     def _metadata(self, topic: str, timeout: float) -> Any:
         producer = self._producer
@@ -96,28 +123,41 @@ class IdempotentDeliverer(Deliverer):
     # The thread
 
     def _deliver(self) -> None:
-        seen = 0
         while not self._closing.is_set():
             self._save_when_due()
             if self._failures or self._refused_at_once:
                 self._look_at_failures()
             if self._broken is not None or self._suspects:
                 self._begin_again()
-            elif self.sends != seen:
-                seen = self.sends
+            elif self._is_application_busy():
                 self._stand_aside()
             elif self._send_some(OWN_MESSAGES, from_disk=True):
                 self._serve(0)
             elif self._window.bytes:
-                self._serve(SERVE_SECONDS)
+                self._serve(0)
+                self._wake.wait(LOOK_SECONDS)
+                self._wake.clear()
             else:
                 self._rest()
+
+    def _is_application_busy(self) -> bool:
+        """Whether the application sends so much that the work is better done in its thread."""
+        sent = self.sends - self._seen
+        self._seen = self.sends
+        if sent >= BUSY_MESSAGES:
+            self._busy_rounds = BUSY_ROUNDS
+        elif self._waiting.count:
+            # It does not send, it waits.
+            self._busy_rounds = 0
+        elif self._busy_rounds:
+            self._busy_rounds -= 1
+        return self._busy_rounds > 0
 
     def _stand_aside(self) -> None:
         """The application is sending: have ready what it hands over, and leave the rest to it."""
         if self._sending.acquire(blocking=False):
             try:
-                if self._window.bytes < WINDOW_BYTES_MAX:
+                if self._has_room():
                     self._feed.prepare()
             finally:
                 self._sending.release()
@@ -159,10 +199,22 @@ class IdempotentDeliverer(Deliverer):
             and not self._closing.is_set()
         )
 
+    def _has_room(self) -> bool:
+        """Whether more may be handed over. Needs `_sending`."""
+        window = self._window
+        if window.bytes < WINDOW_BYTES_MAX and window.messages < WINDOW_MESSAGES_MAX:
+            return True
+        now = time.monotonic()
+        if now < self._recount_due:
+            return False
+        self._recount_due = now + RECOUNT_SECONDS
+        window.recount()
+        return window.bytes < WINDOW_BYTES_MAX and window.messages < WINDOW_MESSAGES_MAX
+
     def _next_items(self, *, from_disk: bool) -> bool:
         """Whether there is something to hand over."""
         while self._at >= len(self._items):
-            if self._window.bytes >= WINDOW_BYTES_MAX:
+            if not self._has_room():
                 return False
             group = self._feed.take(from_disk=from_disk)
             if group is None:
@@ -187,10 +239,10 @@ class IdempotentDeliverer(Deliverer):
                     item.value,
                     item.key,
                     partition,
-                    item.report,
+                    item,
                     None,
                     item.timestamp_ms,
-                    [*item.headers, (ID_HEADER, b"%b:%d:%d" % (spool, partition, item.sequence))],
+                    [(ID_HEADER, b"%b:%d:%d" % (spool, partition, item.sequence)), *item.headers],
                 )
                 at += 1
         except BufferError:
@@ -210,7 +262,7 @@ class IdempotentDeliverer(Deliverer):
         """Hear reports, unless another thread does."""
         if not self._serving.acquire(blocking=False):
             if seconds:
-                time.sleep(ASIDE_SECONDS)
+                time.sleep(min(seconds, ASIDE_SECONDS))
             return
         try:
             if self._producer is not None:

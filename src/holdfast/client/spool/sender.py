@@ -14,19 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Producer as RawProducer
 
-from holdfast.client.delivery import Delivery, Waiting
-from holdfast.client.errors import DeliveryStopped, LeftBehind, ProducerClosed, Undelivered
+from holdfast.client.delivery import Waiting
+from holdfast.client.errors import DeliveryStopped, LeftBehind, Undelivered
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import Deliverer
-from holdfast.client.spool.format import (
-    MESSAGE_BYTES_MAX,
-    DamagedSpool,
-    Headers,
-    check_headers,
-    check_topic,
-)
-from holdfast.client.spool.groups import SpooledDelivery
+from holdfast.client.spool.format import DamagedSpool
 from holdfast.client.spool.home import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
@@ -37,13 +30,13 @@ from holdfast.client.spool.home import (
     note_manner,
     read_manner,
 )
-from holdfast.client.spool.idempotent import SEND_MASK, IdempotentDeliverer
+from holdfast.client.spool.idempotent import IdempotentDeliverer
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.progress import read_progress
 from holdfast.client.spool.store import SEGMENT_BYTES, SpoolStore
 from holdfast.client.spool.undecided import Mover
 from holdfast.client.spool.writer import SpoolWriter
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError
 from holdfast.seams import FileSystem, Randomness
 
 LOOK_AFTER_SECONDS: Final = 1.0
@@ -93,8 +86,7 @@ class OpenSpool:
             waiting,
             partitioner,
             self.mover,
-            self.deliverer.stored,
-            self.deliverer.hurry,
+            self.deliverer,
         )
         try:
             note_manner(tools.fs, owned.directory, tools.manner)
@@ -222,11 +214,11 @@ class SpooledSender:
         )
         self._max_bytes = max_bytes
         self._waiting = Waiting()
-        self._topics: set[str] = set()
-        """Names that were found good."""
         self._is_closed = False
         self._closing = threading.Event()
         self._own = self._open_own()
+        self.send = self._own.writer.send
+        self._own.deliverer.attend(self._waiting)
         self._adopted: list[OpenSpool] = []
         self._left_behind: set[str] = set()
         """Spools that cannot be opened: somebody has to look at them."""
@@ -267,46 +259,6 @@ class SpooledSender:
     @property
     def id(self) -> str:
         return self._own.owned.id
-
-    # Sending
-
-    def send(
-        self,
-        topic: str,
-        partition: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        timestamp_ms: int,
-        timeout: float,
-    ) -> Delivery:
-        if self._is_closed:
-            raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
-        size = (0 if key is None else len(key)) + (0 if value is None else len(value))
-        if topic not in self._topics or headers or partition is not None or size > MESSAGE_BYTES_MAX:
-            size = self._check(topic, partition, headers, size)
-        delivery = SpooledDelivery(self._waiting, topic, partition, key, value, headers, timestamp_ms)
-        own = self._own
-        own.writer.put(delivery, size, timeout)
-        deliverer = own.deliverer
-        deliverer.sends = sends = deliverer.sends + 1
-        if deliverer.is_due or not sends & SEND_MASK:
-            deliverer.assist()
-        return delivery
-
-    def _check(self, topic: str, partition: int | None, headers: Headers, size: int) -> int:
-        """Refuse what no frame can hold, before anything of it is written; returns about how much it takes."""
-        try:
-            check_topic(topic)
-            if partition is not None and not 0 <= partition < 2**31:
-                raise ValueError(f"partition {partition}")
-            size += check_headers(headers)
-            if size > MESSAGE_BYTES_MAX:
-                raise ValueError(f"{size} bytes")
-        except ValueError as error:
-            raise UsageError(f"no Kafka message can have {error}") from error
-        self._topics.add(topic)
-        return size
 
     # Looking after the rest
 

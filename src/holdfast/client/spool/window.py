@@ -29,6 +29,8 @@ class Window:
         self._groups: deque[StoredGroup] = deque()
         self.bytes = 0
         """About how much of messages that are not done is in memory."""
+        self.messages = 0
+        """How many messages are in groups that are not done; see `recount`."""
         self._gone = 0
         """How many messages were done in groups that have been let go of."""
 
@@ -49,6 +51,7 @@ class Window:
                 last.absorb(group)
                 return
             self.bytes += group.bytes
+            self.messages += group.left
             self._groups.append(group)
 
     def advance(self, moved: Mapping[PartitionKey, int]) -> bool:
@@ -59,25 +62,38 @@ class Window:
             before = self.prefix
             while self._groups and self._groups[0].is_done(moved):
                 first = self._groups.popleft()
+                # Messages and their group know each other: without this, only the cycle collector would free them.
+                first.items = []
                 self._gone += first.count
                 self.bytes -= first.bytes
+                self.messages -= min(first.count, self.messages)
                 _raise(self._confirmed, first.following)
                 self.prefix = first.end
             return self.prefix != before
+
+    def recount(self) -> None:
+        """Count only what is really left: in one group, some may be done and others wait for long."""
+        with self._lock:
+            self._recount()
+
+    def _recount(self) -> None:
+        self.bytes = self.messages = 0
+        for group in self._groups:
+            self.messages += group.left
+            self.bytes += group.bytes * group.left // max(1, len(group.items))
 
     def progress(self) -> Progress:
         """How far everything is; keeps in memory only what is still needed."""
         stuck: dict[PartitionKey, int] = {}
         with self._lock:
             confirmed = dict(self._confirmed)
-            self.bytes = 0
             for group in self._groups:
                 group.forget_settled()
-                self.bytes += group.bytes
                 for item in group.items:
                     stuck.setdefault((item.topic, item.partition or 0), item.sequence)
                 following = group.following.items()
                 _raise(confirmed, {where: after for where, after in following if where not in stuck})
+            self._recount()
             _raise(confirmed, stuck)
             return Progress(self.prefix, confirmed)
 

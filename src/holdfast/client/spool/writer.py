@@ -1,7 +1,7 @@
 """Storing: many senders, one thread that writes, one flush for all that gathered while the last one ran.
 
-`put` hands a message over and returns; the message is stored when its delivery says so. The spool is bounded: when it
-is full, `put` waits for room, which delivering makes, and gives up with `SpoolFull` when its time has passed.
+`send` hands a message over and returns; the message is stored when its delivery says so. The spool is bounded: when it
+is full, `send` waits for room, which delivering makes, and gives up with `SpoolFull` when its time has passed.
 
 The partition is fixed when a message is stored, so that its place and its `hf-id` stay what they are, however often it
 is sent and however many partitions the topic gets meanwhile. Where nobody can say how many partitions a topic has, its
@@ -13,25 +13,33 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
-from holdfast.client.delivery import Failures, Waiting
-from holdfast.client.errors import NotStored
+from holdfast.client.delivery import Delivery, Failures, Waiting
+from holdfast.client.errors import NotStored, ProducerClosed
 from holdfast.client.partitioner import Partitioner
-from holdfast.client.spool.format import MESSAGE_OVERHEAD_BYTES
+from holdfast.client.spool.deliverer import Deliverer
+from holdfast.client.spool.format import (
+    MESSAGE_BYTES_MAX,
+    MESSAGE_OVERHEAD_BYTES,
+    Headers,
+    check_headers,
+    check_topic,
+)
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
 from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
 from holdfast.client.spool.undecided import Mover
-from holdfast.errors import StorageError
+from holdfast.errors import StorageError, UsageError
 
-GROUP_BYTES_MAX: Final = 4 * 1024 * 1024
+GROUP_BYTES_MAX: Final = 1024 * 1024
 """A larger group would make its first message wait for the writing of its last."""
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 """What waits in memory to be written: a slow disk slows the senders down."""
 OVERHEAD_BYTES: Final = MESSAGE_OVERHEAD_BYTES + 32
 """What a message takes beside its key and value, about."""
 MOVE_RETRY_SECONDS: Final = 1.0
+ASSIST_MASK: Final = 63
+"""Whoever sends assists in delivering after every 64th message."""
 
 
 class SpoolWriter:
@@ -42,31 +50,32 @@ class SpoolWriter:
         waiting: Waiting,
         partitioner: Partitioner,
         mover: Mover,
-        on_stored: Callable[[StoredGroup], None],
-        on_full: Callable[[], None],
+        deliverer: Deliverer,
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes
         self._waiting = waiting
         self._partitioner = partitioner
         self._mover = mover
-        self._on_stored = on_stored
-        self._on_full = on_full
+        self._deliverer = deliverer
+        self._topics: set[str] = set()
+        """Names that were found good; none once the writer is closed."""
         self._lock = threading.Lock()
         self._something = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
         self._filling = StoredGroup()
         self._pending: deque[StoredGroup] = deque((self._filling,))
         """Groups to be written; the last one is being filled."""
-        self._pending_bytes = 0
+        self._filling_max = GROUP_BYTES_MAX
+        """How large the group may get that is being filled, before somebody looks for room."""
+        self._waiting_bytes = 0
+        """What the groups in front of it take."""
         self._prefix = store.start
         self._stored_bytes = 0
         self._is_resting = False
-        self._is_writing = False
         self._is_closing = False
         self._failure: str | None = None
         self.failures = Failures()
-        self.stored_count = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-spool", daemon=True)
 
     def start(self) -> None:
@@ -74,47 +83,97 @@ class SpoolWriter:
 
     # From other threads
 
-    def put(self, delivery: SpooledDelivery, size: int, timeout: float) -> None:
-        """Hand a message over that takes about `size` bytes."""
-        size += OVERHEAD_BYTES
+    def send(
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        timestamp_ms: int,
+        timeout: float,
+    ) -> Delivery:
+        size = OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None:
+            size += len(key)
+        if topic not in self._topics or headers or partition is not None or size > MESSAGE_BYTES_MAX:
+            size = self._check(topic, partition, headers, size)
+        delivery = SpooledDelivery(self._waiting, topic, partition, key, value, headers, timestamp_ms)
         with self._lock:
-            used = self._stored_bytes + self._pending_bytes + size
-            if used > self._max_bytes or self._pending_bytes > PENDING_BYTES_MAX or self._is_closing:
-                self._wait_for_room(size, timeout)
             group = self._filling
-            if group.bytes >= GROUP_BYTES_MAX:
-                self._filling = group = StoredGroup()
-                self._pending.append(group)
+            total = group.bytes + size
+            if total > self._filling_max:
+                group = self._find_room(size, timeout)
+                total = group.bytes + size
             delivery.group = group
             group.items.append(delivery)
-            group.bytes += size
-            self._pending_bytes += size
+            group.bytes = total
             if self._is_resting:
                 self._is_resting = False
                 self._something.notify()
+        deliverer = self._deliverer
+        deliverer.sends = sends = deliverer.sends + 1
+        if deliverer.is_due or not sends & ASSIST_MASK:
+            deliverer.assist()
+        return delivery
 
-    def _wait_for_room(self, size: int, timeout: float) -> None:
+    def _check(self, topic: str, partition: int | None, headers: Headers, size: int) -> int:
+        """Refuse what no frame can hold, before anything of it is written; returns about how much it takes."""
+        if self._is_closing:
+            raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
+        try:
+            check_topic(topic)
+            if partition is not None and not 0 <= partition < 2**31:
+                raise ValueError(f"partition {partition}")
+            size += check_headers(headers)
+            if size > MESSAGE_BYTES_MAX:
+                raise ValueError(f"{size} bytes")
+        except ValueError as error:
+            raise UsageError(f"no Kafka message can have {error}") from error
+        self._topics.add(topic)
+        return size
+
+    def _find_room(self, size: int, timeout: float) -> StoredGroup:
+        """The group for a message that does not fit into what is being filled; waits until there is room."""
         deadline = time.monotonic() + timeout
         while True:
             if self._failure is not None or self._is_closing:
                 raise SpoolFailed(self._failure or "the producer is being closed; the message was not taken")
-            used = self._stored_bytes + self._pending_bytes
-            if used + size <= self._max_bytes and self._pending_bytes <= PENDING_BYTES_MAX:
-                return
+            pending = self._waiting_bytes + self._filling.bytes
+            used = self._stored_bytes + pending
+            if used + size <= self._max_bytes and pending <= PENDING_BYTES_MAX:
+                if self._filling.items:
+                    self._fill_another()
+                return self._filling
             left = deadline - time.monotonic()
             if left <= 0 or size > self._max_bytes:
                 raise SpoolFull(
                     f"{self._store.directory} holds {used} bytes that are not delivered yet, and spool_max_bytes is "
                     f"{self._max_bytes}; the message was not taken"
                 )
-            self._on_full()
+            self._deliverer.hurry()
             self._room.wait(left)
+
+    def _fill_another(self) -> None:
+        """What was filled until now is complete."""
+        self._waiting_bytes += self._filling.bytes
+        self._filling = StoredGroup()
+        self._pending.append(self._filling)
+        self._measure()
+
+    def _measure(self) -> None:
+        """How much the group that is being filled may take; the first message of a group always looks for room."""
+        self._stored_bytes = self._store.end - self._prefix
+        room = min(self._max_bytes - self._stored_bytes, PENDING_BYTES_MAX) - self._waiting_bytes
+        self._filling_max = -1 if self._is_closing else min(room, GROUP_BYTES_MAX)
 
     def progressed(self, prefix: int) -> None:
         """Everything in front of `prefix` was let go of: there may be room."""
         with self._lock:
             self._prefix = prefix
-            self._stored_bytes = self._store.end - prefix
+            self._measure()
             self._room.notify_all()
 
     def learnt(self) -> None:
@@ -131,16 +190,18 @@ class SpoolWriter:
 
     def wait_stored(self, timeout: float | None) -> bool:
         """Wait until everything put so far is stored or refused."""
-        return self._waiting.wait(self._is_quiet, timeout)
+        return self._waiting.wait(self._is_quiet, timeout, reports=False)
 
     def _is_quiet(self) -> bool:
         with self._lock:
-            return not self._pending_bytes
+            return not self._waiting_bytes and not self._filling.items
 
     def close(self) -> None:
         """Store what is left, and end."""
         with self._lock:
             self._is_closing = True
+            self._topics.clear()
+            self._measure()
             self._something.notify()
             self._room.notify_all()
         self._thread.join()
@@ -169,19 +230,20 @@ class SpoolWriter:
                 self._is_resting = False
             group = self._pending[0]
             if group.items and group is self._filling:
-                self._filling = StoredGroup()
-                self._pending.append(self._filling)
+                self._fill_another()
             return None if self._is_closing and not group.items else group
 
     def _write(self, group: StoredGroup) -> None:
         now_ms = time.time_ns() // 1_000_000
-        counts, choose = self._mover.partitions_of, self._partitioner.choose
+        decided, choose = self._mover.decided, self._partitioner.choose
         for item in group.items:
             if item.timestamp_ms <= 0:
                 item.timestamp_ms = now_ms
             if item.partition is None:
-                count = counts(item.topic)
-                if count is not None:
+                count = decided.get(item.topic) or self._mover.partitions_of(item.topic)
+                if count == 1:
+                    item.partition = 0
+                elif count is not None:
                     item.partition = choose(item.topic, item.key, len(item.value or b""), count)
         items = group.items
         try:
@@ -189,10 +251,9 @@ class SpoolWriter:
         except StorageError as error:
             self._refuse(items, error)
         else:
-            self.stored_count += len(items)
             if self._waiting.kept:
                 group.call_back_stored()
-            self._on_stored(group)
+            self._deliverer.stored(group)
         self._written()
 
     def _store_group(self, group: StoredGroup) -> None:
@@ -204,14 +265,14 @@ class SpoolWriter:
     def _written(self) -> None:
         with self._lock:
             self._pending.popleft()
-            self._pending_bytes = sum(each.bytes for each in self._pending)
-            self._stored_bytes = self._store.end - self._prefix
+            self._waiting_bytes = sum(each.bytes for each in self._pending if each is not self._filling)
+            self._measure()
             self._room.notify_all()
 
     def _send_moved(self, group: StoredGroup) -> None:
-        self._on_stored(group)
+        self._deliverer.stored(group)
         with self._lock:
-            self._stored_bytes = self._store.end - self._prefix
+            self._measure()
 
     def _refuse(self, items: list[SpooledDelivery], error: Exception) -> None:
         refusal = NotStored(str(error))
@@ -228,7 +289,8 @@ class SpoolWriter:
             self._is_closing = True
             groups, self._pending = self._pending, deque((StoredGroup(),))
             self._filling = self._pending[0]
-            self._pending_bytes = 0
+            self._waiting_bytes = 0
+            self._measure()
             self._room.notify_all()
         for group in groups:
             if not group.is_stored:
