@@ -17,6 +17,7 @@ from holdfast.client.delivery import Delivery
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped, NotStored
 from holdfast.client.spool import feed as feed_module
 from holdfast.client.spool import idempotent as idempotent_module
+from holdfast.client.spool import sender as sender_module
 from holdfast.client.spool.format import Headers
 from holdfast.client.spool.home import SpoolHome
 from holdfast.client.spool.progress import read_progress
@@ -508,6 +509,43 @@ def test_the_spool_of_a_dead_owner_is_adopted_and_removed_when_it_is_empty(
     third.sender.close()
     assert SpoolHome(first.files, str(first.home), RealRandomness()).ids() == [third.sender.id]
     assert len(cluster.values("orders")) == 3
+
+
+def test_a_spool_whose_owner_dies_later_is_adopted_by_one_that_lives(
+    open_spool: Callable[..., Spool], cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender_module, "LOOK_AFTER_SECONDS", 0.02)
+    monkeypatch.setattr(sender_module, "ADOPT_SECONDS", 0.02)
+    living, dying = open_spool(), open_spool()
+    living.send(b"from the living").wait(30)
+    cluster.away()
+    dying.send(b"left behind").wait_stored(30)
+    dying.sender.close()
+    cluster.back()
+    cluster.wait_until(lambda: b"left behind" in cluster.values("orders"))
+    assert living.flush() == 0
+    assert any("its owner is gone" in line for line in living.lines)
+
+
+def test_many_threads_share_one_producer_and_each_keeps_its_order(
+    open_spool: Callable[..., Spool], cluster: FakeCluster
+) -> None:
+    spool = open_spool()
+
+    def send_all(thread: int) -> None:
+        for number in range(500):
+            spool.send(b"%d:%d" % (thread, number))
+
+    threads = [threading.Thread(target=send_all, args=(each,)) for each in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert spool.flush() == 0
+    arrived = [value.split(b":") for value in in_order(cluster)]
+    for thread in range(6):
+        assert [int(n) for who, n in arrived if int(who) == thread] == list(range(500))
+    assert spool.sender.delivered == 3000
 
 
 def test_a_damaged_spool_is_said_and_left_alone_and_sending_goes_on(

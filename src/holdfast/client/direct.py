@@ -32,8 +32,8 @@ IDLE_SECONDS: Final = 1.0
 """Between two looks at a producer that has nothing under way: it may have errors to log."""
 BUSY_MESSAGES: Final = 16
 """An application that sends so many between two looks is busy."""
-SERVE_MASK: Final = 63
-"""The thread that sends serves after every 64th message."""
+SERVE_MASK: Final = 255
+"""The thread that sends serves after every 256th message, or when our thread says that it is time."""
 FULL_WAIT_SECONDS: Final = 0.05
 """How long to serve reports before trying again to hand a message to a full queue."""
 PURGE_SECONDS: Final = 10.0

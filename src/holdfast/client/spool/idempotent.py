@@ -50,7 +50,7 @@ ASIDE_SECONDS: Final = 0.005
 BUSY_MESSAGES: Final = 32
 """An application that sends so many while our thread stands aside once is busy."""
 BUSY_ROUNDS: Final = 4
-ASSIST_MESSAGES: Final = 256
+ASSIST_MESSAGES: Final = 1024
 """What one assistance sends at most: more than what was stored since the last one, less than anybody would notice."""
 OWN_MESSAGES: Final = 1024
 AT_ONCE_MESSAGES: Final = 32
@@ -229,11 +229,14 @@ class IdempotentDeliverer(Deliverer):
         items, at = self._items, self._at
         begun = at
         produce, spool = self._producer.produce, self._id
+        partition, mark = -1, b""
         try:
             while at < stop:
                 item = items[at]
-                partition = item.partition
-                assert partition is not None, "undecided messages are not sent"
+                if item.partition != partition:
+                    assert item.partition is not None, "undecided messages are not sent"
+                    partition = item.partition
+                    mark = b"%b:%d:" % (spool, partition)
                 produce(
                     item.topic,
                     item.value,
@@ -242,7 +245,7 @@ class IdempotentDeliverer(Deliverer):
                     item,
                     None,
                     item.timestamp_ms,
-                    [(ID_HEADER, b"%b:%d:%d" % (spool, partition, item.sequence)), *item.headers],
+                    [(ID_HEADER, b"%b%d" % (mark, item.sequence)), *item.headers],
                 )
                 at += 1
         except BufferError:

@@ -78,7 +78,7 @@ class Mover:
         self._ask = ask
         self._say = say
         self._lock = Lock()
-        self.decided: dict[str, int] = {}
+        self._decided: dict[str, int] = {}
         """Partitions of topics whose messages get one when they are stored."""
         self._unknown: set[str] = set()
         """Topics that somebody must be asked about."""
@@ -108,7 +108,7 @@ class Mover:
 
     def partitions_of(self, topic: str) -> int | None:
         """How many partitions to choose from; None when the message has to be stored undecided."""
-        count = self.decided.get(topic)
+        count = self._decided.get(topic)
         return count if count is not None else self._find_out(topic)
 
     def _find_out(self, topic: str) -> int | None:
@@ -127,7 +127,7 @@ class Mover:
                 self._known[topic] = count
                 return None
             self._unknown.discard(topic)
-            self.decided[topic] = count
+            self._decided[topic] = count
             return count
 
     # From whoever asks
@@ -141,8 +141,8 @@ class Mover:
         """A topic has so many partitions; whether there is something to move now."""
         with self._lock:
             self._is_reachable = True
-            if topic in self.decided:
-                self.decided[topic] = count
+            if topic in self._decided:
+                self._decided[topic] = count
                 return False
             if topic not in self._unknown:
                 return False
@@ -205,7 +205,7 @@ class Mover:
         if self._is_over(topic, step):
             with self._lock:
                 self._known.pop(topic, None)
-                self.decided[topic] = count
+                self._decided[topic] = count
 
     def _set_aside(self, topic: str, reason: str, send: Callable[[StoredGroup], None]) -> None:
         step = self._read(topic)

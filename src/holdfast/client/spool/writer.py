@@ -38,8 +38,8 @@ PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
 OVERHEAD_BYTES: Final = MESSAGE_OVERHEAD_BYTES + 32
 """What a message takes beside its key and value, about."""
 MOVE_RETRY_SECONDS: Final = 1.0
-ASSIST_MASK: Final = 63
-"""Whoever sends assists in delivering after every 64th message."""
+ASSIST_MASK: Final = 255
+"""Whoever sends assists in delivering after every 256th message, or when it is due."""
 
 
 class SpoolWriter:
@@ -235,16 +235,19 @@ class SpoolWriter:
 
     def _write(self, group: StoredGroup) -> None:
         now_ms = time.time_ns() // 1_000_000
-        decided, choose = self._mover.decided, self._partitioner.choose
+        choose = self._partitioner.choose
+        topic, count = "", None
         for item in group.items:
             if item.timestamp_ms <= 0:
                 item.timestamp_ms = now_ms
             if item.partition is None:
-                count = decided.get(item.topic) or self._mover.partitions_of(item.topic)
+                if item.topic != topic:
+                    topic = item.topic
+                    count = self._mover.partitions_of(topic)
                 if count == 1:
                     item.partition = 0
                 elif count is not None:
-                    item.partition = choose(item.topic, item.key, len(item.value or b""), count)
+                    item.partition = choose(topic, item.key, len(item.value or b""), count)
         items = group.items
         try:
             self._store_group(group)
