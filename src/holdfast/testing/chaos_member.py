@@ -31,8 +31,6 @@ HUNG_SECONDS: Final = 10.0
 HUNG: Final = 7
 """The exit code of one that its watchdog has ended."""
 IMPATIENT: Final[dict[str, Any]] = {
-    # After a broker was killed and restarted librdkafka 2.16 would hold on to a dead handle of it.
-    "metadata.recovery.strategy": "none",
     "reconnect.backoff.ms": 10,
     "reconnect.backoff.max.ms": 100,
     "retry.backoff.ms": 20,
