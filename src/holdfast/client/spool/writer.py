@@ -33,7 +33,7 @@ from holdfast.errors import StorageError, UsageError
 
 GROUP_BYTES_MAX: Final = 1024 * 1024
 """A larger group would make its first message wait for the writing of its last."""
-PENDING_BYTES_MAX: Final = 64 * 1024 * 1024
+PENDING_BYTES_MAX: Final = 4 * 1024 * 1024
 """What waits in memory to be written: a slow disk slows the senders down."""
 OVERHEAD_BYTES: Final = MESSAGE_OVERHEAD_BYTES + 32
 """What a message takes beside its key and value, about."""
@@ -138,6 +138,7 @@ class SpoolWriter:
     def _find_room(self, size: int, timeout: float) -> StoredGroup:
         """The group for a message that does not fit into what is being filled; waits until there is room."""
         deadline = time.monotonic() + timeout
+        has_assisted = False
         while True:
             if self._failure is not None or self._is_closing:
                 raise SpoolFailed(self._failure or "the producer is being closed; the message was not taken")
@@ -153,8 +154,17 @@ class SpoolWriter:
                     f"{self._store.directory} holds {used} bytes that are not delivered yet, and spool_max_bytes is "
                     f"{self._max_bytes}; the message was not taken"
                 )
-            self._deliverer.hurry()
-            self._room.wait(left)
+            if has_assisted:
+                self._deliverer.hurry()
+                self._room.wait(left)
+            else:
+                # There is something better to do than to wait.
+                self._lock.release()
+                try:
+                    self._deliverer.assist()
+                finally:
+                    self._lock.acquire()
+            has_assisted = not has_assisted
 
     def _fill_another(self) -> None:
         """What was filled until now is complete."""
