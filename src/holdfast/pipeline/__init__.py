@@ -1,0 +1,1 @@
+"""From topics to exactly-once sinks on Spark."""
