@@ -1,10 +1,10 @@
 """A member of a group as a process of its own, to be killed and stopped: `python -m holdfast.testing.chaos_member`.
 
 Its one argument is a JSON object: `bootstrap_servers`, `group`, `topic`, `protocol` (classic or consumer), `assignor`,
-`history` (a file it appends to) and, for a copy job, `target` and `transactional_id`. What it does it writes to its
-history, a JSON object a line, each in one write, so that a kill leaves whole lines: what it has processed before it
-asks to commit it, that it asks, and that it was told yes. Moments are of the machine's monotonic clock, which all
-processes share.
+`history` (a file it appends to), `config` (settings of its clients, if any) and, for a copy job, `target` and
+`transactional_id`. What it does it writes to its history, a JSON object a line, each in one write, so that a kill
+leaves whole lines: what it has processed before it asks to commit it, that it asks, and that it was told yes. Moments
+are of the machine's monotonic clock, which all processes share.
 
 It runs until SIGTERM, whatever happens to the broker. Errors of the moment are met by going on; a producer that
 was fenced, or a transaction that cannot be committed, by beginning anew from where the group stands.
@@ -81,6 +81,9 @@ class Member:
         self.options = options
         self.history = History(options["history"])
         self.stopping = False
+        self.uncommitted: dict[int, int] = {}
+        """Positions whose commit was refused while the partition stays: in a rebalance that takes single partitions
+        nobody else will commit them, and there may never be another message to commit them with."""
         self.watchdog = Watchdog(self.history)
         self.watchdog.start()
         signal.signal(signal.SIGTERM, self._stop)
@@ -100,7 +103,7 @@ class Member:
                     batch = self._read(consumer)
                     if batch and producer is not None:
                         self._copy(consumer, producer, batch)
-                    elif batch:
+                    elif batch or self.uncommitted:
                         self._process(consumer, batch)
             except StartOver as reason:
                 self.history.note("starts over", reason=str(reason))
@@ -119,6 +122,7 @@ class Member:
             "isolation.level": "read_committed",
             "fetch.wait.max.ms": 50,
             **IMPATIENT,
+            **options.get("config", {}),
         }
         if options["protocol"] == "classic":
             config |= {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 300}
@@ -126,9 +130,16 @@ class Member:
         else:
             config["group.remote.assignor"] = options["assignor"]
         consumer = Consumer(config)
+        self.uncommitted = {}
 
         def note(kind: str) -> Any:
-            return lambda _, places: self.history.note(kind, partitions=[each.partition for each in places])
+            def told(_: Any, places: list[Any]) -> None:
+                partitions = [each.partition for each in places]
+                self.history.note(kind, partitions=partitions)
+                for partition in partitions:
+                    self.uncommitted.pop(partition, None)
+
+            return told
 
         consumer.subscribe(
             [options["topic"]],
@@ -153,7 +164,7 @@ class Member:
     # At least once
 
     def _process(self, consumer: Consumer, batch: list[Any]) -> None:
-        positions: dict[int, int] = {}
+        positions = dict(self.uncommitted)
         for message in batch:
             self.history.note(
                 "processed", p=message.partition(), o=message.offset(), v=message.value().decode()
@@ -166,9 +177,12 @@ class Member:
                 asynchronous=False,
             )
         except KafkaException as error:
-            # Refused, or not known: whoever has the partitions now goes on from what was committed.
+            # Refused, or not known. Where the partition is somebody else's now, he goes on from what was committed.
             self.history.note("not committed", error=error.args[0].name())
+            mine = {each.partition for each in consumer.assignment()}
+            self.uncommitted = {p: o for p, o in positions.items() if p in mine}
             return
+        self.uncommitted = {}
         self.history.note("committed", positions=positions)
 
     # Exactly once
@@ -183,6 +197,7 @@ class Member:
                 "linger.ms": 2,
                 "error_cb": lambda _: None,
                 **IMPATIENT,
+                **self.options.get("config", {}),
             }
         )
         self._until_done(producer.init_transactions)
