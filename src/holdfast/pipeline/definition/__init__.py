@@ -1,0 +1,1 @@
+"""What a pipeline is, as plain values; read from YAML or built in Python."""

@@ -1,0 +1,214 @@
+"""The ledger of a sink: what it has, by source range, written in the sink's own transaction.
+
+The rule that makes every sink exactly-once, whatever happened to the driver, its files or Spark:
+
+- a batch whose end is at or below what the ledger says, in every partition, is in the sink already: skip it;
+- a batch that starts exactly where the ledger ends, in every partition: write it, and move the ledger in the same
+  transaction;
+- anything else would lose or repeat rows: stop and say so.
+
+Batch numbers are never compared: a new run starts counting again, a source range means the same for ever. A partition
+the ledger does not know yet may start anywhere: where a pipeline begins is decided once, by its planner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.positions import BatchRange, Place, Position, Positions
+
+LEDGER_VERSION = 1
+
+
+class LedgerMismatch(HoldfastError):
+    """A batch neither continues a sink's ledger nor lies behind it."""
+
+
+class Decision(Enum):
+    WRITE = "write"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Where the records of a batch went, by count: each in exactly one route (once per row it was expanded to)."""
+
+    main: int = 0
+    dead_letter: Mapping[str, int] = field(default_factory=dict)
+    """By reason: a rule's name, or `parse`."""
+    filtered: Mapping[str, int] = field(default_factory=dict)
+    """By step."""
+    duplicate: int = 0
+    late: int = 0
+
+    @property
+    def total(self) -> int:
+        return (
+            self.main
+            + sum(self.dead_letter.values())
+            + sum(self.filtered.values())
+            + self.duplicate
+            + self.late
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "main": self.main,
+            "dead_letter": dict(self.dead_letter),
+            "filtered": dict(self.filtered),
+            "duplicate": self.duplicate,
+            "late": self.late,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Routes:
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class Intake:
+    """What the reader found in a range, counted and digested before the first step."""
+
+    records: int = 0
+    control: int = 0
+    aborted: int = 0
+    missing: int = 0
+    """Offsets in no batch: compacted away."""
+    bytes: int = 0
+    digest: int = 0
+    """Sum, modulo 2**64, of a hash of each record's place: the same in any order."""
+
+    def as_json(self) -> dict[str, int]:
+        return {
+            "records": self.records,
+            "control": self.control,
+            "aborted": self.aborted,
+            "missing": self.missing,
+            "bytes": self.bytes,
+            "digest": self.digest,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, int]) -> Intake:
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of one sink's ledger: the batch it describes is in that sink, whole and once."""
+
+    pipeline: str
+    sink: str
+    number: int
+    """Counts this ledger's entries from 0, without a gap."""
+    range: BatchRange
+    positions: Positions
+    """Where the sink stands after this batch, in every partition it knows: the last entry alone is enough."""
+    batch_time_ms: int
+    """The time that stood for "now" in the batch's steps."""
+    fingerprint: str
+    """Of the definition the batch was made with."""
+    intake: Intake = Intake()
+    routes: Routes = Routes()
+    rows: int = 0
+    """Rows this sink wrote for it."""
+    watermark_ms: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": LEDGER_VERSION,
+            "pipeline": self.pipeline,
+            "sink": self.sink,
+            "number": self.number,
+            "range": self.range.as_json(),
+            "positions": self.positions.as_json(),
+            "batch_time_ms": self.batch_time_ms,
+            "fingerprint": self.fingerprint,
+            "intake": self.intake.as_json(),
+            "routes": self.routes.as_json(),
+            "rows": self.rows,
+            "watermark_ms": self.watermark_ms,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Entry:
+        if document["version"] != LEDGER_VERSION:
+            raise LedgerMismatch(
+                f"a ledger entry of sink {document.get('sink')!r} has version {document['version']}; "
+                f"this holdfast reads version {LEDGER_VERSION}"
+            )
+        return cls(
+            pipeline=document["pipeline"],
+            sink=document["sink"],
+            number=document["number"],
+            range=BatchRange.from_json(document["range"]),
+            positions=Positions.from_json(document["positions"]),
+            batch_time_ms=document["batch_time_ms"],
+            fingerprint=document["fingerprint"],
+            intake=Intake.from_json(document["intake"]),
+            routes=Routes.from_json(document["routes"]),
+            rows=document["rows"],
+            watermark_ms=document["watermark_ms"],
+        )
+
+
+NOWHERE = Positions({})
+
+
+def decide(sink: str, standing: Positions, batch: BatchRange) -> Decision:
+    """Whether this sink writes the batch or has it already; `LedgerMismatch` when it is neither."""
+    decisions = {
+        place: _decide_one(sink, standing, place, batch)
+        for place, span in batch.spans.items()
+        if span.offsets
+    }
+    kinds = set(decisions.values())
+    if len(kinds) > 1:
+        has = ", ".join(_name(place) for place, kind in sorted(decisions.items()) if kind is Decision.SKIP)
+        raise LedgerMismatch(
+            f"sink {sink!r} has part of the batch {batch} already ({has}) and part of it not: "
+            "it was cut across a position of its ledger"
+        )
+    return kinds.pop() if kinds else Decision.WRITE
+
+
+def _decide_one(sink: str, standing: Positions, place: Place, batch: BatchRange) -> Decision:
+    span = batch.spans[place]
+    known = standing.of(place.topic, place.partition)
+    if known is None:
+        return Decision.WRITE
+    other, at = known
+    if other.topic_id != place.topic_id:
+        raise LedgerMismatch(
+            f"sink {sink!r} was fed from {_name(place)} of another incarnation of the topic "
+            f"(id {other.topic_id}, now {place.topic_id}): it was deleted and created again, and offsets of the two "
+            "must not be mixed"
+        )
+    if span.end <= at.offset:
+        return Decision.SKIP
+    if span.start == at.offset:
+        return Decision.WRITE
+    verb = "would leave out" if span.start > at.offset else "would repeat"
+    first, last = sorted((span.start, at.offset))
+    raise LedgerMismatch(
+        f"sink {sink!r} stands at {at.offset} of {_name(place)}, and a batch from {span.start} to {span.end} "
+        f"{verb} the offsets {first} to {last - 1}"
+    )
+
+
+def _name(place: Place) -> str:
+    return f"{place.topic}-{place.partition}"
+
+
+def lowest(standings: Mapping[str, Positions]) -> Positions:
+    """Where the sink that is furthest behind stands, partition by partition, among those that know the partition."""
+    found: dict[Place, Position] = {}
+    for standing in standings.values():
+        for place, position in standing.at.items():
+            if place not in found or position.offset < found[place].offset:
+                found[place] = position
+    return Positions(found)

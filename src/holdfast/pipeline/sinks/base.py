@@ -1,0 +1,109 @@
+"""What every sink is to the engine: two steps, prepare and commit, around one ledger.
+
+`prepare` does all the work that can be thrown away: it writes the rows aside (a directory nobody reads, a staging
+table, files no table names yet) and counts them where they stand. The engine then balances the counts of all routes
+against the intake, and only then calls `commit`, which makes rows and ledger entry visible in one atomic act. A crash
+before it leaves nothing visible; a crash after it is found in the ledger. `discard` takes back what was prepared.
+
+A sink reads its own ledger when it opens, and takes what it needs to be the only writer (a lock, a fence): of two
+copies of a pipeline one is refused at `open` or loses at `commit`, with `SinkFenced`, and has written nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import BatchRange
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+LINEAGE = "_hf"
+"""The column every row carries: struct<topic string, partition int, offset long, index int>."""
+
+
+class SinkError(HoldfastError):
+    """A sink cannot take what it is given; the message says what to do. Nothing was committed."""
+
+
+class SinkFenced(SinkError):
+    """Another copy of this pipeline writes to this sink."""
+
+
+class SchemaChanged(SinkError):
+    """The rows do not fit what the sink holds, and its `schema` setting does not allow the change."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something `check` found wrong, in words for the author of the pipeline."""
+
+    where: str
+    message: str
+
+
+@dataclass(frozen=True)
+class SinkContext:
+    """What a sink may use."""
+
+    pipeline: str
+    home: str
+    """The pipeline's own directory; a sink may keep scratch files in `<home>/sinks/<name>`."""
+    source: Mapping[str, str]
+    """The source's client settings, secrets expanded: the Kafka sinks' default."""
+    attempt: str
+    """Unique to this run of the driver: marks what it prepared."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, as a sink sees it."""
+
+    range: BatchRange
+    batch_time_ms: int
+    label: str
+    """Unique to this attempt at this batch."""
+
+
+class Prepared(Protocol):
+    """Rows written aside."""
+
+    rows: int
+    """Counted where they stand."""
+    digest: int | None
+    """Digest of their lineage (`holdfast.pipeline.digest`), where the sink can take it from what it wrote."""
+
+    def commit(self, entry: Entry) -> None:
+        """Make rows and entry visible, at once and durably."""
+
+    def discard(self) -> None:
+        """Forget them. Called after a failure, so it does not fail where the rows are gone already."""
+
+
+class Sink(Protocol):
+    """One destination. Used from the driver's main thread only."""
+
+    name: str
+
+    def check(self, rows: StructType) -> list[Problem]:
+        """What is wrong with this sink's definition for rows of this schema; touches nothing outside."""
+
+    def open(self, context: SinkContext, spark: SparkSession | None) -> None:
+        """Connect, create what is missing, become the only writer. Without Spark: to read the ledger only."""
+
+    def last_entry(self) -> Entry | None:
+        """The newest entry of the sink's ledger, read from the sink itself."""
+
+    def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
+        """Write these rows aside; an empty frame is a batch too, and advances the ledger."""
+
+    def forget(self) -> None:
+        """Drop this pipeline's ledger in the sink (`pipeline reset`); the rows stay."""
+
+    def close(self) -> None:
+        """Let go of everything; what is not committed is discarded."""
