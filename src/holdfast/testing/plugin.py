@@ -9,6 +9,8 @@
 The broker is a process by default. `@pytest.mark.holdfast(mode="thread", settings={"num.partitions": "3"})` runs it
 on a thread instead (faster, cannot crash) or gives it settings.
 
+`holdfast_schema_registry` is a schema registry of the test's own, in this process, for any client of Confluent's.
+
 `apache_kafka` is one real Apache Kafka 4.3 for the whole session; without Java the test is skipped, or fails in CI.
 """
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.server.embed import Broker
     from holdfast.testing.apache import ApacheKafka
     from holdfast.testing.broker import BrokerProcess
+    from holdfast.testing.schema_registry import SchemaRegistry
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,6 +59,15 @@ def holdfast_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
 
         with BrokerProcess(str(tmp_path / "holdfast"), settings=settings) as process:
             yield process
+
+
+@pytest.fixture
+def holdfast_schema_registry() -> Iterator[SchemaRegistry]:
+    """An empty schema registry on an ephemeral port."""
+    from holdfast.testing.schema_registry import SchemaRegistry
+
+    with SchemaRegistry() as registry:
+        yield registry
 
 
 @pytest.fixture(scope="session")
