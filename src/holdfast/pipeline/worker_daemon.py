@@ -1,0 +1,19 @@
+"""Spark's daemon of Python workers, with what every worker of ours needs loaded before it forks them.
+
+Importing Arrow and the compiled decoder takes a worker more than a second; the daemon does it once, and each worker it
+forks has them from its first task on. Only for sessions on this machine: on a cluster workers may have no holdfast
+outside the archive that is shipped with the job.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    import pyarrow.parquet  # noqa: F401
+    from pyspark import daemon
+
+    daemon.manager()
+
+
+if __name__ == "__main__":
+    main()
