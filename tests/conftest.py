@@ -24,6 +24,10 @@ BESIDE_APACHE_KAFKA = (
 )
 """These share one JVM and what it takes seconds to prepare, so one worker runs them all."""
 
+BESIDE_SPARK = ("tests/pipeline/",)
+WITHOUT_SPARK = ("tests/pipeline/definition/", "tests/pipeline/formats/")
+"""The same for tests of the pipeline and their one Spark session, but for those that need none."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("holdfast")
@@ -35,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=3.0,
         help="how long each storm over a group rages (default: 3)",
+    )
+    group.addoption(
+        "--chaos-kills",
+        type=int,
+        default=5,
+        help="how many processes of our clients each of their storms kills (default: 5)",
     )
     group.addoption(
         "--engine",
@@ -56,7 +66,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     own_group = scheduler._split_scope
 
     def group(nodeid: str) -> Any:
-        return XDIST_GROUP if nodeid.startswith(BESIDE_APACHE_KAFKA) else own_group(nodeid)
+        if nodeid.startswith(BESIDE_APACHE_KAFKA):
+            return XDIST_GROUP
+        if nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK):
+            return "spark"
+        return own_group(nodeid)
 
     scheduler._split_scope = group
     return scheduler

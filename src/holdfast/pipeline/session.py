@@ -4,7 +4,7 @@ Settings that a pipeline's guarantees rest on are fixed here and cannot be overr
 copies of tasks (two copies of a writer), the session's time zone (a replay on another machine must compute the same),
 and the Python that runs the workers. Everything else is a default.
 
-Spark talks a lot: its log and the JVM's standard error go to `spark.log` in the pipeline's home, from the first line on.
+Spark talks a lot: its log and the JVM's standard error go to `spark.log` in the pipeline's home, from the first line.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def spark_session(
     home = os.path.abspath(home)
     os.makedirs(home, exist_ok=True)
     master = master or "local[*]"
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     chosen = session_settings(home, master, settings or {})
 
     from pyspark.sql import SparkSession
