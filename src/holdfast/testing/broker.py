@@ -85,7 +85,9 @@ class BrokerProcess:
             text = self.log()[self._log_start :]
             found = _READY.search(text)
             if found:
-                self._listen = found.group(1)
+                if self._listen.endswith(":0"):
+                    # Otherwise it is known, and what is ready may be another that was to be advertised.
+                    self._listen = found.group(1)
                 return
             if ended:
                 self._process = None

@@ -63,9 +63,14 @@ class Swarm:
     """The members, as processes, and where their histories are."""
 
     def __init__(
-        self, directory: Path, options: Mapping[str, Any], transactional_ids: Sequence[str] = ()
+        self,
+        directory: Path,
+        options: Mapping[str, Any],
+        transactional_ids: Sequence[str] = (),
+        module: str = "holdfast.testing.chaos_member",
     ) -> None:
         self._directory = directory
+        self._module = module
         self._free_ids = list(transactional_ids)
         """The successor of one that was killed goes by its transactional id, and so ends what it left open."""
         self._ids: dict[str, str] = {}
@@ -80,10 +85,11 @@ class Swarm:
         name = f"member-{self._count}"
         if self._free_ids:
             options["transactional_id"] = self._ids[name] = self._free_ids.pop(0)
-        wanted = {**self._options, **options, "history": str(self._directory / f"{name}.jsonl")}
+        history = str(self._directory / f"{name}.jsonl")
+        wanted = {**self._options, **options, "name": name, "history": history}
         with open(self._directory / f"{name}.err", "wb") as errors:
             self.alive[name] = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.testing.chaos_member", json.dumps(wanted)],
+                [sys.executable, "-m", self._module, json.dumps(wanted)],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
@@ -116,19 +122,25 @@ class Swarm:
                 self.kill(name)
                 self.add()
             elif process.poll() is not None:
-                said = (self._directory / f"{name}.err").read_text(errors="replace")
-                raise AssertionError(f"{name} ended by itself with {process.returncode}:\n{said}")
+                raise AssertionError(f"{name} ended by itself with {process.returncode}:\n{self.said(name)}")
 
-    def end(self) -> None:
+    def end(self) -> dict[str, int]:
+        """Tell everybody to end; returns with which code each did, that of a killed one where it did not in time."""
+        codes: dict[str, int] = {}
         self.resume(everybody=True)
         for process in self.alive.values():
             process.terminate()
-        for process in self.alive.values():
+        for name, process in self.alive.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS_MAX)
             process.kill()
-            process.wait()
+            codes[name] = process.wait()
         self.alive.clear()
+        return codes
+
+    def said(self, name: str) -> str:
+        """What a member wrote to its standard output and error."""
+        return (self._directory / f"{name}.err").read_text(errors="replace")
 
     def events(self) -> list[Event]:
         """All histories as one, in the order of the moments."""
@@ -210,6 +222,8 @@ class Observer(threading.Thread):
         self._stopping = threading.Event()
         self.seen: list[tuple[int, dict[int, int]]] = []
         """When it was asked, and what was answered."""
+        self.answered: list[tuple[int, dict[int, int]]] = []
+        """When the answer was there, and what it was."""
 
     def run(self) -> None:
         while not self._stopping.wait(0.1):
@@ -229,6 +243,7 @@ class Observer(threading.Thread):
             each.partition_index: each.committed_offset for each in topic.partitions if not each.error_code
         }
         self.seen.append((asked_at, found))
+        self.answered.append((time.monotonic_ns(), found))
         return found
 
     def finish(self) -> None:

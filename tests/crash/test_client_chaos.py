@@ -1,0 +1,227 @@
+"""Our clients under chaos, real processes: killed, stopped and added, the broker killed, frozen and cut off. P, C, X.
+
+A failure names its seed, and the directory with the histories and what every process said.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.client import Producer
+from holdfast.client.database.store import open_database
+from holdfast.client.producer import Guarantee
+from holdfast.testing.chaos import Observer, Source, Swarm, await_end, check_at_least_once, check_positions
+from holdfast.testing.client_chaos import (
+    ClientStorm,
+    Crashing,
+    Shore,
+    clients,
+    finished_by,
+    read_spooled,
+    stored_by,
+    unclean,
+)
+from holdfast.testing.client_chaos_checkers import (
+    Row,
+    check_copied,
+    check_never_ahead,
+    check_rows,
+    check_spooled,
+)
+from holdfast.testing.client_chaos_member import TABLE
+from holdfast.testing.postgres import PostgresServer
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+
+TOPIC, TARGET, GROUP = "storm", "storm-copy", "storm"
+PARTITIONS = 8
+MEMBERS = 3
+PER_SECOND = 400
+END_SECONDS_MAX = 90.0
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--chaos-kills"))
+
+
+@pytest.fixture
+def shore(tmp_path: Path) -> Iterator[Shore]:
+    shore = Shore(tmp_path)
+    shore.engine.create_topic(TOPIC, PARTITIONS)
+    yield shore
+    shore.close()
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+class Chaos:
+    """A topic that is written to, a group of clients that reads it, a storm over both; then calm until all is done."""
+
+    def __init__(
+        self, shore: Shore, directory: Path, seed: int, server: Crashing | None = None, **options: Any
+    ) -> None:
+        wanted = {"bootstrap_servers": shore.bootstrap_servers, "group": GROUP, "topic": TOPIC, **options}
+        self.swarm: Swarm = clients(directory, wanted)
+        self.storm = ClientStorm(seed, self.swarm, shore, MEMBERS, server)
+        self.source = Source(shore.bootstrap_servers, TOPIC, PARTITIONS, PER_SECOND)
+        self.observer = Observer(shore.broker.bootstrap_servers, GROUP, TOPIC, PARTITIONS)
+
+    def run(self, kills: int, await_all: Callable[[Chaos], None]) -> None:
+        with ExitStack() as stack:
+            stack.callback(self.swarm.end)
+            for _ in range(MEMBERS):
+                self.swarm.add()
+            self.source.start()
+            self.observer.start()
+            self.storm.rage_until(kills)
+            self.source.finish()
+            self.observer.finish()
+            await_all(self)
+            codes = self.swarm.end()
+        print("\n".join(self.storm.log))
+        assert not unclean(codes, self.swarm)
+        written = sum(map(len, self.source.acknowledged.values()))
+        print(f"{self.storm.killed} clients killed, {written} messages")
+        assert written > PARTITIONS * 10
+
+
+def until_committed(chaos: Chaos) -> None:
+    await_end(chaos.observer, chaos.swarm, chaos.source.ends())
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_every_message_reported_stored_arrives_in_order_and_once(
+    guarantee: Guarantee, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
+) -> None:
+    home = str(tmp_path / "home")
+    swarm = clients(
+        tmp_path,
+        {
+            "role": "producer",
+            "bootstrap_servers": shore.bootstrap_servers,
+            "topic": TOPIC,
+            "home": home,
+            "delivery": guarantee,
+        },
+    )
+    storm = ClientStorm(chance.randrange(1 << 32), swarm, shore, MEMBERS)
+    with ExitStack() as stack:
+        stack.callback(swarm.end)
+        for _ in range(MEMBERS):
+            swarm.add()
+        storm.rage_until(kills)
+        codes = swarm.end()
+    print("\n".join(storm.log))
+    assert not unclean(codes, swarm)
+    with Producer(shore.bootstrap_servers, spool=home, delivery=guarantee) as producer:
+        assert producer.flush(END_SECONDS_MAX).is_complete
+    stored = stored_by(swarm)
+    arrived = read_spooled(shore.bootstrap_servers, TOPIC, PARTITIONS)
+    print(
+        f"{storm.killed} producers killed, {sum(stored.values())} messages stored, "
+        f"{sum(map(len, arrived.values()))} in the topic"
+    )
+    assert sum(stored.values()) > PARTITIONS * 10
+    check_spooled(stored, arrived, exactly_once=guarantee == "exactly-once")
+
+
+@pytest.mark.parametrize(
+    ("assignor", "order"), [("range", "none"), ("cooperative-sticky", "key"), ("uniform", "partition")]
+)
+def test_every_message_is_handled_and_no_position_is_ahead_of_finished_work(
+    assignor: str, order: str, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
+) -> None:
+    seed = chance.randrange(1 << 32)
+    chaos = Chaos(shore, tmp_path, seed, role="consumer", assignor=assignor, order=order)
+    chaos.run(kills, until_committed)
+    events = chaos.swarm.events()
+    check_at_least_once(events, chaos.source.acknowledged)
+    check_positions(events, chaos.observer.seen)
+    check_never_ahead(finished_by(chaos.swarm), chaos.observer.answered)
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_a_processor_copies_every_message_once(
+    assignor: str, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
+) -> None:
+    shore.engine.create_topic(TARGET, PARTITIONS)
+    seed = chance.randrange(1 << 32)
+    chaos = Chaos(shore, tmp_path, seed, role="processor", assignor=assignor, target=TARGET)
+    chaos.run(kills, until_committed)
+    source = shore.engine.read(TOPIC, PARTITIONS)
+    assert source == {
+        index: [some[offset] for offset in sorted(some)] for index, some in chaos.source.acknowledged.items()
+    }
+    check_copied(source, shore.engine.read(TARGET, PARTITIONS))
+
+
+def prepare(url: str) -> None:
+    database = open_database(url)
+    database.connect()
+    database.migrate()
+    database.run(f"create table {TABLE} (part integer, off bigint, value text)", {})
+    database.close()
+
+
+def until_stored(url: str) -> Callable[[Chaos], None]:
+    def wait(chaos: Chaos) -> None:
+        deadline = time.monotonic() + END_SECONDS_MAX
+        ends = {(TOPIC, index): end for index, end in chaos.source.ends().items()}
+        database = open_database(url)
+        database.connect()
+        while True:
+            stands = {key: each.position for key, each in database.positions(GROUP, ends).items()}
+            if stands == ends:
+                break
+            chaos.swarm.require_alive()
+            assert time.monotonic() < deadline, f"the sink stands at {stands} and not at {ends}"
+            time.sleep(0.1)
+        database.close()
+
+    return wait
+
+
+def rows_of(url: str) -> list[Row]:
+    database = open_database(url)
+    database.connect()
+    rows = [Row(*each) for each in database.run(f"select part, off, value from {TABLE}", {}).fetchall()]
+    database.close()
+    return rows
+
+
+def test_a_sink_into_postgresql_stores_every_message_once(
+    postgres: PostgresServer, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
+) -> None:
+    prepare(postgres.url)
+    seed = chance.randrange(1 << 32)
+    chaos = Chaos(
+        shore, tmp_path, seed, postgres, role="sink", assignor="cooperative-sticky", database=postgres.url
+    )
+    chaos.run(kills, until_stored(postgres.url))
+    check_rows(chaos.source.acknowledged, rows_of(postgres.url))
+
+
+def test_a_sink_into_sqlite_stores_every_message_once(
+    shore: Shore, tmp_path: Path, chance: random.Random, kills: int
+) -> None:
+    url = str(tmp_path / "sink.db")
+    prepare(url)
+    seed = chance.randrange(1 << 32)
+    chaos = Chaos(shore, tmp_path, seed, role="sink", assignor="range", database=url)
+    chaos.run(kills, until_stored(url))
+    check_rows(chaos.source.acknowledged, rows_of(url))
+    with sqlite3.connect(url) as connection:
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
