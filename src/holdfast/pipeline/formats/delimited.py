@@ -1,0 +1,108 @@
+"""CSV: one record per value, fields by position.
+
+Settings (`csv:`): `delimiter` (`,`), `quote` (`"`), `null` (nothing: an empty cell). A cell in quotes may hold the
+delimiter, line breaks, and the quote doubled; it is never null. A quote inside an unquoted cell is an error, as is
+whatever follows a closing quote. One line break may end the value; a second line is a second record and an error.
+Scalars are written as in JSON without its quotes (see `texts`), booleans `true` and `false`; nested types do not fit
+in a cell. Unknown fields are columns too many: always an error, since positions are all there is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from holdfast.pipeline.definition.model import Decoding
+from holdfast.pipeline.formats.base import DefinitionError, RowDecoder, Undecodable, shown
+from holdfast.pipeline.formats.texts import (
+    INTEGER,
+    Unfit,
+    boolean,
+    epoch_millis,
+    number_reader,
+    string_reader,
+)
+from holdfast.pipeline.formats.types import Column, Type
+
+SETTINGS: Final = {"delimiter": ",", "quote": '"', "null": ""}
+
+
+def _reader(kind: Type) -> Callable[[str], Any]:
+    if kind.kind == "boolean":
+        return boolean
+    if kind.kind == "timestamp":
+        of_text = string_reader(kind)
+        assert of_text is not None
+        return lambda text: epoch_millis(text) if INTEGER.fullmatch(text) else of_text(text)
+    reader = string_reader(kind) or number_reader(kind)
+    if reader is None:
+        raise DefinitionError(f"format csv: a cell cannot hold {kind.ddl}")
+    return reader
+
+
+class Delimited(RowDecoder):
+    def __init__(self, decoding: Decoding, prefix: str, fields: Sequence[Column]) -> None:
+        super().__init__(decoding, prefix, fields)
+        if not fields:
+            raise DefinitionError("format csv: name the fields, in the order of the columns")
+        wrong = sorted(set(decoding.csv) - set(SETTINGS))
+        if wrong:
+            raise DefinitionError(f"csv setting {wrong[0]!r}: there are delimiter, quote and null")
+        settings = {**SETTINGS, **decoding.csv}
+        self.delimiter, self.quote, self.null = settings["delimiter"], settings["quote"], settings["null"]
+        if len(self.delimiter) != 1 or len(self.quote) != 1 or self.delimiter == self.quote:
+            raise DefinitionError("csv settings delimiter and quote are one character each, not the same one")
+        if self.delimiter in "\r\n" or self.quote in "\r\n":
+            raise DefinitionError("csv settings delimiter and quote cannot be line breaks")
+        mark, between = re.escape(self.quote), re.escape(self.delimiter)
+        self._quoted = re.compile(f"{mark}((?:[^{mark}]|{mark}{mark})*){mark}", re.DOTALL)
+        self._bare = re.compile(f"[^{between}{mark}\r\n]*")
+        self._readers = [_reader(each.type) for each in fields]
+
+    def _cells(self, text: str) -> list[str | None]:
+        cells: list[str | None] = []
+        position = 0
+        while True:
+            quoted = text.startswith(self.quote, position)
+            match = (self._quoted if quoted else self._bare).match(text, position)
+            if match is None:
+                raise Undecodable(f"column {len(cells) + 1}: the quote is never closed")
+            if quoted:
+                cells.append(match[1].replace(self.quote * 2, self.quote))
+            else:
+                cells.append(None if match[0] == self.null else match[0])
+            position = match.end()
+            if position == len(text):
+                return cells
+            if text[position] in "\r\n":
+                raise Undecodable(
+                    f"a second line after column {len(cells)}: {shown(text[position:].strip(), 30)}"
+                )
+            if text[position] != self.delimiter:
+                raise Undecodable(f"column {len(cells)}: unexpected {shown(text[position:], 30)} at a quote")
+            position += 1
+
+    def decode_row(self, value: bytes) -> Sequence[Any]:
+        try:
+            text = value.decode("utf-8")
+        except UnicodeDecodeError as wrong:
+            raise Undecodable(f"invalid UTF-8 at byte {wrong.start}") from None
+        text = text[:-2] if text.endswith("\r\n") else text[:-1] if text.endswith("\n") else text
+        if not text:
+            raise Undecodable("empty value")
+        cells = self._cells(text)
+        if len(cells) != len(self.columns):
+            raise Undecodable(f"expected {len(self.columns)} columns, found {len(cells)}: {shown(text, 40)}")
+        row: list[Any] = []
+        for cell, column, reader in zip(cells, self.columns, self._readers, strict=True):
+            if cell is None and column.required:
+                raise Undecodable(f'required field "{column.name}" is null')
+            try:
+                row.append(None if cell is None else reader(cell))
+            except Unfit as unfit:
+                found = shown(cell or "", 40)
+                raise Undecodable(
+                    f'field "{column.name}": expected {column.type}, found {found}: {unfit}'
+                ) from None
+        return row

@@ -1,0 +1,217 @@
+"""Scalars out of their texts, one reading for all formats that hold text (JSON, CSV).
+
+Nothing is guessed and nothing coerced:
+
+- integers: `-?` digits, no fraction, no exponent, within the type's range;
+- double and float: any number of JSON's grammar, rounded to the nearest; beyond the range is an error, never infinity;
+- decimal(p,s): exact; digits beyond the scale are an error unless they are zeros;
+- timestamp: ISO 8601 with an offset (`2026-03-01T12:00:00.25Z`, `2026-03-01 12:00+01:00`), or an integer: epoch
+  milliseconds. Kept in microseconds, finer digits (nine at most) are cut. timestamp_ntz: the same without an offset;
+- date: `2026-03-01`;
+- binary: Base64 with the standard alphabet and its padding.
+
+Instants lie in the years 1 to 9999, which every sink can hold.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+import struct
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from holdfast.pipeline.formats.types import INTEGER_BITS, Type
+
+NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
+DATE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+INSTANT: Final = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?"
+    r"(?:(Z)|([+-])([0-9]{2})(?::?([0-9]{2}))?)?"
+)
+INTEGER_DIGITS_MAX: Final = 20
+DECIMAL_CHARACTERS_MAX: Final = 100
+"""Longer texts of a decimal are refused unread: 38 digits, zeros around them, an exponent."""
+DAY_MICROS: Final = 86_400_000_000
+INSTANT_MIN: Final = -62_135_596_800_000_000
+INSTANT_END: Final = 253_402_300_800_000_000
+OFFSET_MINUTES_MAX: Final = 18 * 60
+MONTH_DAYS: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+class Unfit(ValueError):
+    """A text that is none of its type's; its message says why, without the text."""
+
+
+def epoch_day(year: int, month: int, day: int) -> int:
+    """Days since 1970-01-01 of a date of the Gregorian calendar; raises `Unfit` when there is no such day."""
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if not 1 <= year <= 9999 or not 1 <= month <= 12:
+        raise Unfit("no such day")
+    if not 1 <= day <= MONTH_DAYS[month - 1] + (leap and month == 2):
+        raise Unfit("no such day")
+    shifted = year - (month <= 2)
+    era = shifted // 400
+    year_of_era = shifted - era * 400
+    day_of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
+
+
+def date(text: str) -> int:
+    match = DATE.fullmatch(text)
+    if match is None:
+        raise Unfit("a date is written 2026-03-01")
+    return epoch_day(int(match[1]), int(match[2]), int(match[3]))
+
+
+def instant(text: str, with_offset: bool) -> int:
+    """Microseconds since the epoch: of the instant, or of the wall clock's reading when there is no offset."""
+    match = INSTANT.fullmatch(text)
+    if match is None or bool(match[8] or match[9]) != with_offset:
+        raise Unfit("needs ISO 8601 with an offset" if with_offset else "needs ISO 8601 without an offset")
+    hour, minute, second = int(match[4]), int(match[5]), int(match[6] or 0)
+    if hour > 23 or minute > 59 or second > 59:
+        raise Unfit("no such time of day")
+    micros = epoch_day(int(match[1]), int(match[2]), int(match[3])) * DAY_MICROS
+    micros += ((hour * 60 + minute) * 60 + second) * 1_000_000
+    micros += int((match[7] or "")[:6].ljust(6, "0"))
+    if match[9]:
+        if int(match[11] or 0) > 59 or int(match[10]) * 60 + int(match[11] or 0) > OFFSET_MINUTES_MAX:
+            raise Unfit("no such offset")
+        minutes = int(match[10]) * 60 + int(match[11] or 0)
+        micros -= minutes * 60_000_000 if match[9] == "+" else -minutes * 60_000_000
+    return in_range_instant(micros)
+
+
+def in_range_instant(micros: int) -> int:
+    if not INSTANT_MIN <= micros < INSTANT_END:
+        raise Unfit("out of the years 1 to 9999")
+    return micros
+
+
+def epoch_millis(text: str) -> int:
+    if INTEGER.fullmatch(text) is None:
+        raise Unfit("epoch milliseconds are an integer")
+    if len(text) > INTEGER_DIGITS_MAX:
+        raise Unfit("out of the years 1 to 9999")
+    return in_range_instant(int(text) * 1000)
+
+
+def timestamp(text: str) -> int:
+    return instant(text, with_offset=True)
+
+
+def timestamp_ntz(text: str) -> int:
+    return instant(text, with_offset=False)
+
+
+def integer(text: str, bits: int) -> int:
+    if INTEGER.fullmatch(text) is None:
+        raise Unfit("no integer")
+    if len(text) > INTEGER_DIGITS_MAX:
+        raise Unfit("out of range")
+    return in_range_integer(int(text), bits)
+
+
+def in_range_integer(value: int, bits: int) -> int:
+    if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        raise Unfit("out of range")
+    return value
+
+
+def double(text: str) -> float:
+    if NUMBER.fullmatch(text) is None:
+        raise Unfit("no number")
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise Unfit("out of range")
+    return value
+
+
+def single(text: str) -> float:
+    return in_range_single(double(text))
+
+
+def in_range_single(value: float) -> float:
+    try:
+        packed = struct.pack("<f", value)
+    except OverflowError:
+        raise Unfit("out of range") from None
+    found: float = struct.unpack("<f", packed)[0]
+    return found
+
+
+def decimal(text: str, precision: int, scale: int) -> Decimal:
+    if NUMBER.fullmatch(text) is None:
+        raise Unfit("no number")
+    if len(text) > DECIMAL_CHARACTERS_MAX:
+        raise Unfit("too many digits")
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise Unfit("out of range") from None
+    return in_range_decimal(value, precision, scale)
+
+
+def in_range_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
+    """The same value with the scale's digits, exactly."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        raise Unfit("no number")
+    unscaled = int("".join(map(str, digits)) or "0")
+    if unscaled == 0:
+        return Decimal((0, (0,), -scale))
+    shift = exponent + scale
+    if shift < 0:
+        unscaled, rest = divmod(unscaled, 10 ** min(-shift, len(digits) + 1))
+        if rest or unscaled == 0:
+            raise Unfit(f"more than {scale} digits after the point")
+    elif shift > precision:
+        raise Unfit("out of range")
+    else:
+        unscaled *= 10**shift
+    if unscaled >= 10**precision:
+        raise Unfit("out of range")
+    return Decimal((sign, tuple(map(int, str(unscaled))), -scale))
+
+
+def base64(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text.encode("ascii"), strict_mode=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise Unfit("no Base64") from None
+
+
+def boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise Unfit("neither true nor false")
+    return text == "true"
+
+
+def number_reader(kind: Type) -> Callable[[str], Any] | None:
+    """What reads a number's text (of JSON's grammar) as this type; nothing: the type holds no numbers."""
+    if kind.kind in INTEGER_BITS:
+        bits = INTEGER_BITS[kind.kind]
+        return lambda text: integer(text, bits)
+    if kind.kind == "decimal":
+        return lambda text: decimal(text, kind.precision, kind.scale)
+    readers: dict[str, Callable[[str], Any]] = {
+        "double": double,
+        "float": single,
+        "timestamp": epoch_millis,
+    }
+    return readers.get(kind.kind)
+
+
+def string_reader(kind: Type) -> Callable[[str], Any] | None:
+    """What reads a string's content as this type; nothing: the type is not written as a string."""
+    readers: dict[str, Callable[[str], Any]] = {
+        "string": str,
+        "date": date,
+        "timestamp": timestamp,
+        "timestamp_ntz": timestamp_ntz,
+        "binary": base64,
+    }
+    return readers.get(kind.kind)
