@@ -7,7 +7,7 @@ BENCH_STAMP := $(VENV)/.holdfast-setup-bench
 SEEDS  ?= 1000
 PYTEST_WORKERS ?= 2
 
-.PHONY: help setup demo test check format lint types contracts sim chaos bench requirements clean
+.PHONY: help setup java demo test check format lint types contracts sim chaos bench requirements clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,10 +25,14 @@ $(BENCH_STAMP): $(STAMP) requirements/bench.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	@touch $@
 
-demo: $(STAMP) ## start a broker, produce and consume with a real client, show the figures
+java: $(STAMP) ## find a Java for Spark; where there is none, install Debian's headless one if that is possible
+	@$(BIN)/python -m holdfast.pipeline.java --install
+
+demo: $(STAMP) java ## start a broker, produce and consume with a real client, show the figures
 	$(BIN)/holdfast demo
 
 test: $(STAMP) ## every test that fits in minutes
+	-@$(BIN)/python -m holdfast.pipeline.java --install
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup tests
 
 check: $(STAMP) lint types contracts test ## what CI runs: format, lint, types, import contracts, tests

@@ -1,4 +1,8 @@
-"""Finding a Java that Spark runs on: `JAVA_HOME`, the PATH, then the usual folders."""
+"""Finding a Java that Spark runs on: `JAVA_HOME`, the PATH, then the usual folders.
+
+`python -m holdfast.pipeline.java --install` also installs Debian's headless Java where there is none, apt is there and
+the user may use it; everywhere else it says in one line what to install.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 
 from holdfast.errors import HoldfastError
@@ -82,3 +87,44 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[str]:
         yield os.path.dirname(os.path.dirname(os.path.realpath(on_path)))
     for pattern in USUAL_FOLDERS:
         yield from sorted(glob.glob(pattern))
+
+
+PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
+"""In the order of preference; which of them there are depends on the Debian or Ubuntu."""
+
+
+def install_java(environment: Mapping[str, str] | None = None) -> str:
+    """The home of a Java, after installing one with apt if there is none. `JavaMissing` where that is not possible."""
+    environment = os.environ if environment is None else environment
+    try:
+        return find_java(environment)
+    except JavaMissing:
+        apt = shutil.which("apt-get", path=environment.get("PATH"))
+        if apt is None or os.geteuid() != 0:
+            raise
+    quiet = {**environment, "DEBIAN_FRONTEND": "noninteractive"}
+    print("No Java found: installing Debian's headless one with apt-get", file=sys.stderr, flush=True)
+    failure = ""
+    for arguments in (
+        ["update", "-qq"],
+        *(["install", "-y", "-qq", "--no-install-recommends", name] for name in PACKAGES),
+    ):
+        done = subprocess.run([apt, *arguments], env=quiet, capture_output=True, text=True, check=False)
+        if arguments[0] == "install" and done.returncode == 0:
+            return find_java(environment)
+        failure = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else failure
+    raise JavaMissing(f"{ADVICE}. apt-get could not install it: {failure}")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the home of a Java; exit with 3 and one line of advice where there is none."""
+    try:
+        print(install_java() if "--install" in arguments else find_java())
+    except JavaMissing as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
