@@ -129,6 +129,9 @@ class DirectSender:
         self._is_due = False
         """Whether the thread that sends next shall serve."""
         self._is_idle = False
+        self._counting = threading.Lock()
+        self._flushing = 0
+        """How many wait for everything: nothing waits for company (linger.ms) meanwhile."""
         self._wake = threading.Event()
         self._is_closed = False
         self._poller = threading.Thread(target=self._run, name="holdfast-deliveries", daemon=True)
@@ -163,7 +166,10 @@ class DirectSender:
     def _serve(self, seconds: float) -> None:
         producer = self._producer
         try:
-            producer.poll(seconds)
+            if self._flushing and seconds:
+                producer.flush(seconds)
+            else:
+                producer.poll(seconds)
         except KafkaException as broken:
             self._replace(producer, broken)
 
@@ -295,7 +301,13 @@ class DirectSender:
 
     def flush(self, timeout: float | None) -> int:
         """Wait until every message is reported on; returns how many are not."""
-        self._waiting.wait(lambda: not self.left, timeout)
+        with self._counting:
+            self._flushing += 1
+        try:
+            self._waiting.wait(lambda: not self.left, timeout)
+        finally:
+            with self._counting:
+                self._flushing -= 1
         return self.left
 
     def close(self) -> LeftBehind:

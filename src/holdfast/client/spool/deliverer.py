@@ -161,7 +161,18 @@ class Deliverer(ABC):
 
     def wait_delivered(self, timeout: float | None) -> bool:
         """Wait until everything stored so far is delivered or set aside; raises when nothing more will be."""
-        end = self._store.end
+        deadline = None if timeout is None else time.monotonic() + timeout
+        had_undecided = self._store.has_undecided
+        if not self._wait_through(self._store.end, timeout):
+            return False
+        if not had_undecided:
+            return True
+        # They have been written again, behind what was stored then.
+        return self._wait_through(
+            self._store.end, None if deadline is None else max(0.0, deadline - time.monotonic())
+        )
+
+    def _wait_through(self, end: int, timeout: float | None) -> bool:
         self._waiting.wait(lambda: self._window.prefix >= end or self.failure is not None, timeout)
         if self._window.prefix >= end:
             return True

@@ -109,6 +109,16 @@ class SpoolStore:
         with self._lock:
             return self._segments[-1].end - self._segments[0].base if self._segments else 0
 
+    @property
+    def has_undecided(self) -> bool:
+        """Whether there are messages without a partition, which will be written again when they have one."""
+        counters = dict(self.counters)
+        return any(
+            count > counters.get((topic, frames.MOVED), 0)
+            for (topic, partition), count in counters.items()
+            if partition == frames.UNDECIDED
+        )
+
     # Writing
 
     def write(self, messages: Sequence[Storable], moved: Moved | None = None) -> Written:

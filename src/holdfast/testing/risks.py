@@ -1,0 +1,272 @@
+"""What the tests of the risks HFnnn share: a broker that may be frozen and killed, plain clients, programs that die.
+
+Each risk is shown in two halves. In the first a plain confluent-kafka client, set as the risk says, loses a message or
+handles one twice; in the second a client of ours in the same situation does not. Nothing here waits for time to pass:
+`wait_until` asks until something has come about.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, NotComeAbout, wait_until
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+SHORT_SESSION: Final[Mapping[str, Any]] = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 200}
+"""A member that was killed is missed soon."""
+
+
+class Report:
+    """Collects what a plain producer reports."""
+
+    def __init__(self) -> None:
+        self.delivered: list[str] = []
+        self.failed: list[tuple[str, KafkaError]] = []
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        value = (message.value() or b"").decode()
+        if error is None:
+            self.delivered.append(value)
+        else:
+            self.failed.append((value, error))
+
+
+class Program:
+    """A Python program of a test's own, that says what it does line by line."""
+
+    def __init__(self, text: str, *arguments: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", text, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def says(self, line: str) -> None:
+        """Wait for this line; others before it are passed over."""
+        assert self._process.stdout is not None
+        heard: list[str] = []
+        for said in self._process.stdout:
+            heard.append(said.rstrip())
+            if heard[-1] == line:
+                return
+        _, errors = self._process.communicate()
+        raise NotComeAbout(f"{line!r}: the program said {heard}, and {errors}")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ends(self) -> tuple[int, str]:
+        """Wait for its end: exit code, and what it complained of."""
+        _, errors = self._process.communicate(timeout=WAIT_SECONDS)
+        return self._process.returncode, errors
+
+
+class Background:
+    """Something that runs on a thread of its own; its error is raised by whoever waits for it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits
+            self._error = error
+
+    def finish(self) -> None:
+        self._thread.join(WAIT_SECONDS)
+        if self._thread.is_alive():
+            raise NotComeAbout("a thread did not end")
+        if self._error is not None:
+            raise self._error
+
+
+class Swallowing:
+    """Stands between clients and a broker, and swallows an answer when told: the broker has done what was asked, the
+    client loses its connection and does not know."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        """What the broker has to advertise."""
+        self._broker = ("", 0)
+        self._left: dict[int, int] = {}
+        """How many answers to swallow, by the key of the request."""
+        self._open: list[socket.socket] = [self._listener]
+
+    def serve(self, port: int) -> None:
+        """Stand before the broker that listens there."""
+        self._broker = ("127.0.0.1", port)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def swallow(self, api_key: int, count: int = 1) -> None:
+        """The next so many answers to requests of this kind do not arrive."""
+        self._left[api_key] = count
+
+    @property
+    def is_done(self) -> bool:
+        return not any(self._left.values())
+
+    def close(self) -> None:
+        for each in self._open:
+            _hang_up(each)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                broker = socket.create_connection(self._broker)
+                self._open += (client, broker)
+                asked: dict[int, int] = {}
+                for work in (self._ask, self._answer):
+                    threading.Thread(target=work, args=(client, broker, asked), daemon=True).start()
+
+    def _ask(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
+        for frame in _frames(client, broker):
+            key, _, correlation = struct.unpack_from(">hhi", frame, 4)
+            asked[correlation] = key
+            broker.sendall(frame)
+
+    def _answer(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
+        for frame in _frames(broker, client):
+            (correlation,) = struct.unpack_from(">i", frame, 4)
+            key = asked.pop(correlation, -1)
+            if self._left.get(key, 0):
+                self._left[key] -= 1
+                return
+            client.sendall(frame)
+
+
+def _frames(source: socket.socket, other: socket.socket) -> Iterator[bytes]:
+    """Requests or answers with their sizes in front; both connections end with the first of them that ends."""
+    try:
+        with contextlib.suppress(OSError), source.makefile("rb") as stream:
+            while len(size := stream.read(4)) == 4:
+                yield size + stream.read(int.from_bytes(size, "big"))
+    finally:
+        _hang_up(source)
+        _hang_up(other)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+class Scene(Engine):
+    """Our broker as a process, with plain clients for it. What a test breaks, `restore` mends."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        super().__init__("holdfast", broker.bootstrap_servers)
+        self.broker = broker
+        self._programs: list[Program] = []
+        self._is_dead = False
+
+    # The broker
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The broker takes connections and bytes, and does nothing."""
+        os.kill(self.broker.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if not self._is_dead:
+                os.kill(self.broker.pid, signal.SIGCONT)
+
+    def crash(self) -> None:
+        self._is_dead = True
+        self.broker.crash()
+
+    def revive(self) -> None:
+        """Start the broker again on its data; only from the main thread, with which it would die."""
+        self.broker.start()
+        self._is_dead = False
+
+    def restore(self) -> None:
+        for program in self._programs:
+            program.kill()
+        if self._is_dead:
+            self.revive()
+
+    # Plain clients
+
+    def plain(self, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap_servers, **QUIET, **(settings or {})}
+
+    def producer(self, settings: Mapping[str, Any] | None = None) -> Producer:
+        return Producer(self.plain(settings))
+
+    def consumer(self, group: str, settings: Mapping[str, Any] | None = None) -> Consumer:
+        """One that commits nothing and begins at the beginning, unless told otherwise."""
+        given = {"enable.auto.commit": False, "auto.offset.reset": "earliest", **(settings or {})}
+        return Consumer(self.plain({"group.id": group, **given}))
+
+    def next_of(self, group: str, topic: str, partition: int = 0) -> str:
+        """The message that this group is handed next."""
+        consumer = self.consumer(group)
+        try:
+            consumer.assign([TopicPartition(topic, partition)])
+            return value_of(wait_until(lambda: consumer.poll(1.0), f"a message of {topic} for {group}"))
+        finally:
+            consumer.close()
+
+    def position(self, group: str, topic: str, partition: int = 0) -> int:
+        """Where a group stands; negative when it has no position."""
+        return self.committed(group).get(f"{topic}-{partition}", -1)
+
+    # Programs
+
+    def program(self, text: str, *arguments: str) -> Program:
+        """Start a program with the address of the broker as its first argument; it does not outlive the test."""
+        self._programs.append(Program(text, self.bootstrap_servers, *arguments))
+        return self._programs[-1]
+
+
+def take(consumer: Consumer, count: int) -> list[Any]:
+    """So many messages from a plain consumer."""
+    taken: list[Any] = []
+
+    def more() -> bool:
+        for message in consumer.consume(count - len(taken), 0.5):
+            if (error := message.error()) is not None:
+                raise KafkaException(error)
+            taken.append(message)
+        return len(taken) == count
+
+    wait_until(more, f"{count} messages")
+    return taken
+
+
+def value_of(message: Any) -> str:
+    """The text of a message: a plain one, or one of ours."""
+    value = message.value() if callable(message.value) else message.value
+    return (value or b"").decode()
+
+
+def numbers(start: int, end: int) -> list[str]:
+    return [str(number) for number in range(start, end)]
