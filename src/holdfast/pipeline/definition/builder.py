@@ -1,0 +1,166 @@
+"""A pipeline in Python, in the words of YAML:
+
+    from holdfast.pipeline import Pipeline
+
+    orders = (
+        Pipeline("orders")
+        .read("orders", value={"format": "json", "fields": {"id": "long", "amount": "double", "note": "string?"}})
+        .expect("amount > 0", name="positive")
+        .sql("SELECT *, amount * 1.19 AS gross FROM input")
+        .python(enrich, schema="id long, gross double")
+        .write("parquet", path="out/orders")
+    )
+
+Each call returns a new pipeline and changes nothing, so a common beginning can be shared. What is given goes through
+the table that YAML goes through: the same names, the same defaults, the same errors, and the same fingerprint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from holdfast.pipeline.definition.model import (
+    DeadLetter,
+    Decoding,
+    OnBreak,
+    PipelineDefinition,
+    SinkDefinition,
+)
+from holdfast.pipeline.definition.naming import kind_of_sink
+
+DecodingWords = str | Mapping[str, Any] | Decoding
+"""A format's name, the words of YAML, or the value itself."""
+
+
+class Pipeline:
+    def __init__(
+        self,
+        name: str,
+        *,
+        trigger: str | None = None,
+        home: str | None = None,
+        monitoring_group: str | None = None,
+        spark: Mapping[str, str] | None = None,
+    ) -> None:
+        self._document: dict[str, Any] = {
+            "pipeline": name,
+            "trigger": trigger,
+            "home": home,
+            "monitoring_group": monitoring_group,
+            "spark": spark,
+            "steps": [],
+            "sinks": [],
+        }
+
+    def __repr__(self) -> str:
+        steps, sinks = self._document["steps"], self._document["sinks"]
+        return f"<Pipeline {self._document['pipeline']!r}: {len(steps)} steps, {len(sinks)} sinks>"
+
+    def read(
+        self,
+        *topics: str,
+        pattern: str | None = None,
+        bootstrap: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        value: DecodingWords | None = None,
+        key: DecodingWords | None = None,
+        starting: str | None = None,
+        batch_records: int | None = None,
+        batch_bytes: int | str | None = None,
+    ) -> Pipeline:
+        """What is read; once."""
+        source = {
+            "topics": topics or None,
+            "pattern": pattern,
+            "bootstrap": bootstrap,
+            "settings": settings,
+            "value": _words(value),
+            "key": _words(key),
+            "starting": starting,
+            "batch_records": batch_records,
+            "batch_bytes": batch_bytes,
+        }
+        return self._with(source=source)
+
+    def expect(self, that: str, *, name: str | None = None, otherwise: OnBreak | None = None) -> Pipeline:
+        """A rule; `otherwise` says what becomes of a row that breaks it (warn, drop, quarantine, fail)."""
+        return self._step("expect", that=that, name=name, **{"else": otherwise})
+
+    def filter(self, where: str, *, name: str | None = None) -> Pipeline:
+        """Rows for which this is true stay; the others are counted as filtered."""
+        return self._step("filter", where=where, name=name)
+
+    def sql(self, query: str, *, name: str | None = None, expand: bool | None = None) -> Pipeline:
+        """A query over `input`; it selects `_hf`."""
+        return self._step("sql", query=query, name=name, expand=expand)
+
+    def python(
+        self,
+        function: Callable[..., Any] | str,
+        *,
+        name: str | None = None,
+        file: str | None = None,
+        schema: str | Mapping[str, str] | None = None,
+        mode: Literal["arrow", "pandas"] | None = None,
+        expand: bool | None = None,
+    ) -> Pipeline:
+        """A function over batches of rows."""
+        return self._step(
+            "python", function=function, name=name, file=file, schema=schema, mode=mode, expand=expand
+        )
+
+    def write(self, sink: SinkDefinition | str, **settings: Any) -> Pipeline:
+        """Another sink: `write("parquet", path="out")`, or `write(ParquetSink("out"))`."""
+        if isinstance(sink, str):
+            entry: dict[str, Any] = {sink: settings}
+        else:
+            entry = {kind_of_sink(sink): {**_given(sink), **settings}}
+        return self._with(sinks=[*self._document["sinks"], entry])
+
+    def dead_letter(self, topic: str | DeadLetter, **settings: Any) -> Pipeline:
+        """Where records go that cannot be parsed or break a rule."""
+        given = {"topic": topic} if isinstance(topic, str) else _given(topic)
+        return self._with(dead_letter={**given, **settings})
+
+    def definition(self, *, directory: str = ".") -> PipelineDefinition:
+        """The pipeline as plain values; `DefinitionError` says everything that is wrong with it."""
+        from holdfast.pipeline.definition.loading import from_document
+
+        return from_document(self._document, directory=directory).definition
+
+    def _step(self, kind: str, **settings: Any) -> Pipeline:
+        return self._with(steps=[*self._document["steps"], {kind: settings}])
+
+    def _with(self, **changes: Any) -> Pipeline:
+        other = Pipeline(self._document["pipeline"])
+        other._document = {**self._document, **changes}
+        return other
+
+
+def _words(decoding: DecodingWords | None) -> str | Mapping[str, Any] | None:
+    if not isinstance(decoding, Decoding):
+        return decoding
+    words = _given(decoding)
+    if decoding.fields:
+        words["fields"] = {
+            field.name: field.type + ("" if field.required else "?") for field in decoding.fields
+        }
+    return {"format": decoding.format, **words}
+
+
+def _given(value: Any) -> dict[str, Any]:
+    """What differs from the defaults, in the words of YAML."""
+    words: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        content = getattr(value, field.name)
+        if field.default_factory is not dataclasses.MISSING:
+            default: Any = field.default_factory()
+        else:
+            default = field.default
+        if content != default:
+            words[field.name] = (
+                list(content) if isinstance(content, Sequence) and not isinstance(content, str) else content
+            )
+    return words

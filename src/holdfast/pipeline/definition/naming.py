@@ -1,0 +1,85 @@
+"""Names and places that a definition leaves to us, decided once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from holdfast.pipeline.definition.model import (
+    DeadLetter,
+    DeltaSink,
+    Expect,
+    Filter,
+    KafkaSink,
+    ParquetSink,
+    PipelineDefinition,
+    PostgresSink,
+    SinkDefinition,
+    Sql,
+    Step,
+)
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+DEAD_LETTER_NAME: Final = "dead-letter"
+"""The name of the dead letter sink; no other may have it."""
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+BOOTSTRAP_VARIABLE: Final = "HOLDFAST_BOOTSTRAP_SERVER"
+
+
+def kind_of_step(step: Step) -> str:
+    match step:
+        case Expect():
+            return "expect"
+        case Filter():
+            return "filter"
+        case Sql():
+            return "sql"
+        case _:
+            return "python"
+
+
+def kind_of_sink(sink: SinkDefinition) -> str:
+    match sink:
+        case ParquetSink():
+            return "parquet"
+        case DeltaSink():
+            return "delta"
+        case PostgresSink():
+            return "postgres"
+        case KafkaSink():
+            return "kafka"
+
+
+def home_of(definition: PipelineDefinition) -> str:
+    """The pipeline's own directory, absolute."""
+    return resolve_path(definition, definition.home or os.path.join(".holdfast", definition.name))
+
+
+def resolve_path(definition: PipelineDefinition, path: str) -> str:
+    """A path as the definition means it: relative ones start in its directory; addresses stay."""
+    if re.match(r"[a-z][a-z0-9+.-]*://", path):
+        return path
+    return os.path.abspath(os.path.join(definition.directory, os.path.expanduser(path)))
+
+
+def monitoring_group(definition: PipelineDefinition) -> str:
+    return definition.monitoring_group or f"hf-{definition.name}"
+
+
+def dead_letter_of(definition: PipelineDefinition) -> DeadLetter:
+    return definition.dead_letter or DeadLetter(topic=f"{definition.name}-dlt")
+
+
+def bootstrap_of(
+    definition: PipelineDefinition, given: str | None = None, environment: Mapping[str, str] = os.environ
+) -> str:
+    """Whom to ask first: what the caller says, then the definition, then the environment."""
+    return given or definition.source.bootstrap or environment.get(BOOTSTRAP_VARIABLE) or DEFAULT_BOOTSTRAP
+
+
+def client_settings(definition: PipelineDefinition, bootstrap: str | None = None) -> dict[str, str]:
+    """The client settings of the source, of a definition whose secrets are expanded."""
+    return {**definition.source.settings, "bootstrap.servers": bootstrap_of(definition, bootstrap)}
