@@ -1,0 +1,177 @@
+"""Values with a schema: sent by `Producer`, read by `Consumer`, with confluent-kafka's serializers and a registry."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+from confluent_kafka.serialization import (
+    MessageField,
+    SerializationContext,
+    SerializationError,
+    StringSerializer,
+)
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from holdfast.client import Consumer, Message, Producer, with_schema
+from holdfast.client.serializers import SchemaSerializer
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.schema_registry import SchemaRegistry
+
+pytestmark = pytest.mark.holdfast(
+    settings={"auto.create.topics.enable": "true", "group.initial.rebalance.delay.ms": "0"}
+)
+AVRO = """{"type":"record","name":"Order","fields":[
+    {"name":"id","type":"long"},{"name":"item","type":"string"}]}"""
+JSON = """{"$schema":"http://json-schema.org/draft-07/schema#","title":"Order","type":"object",
+    "properties":{"id":{"type":"integer"},"item":{"type":"string"}},"required":["id","item"]}"""
+
+
+def _order_class() -> Any:
+    """What protoc makes of: message Order { int64 id = 1; string item = 2; }"""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="holdfast_test/order.proto", package="shop", syntax="proto3"
+    )
+    message = file.message_type.add(name="Order")
+    for number, (name, kind) in enumerate([("id", "TYPE_INT64"), ("item", "TYPE_STRING")], start=1):
+        message.field.add(name=name, number=number, type=kind, label="LABEL_OPTIONAL", json_name=name)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+
+
+class Format(NamedTuple):
+    name: str
+    serializer: Callable[[SchemaRegistryClient], SchemaSerializer]
+    deserializer: Callable[[SchemaRegistryClient], SchemaSerializer]
+    value: Callable[[int], Any]
+
+
+Order = _order_class()
+FORMATS = [
+    Format(
+        "AVRO",
+        lambda registry: AvroSerializer(registry, AVRO),
+        lambda registry: AvroDeserializer(registry),
+        lambda number: {"id": number, "item": f"Ünï {number}"},
+    ),
+    Format(
+        "PROTOBUF",
+        lambda registry: ProtobufSerializer(Order, registry),
+        lambda registry: ProtobufDeserializer(Order, schema_registry_client=registry),
+        lambda number: Order(id=number, item=f"Ünï {number}"),
+    ),
+    Format(
+        "JSON",
+        lambda registry: JSONSerializer(JSON, registry),
+        lambda registry: JSONDeserializer(None, schema_registry_client=registry),
+        lambda number: {"id": number, "item": f"Ünï {number}"},
+    ),
+]
+
+
+@pytest.fixture
+def registry(holdfast_schema_registry: SchemaRegistry) -> Iterator[SchemaRegistryClient]:
+    with SchemaRegistryClient({"url": holdfast_schema_registry.url, "max.retries": 0}) as client:
+        yield client
+
+
+def read_all(broker: BrokerProcess, topic: str, count: int) -> list[Message]:
+    seen: list[Message] = []
+    consumer = Consumer(broker.bootstrap_servers, group="readers", topics=[topic])
+
+    def handle(message: Message) -> None:
+        seen.append(message)
+        if len(seen) == count:
+            consumer.stop()
+
+    consumer.run(handle)
+    return seen
+
+
+@pytest.mark.parametrize("spooled", [False, True], ids=["direct", "spooled"])
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda each: each.name)
+def test_values_and_keys_come_back_as_they_were(
+    holdfast_broker: BrokerProcess,
+    registry: SchemaRegistryClient,
+    tmp_path: Path,
+    kind: Format,
+    spooled: bool,
+) -> None:
+    round_trip(holdfast_broker, registry, kind, tmp_path / "spool" if spooled else None)
+
+
+def round_trip(
+    broker: BrokerProcess, registry: SchemaRegistryClient, kind: Format, spool: Path | None
+) -> None:
+    with Producer(
+        broker.bootstrap_servers,
+        spool=spool,
+        key=with_schema(StringSerializer(), is_key=True),
+        value=with_schema(kind.serializer(registry)),
+    ) as producer:
+        producer.send_many("orders", [kind.value(number) for number in range(10)], key=lambda value: "k")
+    messages = read_all(broker, "orders", 10)
+    deserialize = kind.deserializer(registry)
+    context = SerializationContext("orders", MessageField.VALUE)
+    assert [deserialize(each.value, context) for each in messages] == [kind.value(each) for each in range(10)]
+    assert {each.key for each in messages} == {b"k"}
+    # The five bytes that Spark and everybody else reads: zero, and the schema's id.
+    registered = registry.get_latest_version("orders-value")
+    assert registered.schema.schema_type in (kind.name, None)
+    assert {each.value[:5] for each in messages if each.value} == {
+        struct.pack(">bI", 0, registered.schema_id)
+    }
+
+
+def test_a_value_that_does_not_fit_its_schema_is_refused_before_anything_is_sent(
+    holdfast_broker: BrokerProcess, registry: SchemaRegistryClient
+) -> None:
+    with Producer(
+        holdfast_broker.bootstrap_servers, value=with_schema(AvroSerializer(registry, AVRO))
+    ) as producer:
+        with pytest.raises((SerializationError, ValueError, TypeError)):
+            producer.send("orders", {"id": "seven"})
+        assert producer.under_way == 0
+
+
+def test_a_registry_that_is_away_refuses_the_first_message_and_no_later_one(
+    holdfast_broker: BrokerProcess, holdfast_schema_registry: SchemaRegistry, registry: SchemaRegistryClient
+) -> None:
+    """Schemas are asked for once: a registry that goes away later is not noticed."""
+    holdfast_schema_registry.stop()
+    with Producer(
+        holdfast_broker.bootstrap_servers, value=with_schema(AvroSerializer(registry, AVRO))
+    ) as producer:
+        with pytest.raises(Exception, match=r"(?i)connect"):
+            producer.send("orders", {"id": 1, "item": "a"})
+        assert producer.under_way == 0
+        holdfast_schema_registry.start()
+        producer.send("orders", {"id": 1, "item": "a"}).wait()
+        holdfast_schema_registry.stop()
+        producer.send("orders", {"id": 2, "item": "b"}).wait()
+
+
+def test_a_schema_that_readers_of_old_data_could_not_take_is_refused(
+    holdfast_broker: BrokerProcess, registry: SchemaRegistryClient
+) -> None:
+    stricter = AVRO.replace("]}", ',{"name":"amount","type":"double"}]}')
+    with Producer(
+        holdfast_broker.bootstrap_servers, value=with_schema(AvroSerializer(registry, AVRO))
+    ) as producer:
+        producer.send("orders", {"id": 1, "item": "a"}).wait()
+    with (
+        Producer(
+            holdfast_broker.bootstrap_servers, value=with_schema(AvroSerializer(registry, stricter))
+        ) as producer,
+        pytest.raises(SchemaRegistryError, match="cannot read what version 1 wrote"),
+    ):
+        producer.send("orders", {"id": 2, "item": "b", "amount": 1.5})
