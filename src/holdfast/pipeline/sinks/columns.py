@@ -1,0 +1,131 @@
+"""What a sink stores of a row, and whether it fits what the sink holds already.
+
+A sink stores the lineage `_hf` and every column whose name does not start with an underscore; the reserved ones are
+there for its expressions. Columns may be added where `schema: add-columns` says so; one that is gone is then stored as
+null. A column that changes its type always stops the pipeline: no cast is ever guessed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.pipeline.definition.model import SchemaChange
+from holdfast.pipeline.sinks.base import LINEAGE, Problem, SchemaChanged
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+RESERVED = "_"
+
+
+def is_stored(name: str) -> bool:
+    return name == LINEAGE or not name.startswith(RESERVED)
+
+
+def stored_schema(rows: StructType) -> StructType:
+    """The columns of these rows that a sink keeps, lineage first."""
+    from pyspark.sql.types import StructType
+
+    kept = [field for field in rows.fields if is_stored(field.name)]
+    kept.sort(key=lambda field: field.name != LINEAGE)
+    return StructType(kept)
+
+
+def fitting_schema(sink: str, held: StructType | None, rows: StructType, setting: SchemaChange) -> StructType:
+    """The schema under which these rows are stored beside those that are there; `SchemaChanged` when they cannot."""
+    from pyspark.sql.types import StructField, StructType
+
+    if held is None:
+        return rows
+    ours = {field.name: field for field in held.fields}
+    theirs = {field.name: field for field in rows.fields}
+    for name, field in theirs.items():
+        known = ours.get(name)
+        if known is None:
+            continue
+        before, now = known.dataType.simpleString(), field.dataType.simpleString()
+        if before != now:
+            raise SchemaChanged(
+                f"sink {sink!r} holds column {name!r} as {before}, and the rows bring it as {now}; a type is never "
+                f"changed by itself: cast it in a step (CAST({name} AS {before})), or give it another name"
+            )
+    added = [field for name, field in theirs.items() if name not in ours]
+    gone = [name for name in ours if name not in theirs]
+    if setting == "fail" and (added or gone):
+        raise SchemaChanged(
+            f"the rows do not have the columns that sink {sink!r} holds: "
+            + "; ".join(_differences([field.name for field in added], gone))
+            + ". Allow it with `schema: add-columns` in the sink, or give the rows the columns it has"
+        )
+    new = [StructField(field.name, field.dataType, True) for field in added]
+    return StructType([*held.fields, *new])
+
+
+def _differences(added: list[str], gone: list[str]) -> list[str]:
+    parts = []
+    if added:
+        parts.append(f"new {', '.join(map(repr, added))}")
+    if gone:
+        parts.append(f"missing {', '.join(map(repr, gone))}")
+    return parts
+
+
+def projected(rows: DataFrame, schema: StructType, extra: tuple[Column, ...] = ()) -> DataFrame:
+    """The rows with exactly these columns, null where they have none; then `extra`."""
+    from pyspark.sql import functions
+
+    present = set(rows.columns)
+    columns = [
+        quoted(field.name)
+        if field.name in present
+        else functions.lit(None).cast(field.dataType).alias(field.name)
+        for field in schema.fields
+    ]
+    return rows.select(*columns, *extra)
+
+
+def quoted(name: str) -> Column:
+    """The column of exactly this name, dots and all."""
+    from pyspark.sql import functions
+
+    return functions.col("`" + name.replace("`", "``") + "`")
+
+
+def check_partitioning(partition_by: tuple[str, ...], rows: StructType) -> list[Problem]:
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
+
+    problems = []
+    stored = {field.name: field.dataType for field in stored_schema(rows).fields}
+    for name in partition_by:
+        kind = stored.get(name)
+        if kind is None or name == LINEAGE:
+            having = ", ".join(other for other in stored if other != LINEAGE)
+            problems.append(Problem("partition_by", f"there is no column {name!r}; the rows have {having}"))
+        elif isinstance(kind, ArrayType | BinaryType | MapType | StructType):
+            problems.append(
+                Problem(
+                    "partition_by",
+                    f"column {name!r} is {kind.simpleString()}, which cannot be part of a directory's name",
+                )
+            )
+    if len(set(partition_by)) < len(partition_by):
+        problems.append(Problem("partition_by", "a column is named twice"))
+    if partition_by and set(stored) <= {*partition_by, LINEAGE}:
+        problems.append(Problem("partition_by", "it names every column, and nothing is left to store"))
+    return problems
+
+
+def check_columns(rows: StructType) -> list[Problem]:
+    """Names that differ in case only: files would hold both, and no SQL reader could tell them apart."""
+    seen: dict[str, str] = {}
+    problems = []
+    for field in stored_schema(rows).fields:
+        other = seen.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            problems.append(
+                Problem("", f"the columns {other!r} and {field.name!r} differ in capital letters only")
+            )
+        elif list(rows.fieldNames()).count(field.name) > 1:
+            problems.append(Problem("", f"there are two columns named {field.name!r}"))
+    return problems

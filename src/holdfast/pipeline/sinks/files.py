@@ -1,0 +1,127 @@
+"""The file operations that file sinks stand on, as one object that tests can watch and break.
+
+The rule of every file sink: what a commit names is flushed before it, file by file and directory by directory, and the
+commit itself is flushed before it is reported. `Disk` is the real one; it is pickled into Spark's workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from typing import IO
+
+from holdfast.pipeline.sinks.base import SinkError
+
+
+class Disk:
+    """Files of the operating system. Every method raises `OSError`."""
+
+    def create_directory(self, path: str) -> None:
+        """Make a directory and its missing parents, each durable in its own parent."""
+        missing = []
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path) or "."
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+            self.flush_directory(os.path.dirname(directory) or ".")
+
+    def open_new(self, path: str) -> IO[bytes]:
+        return open(path, "xb")
+
+    def flush_file(self, path: str) -> None:
+        """Make the content of a file durable, whoever wrote it."""
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def flush_directory(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def write(self, path: str, data: bytes) -> None:
+        """A new small file, its content durable; its name is, once its directory is flushed."""
+        with self.open_new(path) as file:
+            file.write(data)
+        self.flush_file(path)
+
+    def rename(self, old: str, new: str) -> None:
+        """One atomic step. A directory replaces no directory that has something in it: `OSError`."""
+        os.rename(old, new)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory and all in it; one that is not there is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def flush_tree(self, root: str) -> None:
+        """Flush every directory below and including `root`, the innermost first; the files were flushed before."""
+        for directory, _, _ in os.walk(root, topdown=False):
+            self.flush_directory(directory)
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Put new content in the place of a small file, durably."""
+        aside = path + ".new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+        self.write(aside, data)
+        self.rename(aside, path)
+        self.flush_directory(os.path.dirname(path))
+
+
+class Held:
+    """An exclusive lock on a file, which dies with the process."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def hold(path: str) -> Held | None:
+    """Lock a file, which is made if missing; None when another process has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return Held(handle)
+
+
+def files_below(root: str) -> Iterator[str]:
+    """Every file, as a path relative to `root`."""
+    for directory, _, names in os.walk(root):
+        for name in names:
+            yield os.path.relpath(os.path.join(directory, name), root)
+
+
+@contextlib.contextmanager
+def explained(sink: str, path: str) -> Iterator[None]:
+    """What the operating system refuses, in words that say what to do."""
+    try:
+        yield
+    except PermissionError as error:
+        raise SinkError(
+            f"sink {sink!r}: no permission to write {error.filename or path}; nothing was committed. Give the user "
+            "that runs the pipeline the right to write there"
+        ) from error
+    except OSError as error:
+        if error.errno in (28, 122):  # ENOSPC, EDQUOT
+            raise SinkError(
+                f"sink {sink!r}: the disk under {path} is full; nothing was committed. Make room and run again"
+            ) from error
+        raise SinkError(f"sink {sink!r}: {error}; nothing was committed") from error

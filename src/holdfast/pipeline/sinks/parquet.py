@@ -1,0 +1,313 @@
+"""The Parquet sink: a batch is one directory, and a rename is its commit.
+
+    <path>/batch=00000000000000000007/part-….parquet      rows (below `column=value/` with partition_by)
+    <path>/batch=00000000000000000007/_ledger.json        the entry of the ledger
+    <path>/batch=00000000000000000007/_schema.json        the columns, in Spark's JSON
+    <path>/_hf/lock                                       held by the pipeline that writes
+    <path>/_hf/scratch/, <path>/_hf/aside/                a batch before its commit
+    <path>/_hf/forgotten.json                             after `pipeline reset`: entries up to here do not count
+
+Tasks write into scratch; the driver moves the files they report, and no others, into a directory no task knows, adds
+entry and schema, flushes everything and renames it to its number. A rename does not replace a directory that has
+something in it, and every batch has an entry in it: of two writers of one number exactly one wins, without a lock.
+The lock only tells a second copy sooner.
+
+Plain readers skip names that start with an underscore, so they see whole batches: `spark.read.parquet(path)`, pandas,
+or DuckDB on `path/batch=*/**/*.parquet`. Spark shows the number as a column `batch`. The number of a directory is the
+number of its entry, counted on after a reset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from holdfast.pipeline.definition.model import ParquetSink
+from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import to_text
+from holdfast.pipeline.sinks.base import Batch, Prepared, Problem, SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.columns import (
+    check_columns,
+    check_partitioning,
+    fitting_schema,
+    projected,
+    stored_schema,
+)
+from holdfast.pipeline.sinks.files import Disk, Held, explained, hold
+from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, write_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+CONTROL = "_hf"
+LEDGER = "_ledger.json"
+ENTRIES = "_entries.jsonl"
+"""Beside the ledger of merged batches: every entry they had, oldest first."""
+SCHEMA = "_schema.json"
+FORGOTTEN = "forgotten.json"
+BATCH = re.compile(r"batch=(\d{20})")
+CODECS = ("snappy", "gzip", "zstd", "lz4", "brotli", "none")
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)
+
+
+def batch_directory(number: int) -> str:
+    return f"batch={number:020d}"
+
+
+def local_path(path: str) -> str | None:
+    """The path on this machine, or None for one that lies elsewhere."""
+    if path.startswith("file:"):
+        path = path.removeprefix("file:")
+        return "/" + path.lstrip("/")
+    return None if _URL.match(path) else path
+
+
+class ParquetStore:
+    """The directories of one sink: what is committed, and the ledger in it. Needs no Spark."""
+
+    def __init__(self, name: str, pipeline: str, path: str, disk: Disk | None = None) -> None:
+        self.name = name
+        self.pipeline = pipeline
+        self.path = path
+        self.disk = disk or Disk()
+
+    @property
+    def control(self) -> str:
+        return os.path.join(self.path, CONTROL)
+
+    def numbers(self) -> list[int]:
+        """Every committed batch, forgotten ones too, in order."""
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+        return sorted(int(match[1]) for match in map(BATCH.fullmatch, names) if match)
+
+    def forgotten(self) -> int:
+        """Directories below this number do not count in the ledger."""
+        try:
+            with open(os.path.join(self.control, FORGOTTEN), encoding="utf-8") as file:
+                return int(json.load(file)["below"])
+        except FileNotFoundError:
+            return 0
+
+    def last_entry(self) -> Entry | None:
+        numbers = self.numbers()
+        return self.entry_of(numbers[-1]) if numbers and numbers[-1] >= self.forgotten() else None
+
+    def entry_of(self, number: int) -> Entry:
+        document = json.loads(self._read(number, LEDGER))
+        entry = Entry.from_json(document)
+        if (entry.pipeline, entry.sink) != (self.pipeline, self.name):
+            raise SinkError(
+                f"sink {self.name!r}: {self.path} holds batches of the sink {entry.sink!r} of the pipeline "
+                f"{entry.pipeline!r}; give each sink a path of its own"
+            )
+        return entry
+
+    def entries(self) -> Iterator[Entry]:
+        """The whole ledger, oldest first, entries of merged batches included."""
+        forgotten = self.forgotten()
+        for number in self.numbers():
+            if number < forgotten:
+                continue
+            if os.path.exists(os.path.join(self.path, batch_directory(number), ENTRIES)):
+                for line in self._read(number, ENTRIES).splitlines():
+                    yield Entry.from_json(json.loads(line))
+            else:
+                yield self.entry_of(number)
+
+    def held_schema(self) -> str | None:
+        """The columns of the newest batch that has any, as Spark's JSON."""
+        for number in reversed(self.numbers()):
+            with contextlib.suppress(FileNotFoundError):
+                return self._read(number, SCHEMA)
+        return None
+
+    def forget(self) -> None:
+        numbers = self.numbers()
+        if numbers:
+            self.disk.create_directory(self.control)
+            content = to_text({"below": numbers[-1] + 1}).encode()
+            self.disk.replace(os.path.join(self.control, FORGOTTEN), content)
+
+    def lock(self) -> Held:
+        self.disk.create_directory(self.control)
+        held = hold(os.path.join(self.control, "lock"))
+        if held is None:
+            raise SinkFenced(
+                f"sink {self.name!r}: another process writes to {self.path}; two copies of a pipeline cannot run at "
+                "once. Stop the other one first"
+            )
+        return held
+
+    def _read(self, number: int, name: str) -> str:
+        with open(os.path.join(self.path, batch_directory(number), name), encoding="utf-8") as file:
+            return file.read()
+
+
+class PreparedParquet:
+    """Files of one batch in a directory of their own."""
+
+    def __init__(
+        self, store: ParquetStore, aside: str, schema: StructType | None, written: list[WrittenFile]
+    ) -> None:
+        self.rows = sum(file.rows for file in written)
+        self.digest: int | None = sum(file.digest for file in written) & MASK
+        self._store = store
+        self._aside = aside
+        self._schema = schema
+
+    def commit(self, entry: Entry) -> None:
+        store, disk = self._store, self._store.disk
+        number = entry.number + store.forgotten()
+        target = os.path.join(store.path, batch_directory(number))
+        with explained(store.name, store.path):
+            self._check_turn(number)
+            if self._schema is not None:
+                disk.write(os.path.join(self._aside, SCHEMA), self._schema.json().encode())
+            disk.write(os.path.join(self._aside, LEDGER), to_text(entry.as_json()).encode())
+            disk.flush_tree(self._aside)
+            try:
+                disk.rename(self._aside, target)
+            except OSError as error:
+                if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise self._fenced(number) from error
+                raise
+        try:
+            disk.flush_directory(store.path)
+        except OSError as error:
+            raise SinkError(
+                f"sink {store.name!r}: batch {number} is in place and flushing {store.path} failed ({error}): whether "
+                "it survives a loss of power is not known. Run again: the ledger tells"
+            ) from error
+
+    def _check_turn(self, number: int) -> None:
+        numbers = self._store.numbers()
+        expected = numbers[-1] + 1 if numbers else 0
+        if number < expected:
+            raise self._fenced(number)
+        if number > expected:
+            raise SinkError(
+                f"sink {self._store.name!r}: batch {number} would leave out the number {expected} in "
+                f"{self._store.path}; its directories were changed by somebody else"
+            )
+
+    def _fenced(self, number: int) -> SinkFenced:
+        return SinkFenced(
+            f"sink {self._store.name!r}: batch {number} is in {self._store.path} already; another copy of the "
+            "pipeline wrote it. This copy has written nothing"
+        )
+
+    def discard(self) -> None:
+        self._store.disk.remove_tree(self._aside)
+
+
+class ParquetSinkWriter:
+    """The sink to the engine."""
+
+    def __init__(
+        self, definition: ParquetSink, pipeline: str, directory: str = ".", disk: Disk | None = None
+    ) -> None:
+        self.name = definition.name
+        self._definition = definition
+        path = local_path(definition.path)
+        where = os.path.abspath(os.path.join(directory, path)) if path is not None else ""
+        self._is_local = path is not None
+        self._store = ParquetStore(definition.name, pipeline, where, disk)
+        self._lock: Held | None = None
+        self._open: list[str] = []
+
+    @property
+    def store(self) -> ParquetStore:
+        return self._store
+
+    def check(self, rows: StructType) -> list[Problem]:
+        problems = check_partitioning(self._definition.partition_by, rows) + check_columns(rows)
+        if not self._is_local:
+            problems.append(Problem("path", self._elsewhere()))
+        if self._definition.compression.lower() not in CODECS:
+            problems.append(
+                Problem("compression", f"{self._definition.compression!r} is not one of {', '.join(CODECS)}")
+            )
+        return problems
+
+    def _elsewhere(self) -> str:
+        return (
+            f"{self._definition.path} is not on a file system of this machine, and a batch is committed by renaming a "
+            "directory, which object stores do not do in one step; use Delta (`delta:`) there"
+        )
+
+    def open(self, context: SinkContext, spark: SparkSession | None) -> None:
+        if not self._is_local:
+            raise SinkError(f"sink {self.name!r}: {self._elsewhere()}")
+        if spark is None:
+            return
+        with explained(self.name, self._store.path):
+            self._lock = self._store.lock()
+            # Whoever made these is gone: the lock was free.
+            for name in ("scratch", "aside"):
+                self._store.disk.remove_tree(os.path.join(self._store.control, name))
+
+    def last_entry(self) -> Entry | None:
+        return self._store.last_entry()
+
+    def unfinished(self) -> Entry | None:
+        return None
+
+    def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
+        from pyspark.sql.types import StructType
+
+        store = self._store
+        text = store.held_schema()
+        held = None if text is None else StructType.fromJson(json.loads(text))
+        aside = os.path.join(store.control, "aside", batch.label)
+        with explained(self.name, store.path):
+            store.disk.create_directory(aside)
+            self._open.append(aside)
+        if not batch.range:
+            return PreparedParquet(store, aside, held, [])
+        schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
+        return PreparedParquet(store, aside, schema, self._write(batch, projected(rows, schema), aside))
+
+    def _write(self, batch: Batch, rows: DataFrame, aside: str) -> list[WrittenFile]:
+        disk, by = self._store.disk, self._definition.partition_by
+        scratch = os.path.join(self._store.control, "scratch", batch.label)
+        with explained(self.name, self._store.path):
+            disk.create_directory(scratch)
+        files = FileSet(scratch, by, self._definition.file_bytes, self._definition.compression.lower(), disk)
+        try:
+            written = write_files(rows, files)
+            with explained(self.name, self._store.path):
+                for file in written:
+                    folder = os.path.join(aside, file.folder(by))
+                    if not os.path.isdir(folder):
+                        os.makedirs(folder)
+                    disk.rename(os.path.join(scratch, file.path), os.path.join(folder, file.path))
+        finally:
+            disk.remove_tree(scratch)
+        return written
+
+    def forget(self) -> None:
+        with explained(self.name, self._store.path):
+            held = None if self._lock is not None else self._store.lock()
+            try:
+                self._store.forget()
+            finally:
+                if held is not None:
+                    held.release()
+
+    def close(self) -> None:
+        for aside in self._open:
+            self._store.disk.remove_tree(aside)
+        self._open.clear()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None

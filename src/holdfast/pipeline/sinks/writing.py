@@ -1,0 +1,229 @@
+"""Parquet files written by Spark's Python workers, for the sinks that keep files.
+
+Each task writes files of its own under names nobody else has, flushes them, reads their lineage back and reports what
+it found: path, rows, bytes, digest. Only reported files count. A task that failed and ran again leaves files that
+nobody reports; they stay in a scratch directory that is never read and is removed with the batch.
+
+A task holds one open file and one row group of rows. With `partition_by` Spark sorts the rows of each task by those
+columns first, so that one file is open at a time whatever the number of values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.sinks.base import LINEAGE
+from holdfast.pipeline.sinks.columns import quoted
+from holdfast.pipeline.sinks.files import Disk
+from holdfast.pipeline.sinks.lineage import digest_of_lineage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROW_GROUP_ROWS = 256 * 1024
+ROW_GROUP_BYTES = 64 * 1024 * 1024
+"""A row group is held in memory, decoded: this bounds a worker, whatever the width of a row."""
+REPORT = "path string, rows long, bytes long, digest string, partition string"
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive, Spark and Arrow call the directory of rows whose column is null."""
+VALUE = "_hf_by_"
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """Where and how one batch's files are written."""
+
+    directory: str
+    partition_by: tuple[str, ...] = ()
+    file_bytes: int = 128 * 1024 * 1024
+    compression: str = "snappy"
+    disk: Disk = field(default_factory=Disk)
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """One durable file, as its writer found it on reading it back."""
+
+    path: str
+    """Relative to the set's directory."""
+    rows: int
+    bytes: int
+    digest: int
+    partition: tuple[str | None, ...] = ()
+    """The values of the columns it is partitioned by, in Spark's words for them."""
+
+    def folder(self, partition_by: tuple[str, ...]) -> str:
+        """The directory for these values, as Hive and Spark name it: `country=nl/day=2026-01-01`."""
+        return "/".join(
+            f"{_escaped(name)}={NO_VALUE if value is None or value == '' else _escaped(value)}"
+            for name, value in zip(partition_by, self.partition, strict=True)
+        )
+
+
+def _escaped(text: str) -> str:
+    return quote(text, safe=" -_.~@+,;()&!$<>|")
+
+
+def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
+    """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files."""
+    from pyspark.sql import functions
+
+    values = [
+        functions.col(f"`{name}`").cast("string").alias(f"{VALUE}{at}")
+        for at, name in enumerate(files.partition_by)
+    ]
+    if values:
+        kept = [quoted(name) for name in rows.columns if name not in files.partition_by]
+        rows = rows.select(*kept, *values).sortWithinPartitions(
+            *(f"{VALUE}{at}" for at in range(len(values)))
+        )
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return write_task(batches, files)
+
+    found = rows.mapInArrow(task, REPORT).collect()
+    return [
+        WrittenFile(
+            row["path"],
+            row["rows"],
+            row["bytes"],
+            int(row["digest"]),
+            tuple(json.loads(row["partition"])),
+        )
+        for row in found
+    ]
+
+
+def write_task(batches: Iterable[pa.RecordBatch], files: FileSet) -> Iterator[pa.RecordBatch]:
+    """What one task does: rows in, files written, reports out."""
+    done: list[WrittenFile] = []
+    current: _OpenFile | None = None
+    try:
+        for batch in batches:
+            for values, part in _runs(batch, len(files.partition_by)):
+                if current is not None and current.partition != values:
+                    done += current.close()
+                    current = None
+                if current is None:
+                    current = _OpenFile(files, values, part.schema)
+                current.add(part)
+        if current is not None:
+            done += current.close()
+    except BaseException:
+        if current is not None:
+            current.abandon()
+        raise
+    yield pa.record_batch(
+        {
+            "path": pa.array([file.path for file in done], pa.string()),
+            "rows": pa.array([file.rows for file in done], pa.int64()),
+            "bytes": pa.array([file.bytes for file in done], pa.int64()),
+            "digest": pa.array([str(file.digest) for file in done], pa.string()),
+            "partition": pa.array([json.dumps(file.partition) for file in done], pa.string()),
+        }
+    )
+
+
+def _runs(
+    batch: pa.RecordBatch, partition_columns: int
+) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+    """A batch in slices of equal partition values, which it is sorted by."""
+    if batch.num_rows == 0:
+        return
+    if not partition_columns:
+        yield (), batch
+        return
+    width = batch.num_columns - partition_columns
+    ends = {batch.num_rows}
+    for at in range(partition_columns):
+        ends.update(pc.run_end_encode(batch.column(width + at)).run_ends.to_pylist())
+    rows = batch.select(list(range(width)))
+    start = 0
+    for end in sorted(ends):
+        values = tuple(batch.column(width + at)[start].as_py() for at in range(partition_columns))
+        yield values, rows.slice(start, end - start)
+        start = end
+
+
+class _OpenFile:
+    """Rows of one partition, in one file after another of about the wanted size."""
+
+    def __init__(self, files: FileSet, partition: tuple[str | None, ...], schema: pa.Schema) -> None:
+        self.partition = partition
+        self._files = files
+        self._schema = schema
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
+        self._name = ""
+        self._handle: IO[bytes] | None = None
+        self._writer: Any = None
+        self._done: list[WrittenFile] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        # What waits counts towards the file decoded, which is more than it takes there: a file is never much too large.
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= min(
+            ROW_GROUP_BYTES, max(self._files.file_bytes, 1)
+        ):
+            self._write_group()
+
+    def close(self) -> list[WrittenFile]:
+        self._write_group()
+        self._finish()
+        return self._done
+
+    def abandon(self) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                self._handle.close()
+
+    def _write_group(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        if self._handle is None:
+            self._name = f"part-{uuid.uuid4().hex}.parquet"
+            self._handle = self._files.disk.open_new(os.path.join(self._files.directory, self._name))
+            self._writer = pq.ParquetWriter(
+                self._handle, self._schema, compression=self._files.compression, store_schema=False
+            )
+        self._writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        if self._handle.tell() >= self._files.file_bytes:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._handle is None:
+            return
+        self._writer.close()
+        self._handle.close()
+        self._handle = None
+        path = os.path.join(self._files.directory, self._name)
+        self._files.disk.flush_file(path)
+        rows, digest = lineage_of(path)
+        self._done.append(WrittenFile(self._name, rows, os.path.getsize(path), digest, self.partition))
+
+
+def lineage_of(path: str) -> tuple[int, int]:
+    """How many rows a file holds and the digest of their lineage, from the file itself."""
+    rows, total = 0, 0
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=ROW_GROUP_ROWS, columns=[LINEAGE]):
+            rows += batch.num_rows
+            total += digest_of_lineage(batch.column(0))
+    return rows, total & MASK
