@@ -135,13 +135,14 @@ def survey(data: memoryview, *, check_crc: bool = True) -> Survey:
 def decode(surveyed: Survey, reading: Reading) -> Iterator[pa.RecordBatch]:
     """The rows of the range among surveyed batches; the report gets everything else."""
     table, report, end = surveyed.table, reading.report, reading.range.end
-    wanted = (table[:, layout.LAST_OFFSET] >= reading.start) & (table[:, layout.BASE_OFFSET] < end)
-    if not wanted.all():
-        table = table[wanted]
-    if surveyed.problem and (surveyed.next_offset < end):
+    if surveyed.problem and surveyed.next_offset < end:
         raise _corrupt(reading.range, max(surveyed.next_offset, reading.start), surveyed.problem)
+    # Up to the first that reaches the end: if it begins behind it, it is the proof that nothing lies before.
+    table = table[: int(np.searchsorted(table[:, layout.LAST_OFFSET], end - 1)) + 1]
     if reading.check_crc:
         _check_checksums(surveyed.data, table, reading.range)
+    first = int(np.searchsorted(table[:, layout.LAST_OFFSET], reading.start))
+    table = table[first : int(np.searchsorted(table[:, layout.BASE_OFFSET], end))]
     report.bytes += int(table[:, layout.SIZE].sum())
     next_offset = min(end, max(surveyed.next_offset, reading.start))
     unread = next_offset - reading.start
@@ -210,6 +211,8 @@ def _mark_aborted(data: memoryview, table: Table, reading: Reading, abortions: A
 def _is_abort_marker(data: memoryview, row: Array, reading: Reading) -> bool:
     from holdfast.wire.batch import parse_records
 
+    if not row[layout.COUNT]:  # compaction keeps the last batch of a producer, empty
+        return False
     body = _unpacked(data, row, reading.range)
     try:
         key = next(parse_records(body)).key or b""
@@ -247,8 +250,8 @@ class _Chunk(NamedTuple):
 
     def unpack(self, data: memoryview, range_: PartitionRange) -> None:
         for row in self.table:
-            if row[layout.ATTRIBUTES] & CODEC_MASK and row[layout.COUNT]:
-                body = np.frombuffer(_unpacked(data, row, range_), np.uint8)
+            if row[layout.ATTRIBUTES] & CODEC_MASK:
+                body = np.frombuffer(_unpacked(data, row, range_) if row[layout.COUNT] else b"", np.uint8)
                 self.unpacked.append(body)
                 row[layout.RECORDS_ADDRESS] = body.ctypes.data
                 row[layout.RECORDS_SIZE] = len(body)
