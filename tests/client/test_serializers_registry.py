@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
@@ -23,7 +23,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from holdfast.client import Consumer, Message, Producer, with_schema
 from holdfast.client.serializers import SchemaSerializer
+from holdfast.testing.apicurio import ApicurioRegistry, NoApicurio
 from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.schema_registry import SchemaRegistry
 
 pytestmark = pytest.mark.holdfast(
@@ -46,6 +48,11 @@ def _order_class() -> Any:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+
+
+def stricter() -> str:
+    """A schema that cannot read what `AVRO` wrote."""
+    return AVRO.replace("]}", ',{"name":"amount","type":"double"}]}')
 
 
 class Format(NamedTuple):
@@ -110,7 +117,11 @@ def test_values_and_keys_come_back_as_they_were(
 
 
 def round_trip(
-    broker: BrokerProcess, registry: SchemaRegistryClient, kind: Format, spool: Path | None
+    broker: BrokerProcess,
+    registry: SchemaRegistryClient,
+    kind: Format,
+    spool: Path | None,
+    topic: str = "orders",
 ) -> None:
     with Producer(
         broker.bootstrap_servers,
@@ -118,14 +129,14 @@ def round_trip(
         key=with_schema(StringSerializer(), is_key=True),
         value=with_schema(kind.serializer(registry)),
     ) as producer:
-        producer.send_many("orders", [kind.value(number) for number in range(10)], key=lambda value: "k")
-    messages = read_all(broker, "orders", 10)
+        producer.send_many(topic, [kind.value(number) for number in range(10)], key=lambda value: "k")
+    messages = read_all(broker, topic, 10)
     deserialize = kind.deserializer(registry)
-    context = SerializationContext("orders", MessageField.VALUE)
+    context = SerializationContext(topic, MessageField.VALUE)
     assert [deserialize(each.value, context) for each in messages] == [kind.value(each) for each in range(10)]
     assert {each.key for each in messages} == {b"k"}
     # The five bytes that Spark and everybody else reads: zero, and the schema's id.
-    registered = registry.get_latest_version("orders-value")
+    registered = registry.get_latest_version(f"{topic}-value")
     assert registered.schema.schema_type in (kind.name, None)
     assert {each.value[:5] for each in messages if each.value} == {
         struct.pack(">bI", 0, registered.schema_id)
@@ -163,15 +174,80 @@ def test_a_registry_that_is_away_refuses_the_first_message_and_no_later_one(
 def test_a_schema_that_readers_of_old_data_could_not_take_is_refused(
     holdfast_broker: BrokerProcess, registry: SchemaRegistryClient
 ) -> None:
-    stricter = AVRO.replace("]}", ',{"name":"amount","type":"double"}]}')
     with Producer(
         holdfast_broker.bootstrap_servers, value=with_schema(AvroSerializer(registry, AVRO))
     ) as producer:
         producer.send("orders", {"id": 1, "item": "a"}).wait()
     with (
         Producer(
-            holdfast_broker.bootstrap_servers, value=with_schema(AvroSerializer(registry, stricter))
+            holdfast_broker.bootstrap_servers, value=with_schema(AvroSerializer(registry, stricter()))
         ) as producer,
         pytest.raises(SchemaRegistryError, match="cannot read what version 1 wrote"),
     ):
         producer.send("orders", {"id": 2, "item": "b", "amount": 1.5})
+
+
+@pytest.fixture(scope="module")
+def real_registry() -> Iterator[str]:
+    try:
+        registry = ApicurioRegistry()
+    except NoApicurio as missing:
+        unavailable(str(missing))
+    with registry:
+        yield registry.url
+
+
+@pytest.mark.interop
+@pytest.mark.xdist_group("apicurio")
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda each: each.name)
+def test_a_real_registry_makes_no_difference(
+    holdfast_broker: BrokerProcess, real_registry: str, kind: Format
+) -> None:
+    topic = f"orders-{kind.name}"
+    with SchemaRegistryClient({"url": real_registry}) as registry:
+        round_trip(holdfast_broker, registry, kind, None, topic)
+
+
+@pytest.mark.interop
+@pytest.mark.xdist_group("apicurio")
+def test_the_registry_for_tests_answers_as_a_real_one(
+    real_registry: str, holdfast_schema_registry: SchemaRegistry
+) -> None:
+    with (
+        SchemaRegistryClient({"url": real_registry}) as real,
+        SchemaRegistryClient({"url": holdfast_schema_registry.url}) as ours,
+    ):
+        assert what_happens(ours) == what_happens(real)
+
+
+def what_happens(registry: SchemaRegistryClient) -> list[object]:
+    """What a client sees of a subject's life; ids are left out, another registry counts them on."""
+
+    def outcome(act: Callable[[], Any]) -> object:
+        try:
+            return act()
+        except SchemaRegistryError as error:
+            return error.http_status_code, error.error_code
+
+    optional = AVRO.replace("]}", ',{"name":"note","type":"string","default":""}]}')
+    return [
+        outcome(lambda: registry.get_latest_version("life")),
+        outcome(lambda: registry.get_schema(1_000_000)),
+        outcome(lambda: bool(registry.set_compatibility("life", "BACKWARD"))),
+        outcome(lambda: registry.get_compatibility("life")),
+        outcome(lambda: isinstance(registry.register_schema("life", Schema(AVRO, "AVRO")), int)),
+        outcome(lambda: registry.test_compatibility("life", Schema(optional, "AVRO"))),
+        outcome(lambda: registry.test_compatibility("life", Schema(stricter(), "AVRO"))),
+        outcome(lambda: isinstance(registry.register_schema("life", Schema(optional, "AVRO")), int)),
+        outcome(lambda: registry.register_schema("life", Schema(stricter(), "AVRO"))),
+        outcome(lambda: registry.register_schema("life", Schema("{", "AVRO"))),
+        outcome(lambda: registry.get_versions("life")),
+        outcome(lambda: registry.get_latest_version("life").version),
+        outcome(lambda: registry.lookup_schema("life", Schema(AVRO, "AVRO")).version),
+        outcome(lambda: registry.lookup_schema("life", Schema(stricter(), "AVRO"))),
+        outcome(lambda: registry.get_version("life", 7)),
+        outcome(lambda: registry.delete_version("life", 2)),
+        outcome(lambda: registry.get_versions("life")),
+        outcome(lambda: registry.delete_subject("life")),
+        outcome(lambda: registry.get_versions("life")),
+    ]

@@ -1,0 +1,168 @@
+"""A real schema registry for tests: Apicurio Registry, whose `ccompat` interface is Confluent's.
+
+    with ApicurioRegistry() as registry:
+        SchemaRegistryClient({"url": registry.url})
+
+`application()` gives the directory with the program: downloaded once by Maven (110 MB), checked against the sum below,
+unpacked under the user's cache directory. It keeps its schemas in memory, and the kernel ends it with the thread that
+started it. It needs some ten seconds and 400 MB: `schema_registry` is for tests that only want a registry, this one for
+those that must not take our word for what a registry does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from holdfast.errors import HoldfastError
+from holdfast.testing.apache import (
+    ApacheKafkaUnavailable,
+    cache_directory,
+    die_with_parent,
+    exclusive_lock,
+    free_ports,
+    java_executable,
+)
+
+VERSION: Final = "3.0.9"
+"""The last that Java 17 runs."""
+ARTIFACT: Final = f"io.apicurio:apicurio-registry-app:{VERSION}:tar.gz:all"
+SHA256: Final = "2b28181501a20cbf6efcd77f9b7153908fc01f3d3a7c32024c0bd9e1b04c8a43"
+MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:2.8:get"
+"""Later ones want the parent of the artifact's description too, which was never published."""
+JVM_OPTIONS: Final = ("-Xmx384M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+DOWNLOAD_SECONDS_MAX: Final = 900.0
+START_SECONDS_MAX: Final = 120.0
+STOP_SECONDS_MAX: Final = 30.0
+READY_POLL_SECONDS: Final = 0.1
+LOG_QUOTE_CHARACTERS: Final = 4000
+
+
+class NoApicurio(HoldfastError):
+    """The registry cannot be run on this machine; the message says what is missing."""
+
+
+class ApicurioDied(HoldfastError):
+    """The registry ended by itself or never became ready; the end of its log is in the message."""
+
+
+def application() -> Path:
+    """The directory of the program, downloaded when it is not there yet."""
+    target = cache_directory() / f"apicurio-{VERSION}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(target.parent / f"apicurio-{VERSION}.lock"):
+        if not target.is_dir():
+            aside = Path(tempfile.mkdtemp(prefix="download-", dir=target.parent))
+            try:
+                _download(aside)
+                os.rename(aside / "unpacked", target)
+            finally:
+                shutil.rmtree(aside, ignore_errors=True)
+    return target
+
+
+def _download(aside: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise NoApicurio("Maven, which downloads Apicurio Registry, was not found: 'mvn' is not on the PATH")
+    command = [maven, "-B", "-q", MAVEN_GOAL, f"-Dartifact={ARTIFACT}", "-Dtransitive=false"]
+    # In a repository of its own, where the one file is easily found.
+    command.append(f"-Dmaven.repo.local={aside / 'repository'}")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS_MAX, check=False, cwd=aside
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoApicurio(f"Maven did not finish within {DOWNLOAD_SECONDS_MAX:.0f} s") from error
+    if done.returncode != 0:
+        raise NoApicurio(f"Maven could not get {ARTIFACT}:\n{done.stdout[-LOG_QUOTE_CHARACTERS:]}")
+    (archive,) = aside.glob("repository/**/*.tar.gz")
+    with archive.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != SHA256:
+            raise NoApicurio(f"the download of {ARTIFACT} has another SHA-256 than the expected one")
+    with tarfile.open(archive) as packed:
+        packed.extractall(aside / "unpacked", filter="data")
+
+
+class ApicurioRegistry:
+    def __init__(self) -> None:
+        try:
+            java = java_executable()
+        except ApacheKafkaUnavailable as missing:
+            raise NoApicurio("Apicurio Registry needs a Java runtime, 17 or newer") from missing
+        (jar,) = application().glob("*-runner.jar")
+        self._command = [java, *JVM_OPTIONS, "-jar", str(jar)]
+        self._directory = Path(tempfile.mkdtemp(prefix="holdfast-apicurio-"))
+        (self._port,) = free_ports(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/apis/ccompat/v7"
+
+    def log(self) -> str:
+        return (self._directory / "log").read_text(encoding="utf-8", errors="replace")
+
+    def start(self) -> Self:
+        environment = {
+            **os.environ,
+            "QUARKUS_HTTP_HOST": "127.0.0.1",
+            "QUARKUS_HTTP_PORT": str(self._port),
+            "APICURIO_STORAGE_KIND": "sql",
+        }
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=die_with_parent(),
+            )
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise ApicurioDied(f"Apicurio Registry is not ready:\n{self.log()[-LOG_QUOTE_CHARACTERS:]}")
+            time.sleep(READY_POLL_SECONDS)
+        return self
+
+    def _is_ready(self) -> bool:
+        try:
+            with urlopen(f"{self.url}/subjects", timeout=START_SECONDS_MAX) as answer:
+                return bool(answer.status == 200)
+        except (URLError, ConnectionError):
+            return False
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
