@@ -12,6 +12,9 @@ def main() -> None:
     import pyarrow.parquet  # noqa: F401
     from pyspark import daemon
 
+    from holdfast.reader import warm
+
+    warm()
     daemon.manager()
 
 
