@@ -1,0 +1,145 @@
+"""An order-independent digest of which records a set of rows came from.
+
+Each record's place (topic, partition, offset) is hashed to 64 bits, and the hashes are added modulo 2**64: the sum does
+not depend on the order of rows or on how they were cut into files, a row that is missing or there twice changes it,
+and two sums can be added. The hash is Spark's own `xxhash64(topic, partition, offset)`, so that the engine evaluates
+it in compiled code; the two other forms here give the same numbers without Spark.
+
+The digest proves a multiset of places up to chance (one in 2**64), not against somebody who looks for collisions.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+SEED: Final = 42
+MASK: Final = (1 << 64) - 1
+
+P1: Final = 0x9E3779B185EBCA87
+P2: Final = 0xC2B2AE3D27D4EB4F
+P3: Final = 0x165667B19E3779F9
+P4: Final = 0x85EBCA77C2B2AE63
+P5: Final = 0x27D4EB2F165667C5
+
+
+def place_hash(topic: str, partition: int, offset: int) -> int:
+    """The hash of one record's place, as an unsigned number."""
+    return _hash_long(offset & MASK, partition_seed(topic, partition))
+
+
+@lru_cache(maxsize=65_536)
+def partition_seed(topic: str, partition: int) -> int:
+    """What the hash of topic and partition hands on to the hash of the offset."""
+    return _hash_int(partition & 0xFFFFFFFF, _hash_bytes(topic.encode("utf-8"), SEED))
+
+
+def digest_of_offsets(topic: str, partition: int, offsets: Any) -> int:
+    """The digest of many offsets of one partition: `offsets` is a numpy array of int64."""
+    import numpy as np
+
+    if len(offsets) == 0:
+        return 0
+    with np.errstate(over="ignore"):
+        mixed = offsets.astype(np.uint64) * np.uint64(P2)
+        mixed = ((mixed << np.uint64(31)) | (mixed >> np.uint64(33))) * np.uint64(P1)
+        value = np.uint64((partition_seed(topic, partition) + P5 + 8) & MASK) ^ mixed
+        value = ((value << np.uint64(27)) | (value >> np.uint64(37))) * np.uint64(P1) + np.uint64(P4)
+        value = (value ^ (value >> np.uint64(33))) * np.uint64(P2)
+        value = (value ^ (value >> np.uint64(29))) * np.uint64(P3)
+        value = value ^ (value >> np.uint64(32))
+        return int(np.sum(value, dtype=np.uint64))
+
+
+def digest_columns(topics: Any, partitions: Any, offsets: Any) -> int:
+    """The digest of rows given as three Arrow columns (string, int32, int64), in whatever order."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    total = 0
+    table = pa.table({"topic": topics, "partition": partitions, "offset": offsets})
+    numbers = table["offset"].to_numpy()
+    parts = table["partition"].to_numpy()
+    names = pc.dictionary_encode(table["topic"]).unify_dictionaries().combine_chunks()
+    if isinstance(names, pa.ChunkedArray):
+        names = names.chunk(0) if names.num_chunks else pa.array([], pa.dictionary(pa.int32(), pa.string()))
+    codes = names.indices.to_numpy(zero_copy_only=False)
+    for code, topic in enumerate(names.dictionary.to_pylist()):
+        of_topic = codes == code
+        for partition in np.unique(parts[of_topic]).tolist():
+            total += digest_of_offsets(topic, partition, numbers[of_topic & (parts == partition)])
+    return total & MASK
+
+
+def hash_sql(lineage: str = "_hf") -> str:
+    """The hash of a row's place as a Spark SQL expression over its lineage."""
+    return f"xxhash64({lineage}.topic, {lineage}.partition, {lineage}.offset)"
+
+
+def digest_sql(condition: str = "true", lineage: str = "_hf") -> tuple[str, str]:
+    """Two Spark aggregates, low and high half, for `join_halves`: a sum of 64-bit hashes would overflow."""
+    value = hash_sql(lineage)
+    return (
+        f"coalesce(sum(CASE WHEN {condition} THEN {value} & 4294967295L ELSE 0L END), 0L)",
+        f"coalesce(sum(CASE WHEN {condition} THEN shiftrightunsigned({value}, 32) ELSE 0L END), 0L)",
+    )
+
+
+def join_halves(low: int, high: int) -> int:
+    return (low + (high << 32)) & MASK
+
+
+def _rotate(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (64 - bits))) & MASK
+
+
+def _mix(value: int) -> int:
+    value = ((value ^ (value >> 33)) * P2) & MASK
+    value = ((value ^ (value >> 29)) * P3) & MASK
+    return value ^ (value >> 32)
+
+
+def _round(accumulator: int, lane: int) -> int:
+    return (_rotate((accumulator + lane * P2) & MASK, 31) * P1) & MASK
+
+
+def _hash_int(value: int, seed: int) -> int:
+    hashed = (seed + P5 + 4) & MASK
+    hashed ^= (value * P1) & MASK
+    return _mix((_rotate(hashed, 23) * P2 + P3) & MASK)
+
+
+def _hash_long(value: int, seed: int) -> int:
+    hashed = (seed + P5 + 8) & MASK
+    hashed ^= _round(0, value)
+    return _mix((_rotate(hashed, 27) * P1 + P4) & MASK)
+
+
+def _hash_bytes(data: bytes, seed: int) -> int:
+    """XXH64 of these bytes."""
+    position = 0
+    if len(data) >= 32:
+        lanes = [(seed + P1 + P2) & MASK, (seed + P2) & MASK, seed, (seed - P1) & MASK]
+        while position <= len(data) - 32:
+            for number in range(4):
+                start = position + 8 * number
+                lanes[number] = _round(lanes[number], int.from_bytes(data[start : start + 8], "little"))
+            position += 32
+        hashed = sum(_rotate(lane, bits) for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True)) & MASK
+        for lane in lanes:
+            hashed = ((hashed ^ _round(0, lane)) * P1 + P4) & MASK
+    else:
+        hashed = (seed + P5) & MASK
+    hashed = (hashed + len(data)) & MASK
+    while position <= len(data) - 8:
+        hashed ^= _round(0, int.from_bytes(data[position : position + 8], "little"))
+        hashed = (_rotate(hashed, 27) * P1 + P4) & MASK
+        position += 8
+    if position <= len(data) - 4:
+        hashed ^= (int.from_bytes(data[position : position + 4], "little") * P1) & MASK
+        hashed = (_rotate(hashed, 23) * P2 + P3) & MASK
+        position += 4
+    for byte in data[position:]:
+        hashed = (_rotate(hashed ^ ((byte * P5) & MASK), 11) * P1) & MASK
+    return _mix(hashed)

@@ -1,0 +1,27 @@
+"""Places where a test makes a running pipeline fail.
+
+The engine calls its `faults` with the name of each point it passes, in this order:
+
+    opened:<sink>      after the opening entry of a sink
+    planned            the plan of a batch is on the disk
+    staged             the range is read and staged
+    routed             rows are routed and counted
+    prepared:<sink>    one sink has written its rows aside
+    balanced           all counts agree; nothing is committed yet
+    committed:<sink>   one sink has the batch
+    monitored          positions went to the monitoring group
+    done               the plan is marked as done
+
+What a hook raises goes up like any other failure; a hook may as well end the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+Faults: TypeAlias = Callable[[str], None]
+
+
+def no_faults(point: str) -> None:
+    """Nothing fails."""

@@ -1,0 +1,153 @@
+"""The pipeline's own directory: a lock, the plan of the batch under way, its stage, and the log.
+
+    lock            held while a copy runs; its content is that process's id
+    plan.json       the newest batch: what it takes, and whether it is done; replaced atomically, flushed
+    stage/<label>/  the rows of a batch while it is under way; removed after it
+    log.jsonl       one line per batch
+    spark.log       Spark's own words
+
+Nothing here is needed for correctness: positions are in the sinks. Losing the directory costs the batch under way,
+which is then read again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from holdfast.atomic import write_atomically
+from holdfast.pipeline.engine.failures import AlreadyRunning
+from holdfast.pipeline.engine.planning import Plan
+from holdfast.pipeline.positions import to_text
+from holdfast.real import RealFileSystem, RealLock
+
+PLAN_VERSION: Final = 1
+LOG_BYTES_MAX: Final = 64 * 1024 * 1024
+"""The log is set aside as log.jsonl.1 when it has grown to this: two of them are kept at most."""
+
+
+class Home:
+    """The directory of one pipeline. Used within `with`, by one process at a time."""
+
+    def __init__(self, path: str, pipeline: str) -> None:
+        self.path = os.path.abspath(path)
+        self.pipeline = pipeline
+        self.attempt = uuid.uuid4().hex[:12]
+        """Unique to this run: marks what it wrote."""
+        self._files = RealFileSystem()
+        self._lock: RealLock | None = None
+        self._batches = 0
+
+    def __enter__(self) -> Self:
+        os.makedirs(self.path, exist_ok=True)
+        lock_path = os.path.join(self.path, "lock")
+        try:
+            self._lock = self._files.lock(lock_path)
+        except BlockingIOError:
+            raise AlreadyRunning(
+                f"pipeline {self.pipeline!r} is running already, as process {holder(self.path) or 'unknown'}, in "
+                f"{self.path}: stop it first, or give this copy a name and a home of its own"
+            ) from None
+        with open(lock_path, "w", encoding="ascii") as file:
+            file.write(f"{os.getpid()}\n")
+        shutil.rmtree(os.path.join(self.path, "stage"), ignore_errors=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # -------------------------------------------------------------------- the plan
+
+    def note_plan(self, plan: Plan, fingerprint: str) -> None:
+        """Write down what the next batch takes, before any of it is read."""
+        self._write_plan({**plan.as_json(), "fingerprint": fingerprint, "is_done": False})
+
+    def note_done(self, plan: Plan, fingerprint: str) -> None:
+        self._write_plan({**plan.as_json(), "fingerprint": fingerprint, "is_done": True})
+
+    def unfinished_plan(self, fingerprint: str) -> Plan | None:
+        """The plan of a batch that was not finished under the same definition; anything unreadable is no plan."""
+        try:
+            with open(os.path.join(self.path, "plan.json"), encoding="utf-8") as file:
+                document = json.load(file)
+            if (
+                document["version"] != PLAN_VERSION
+                or document["is_done"]
+                or document["fingerprint"] != fingerprint
+            ):
+                return None
+            return Plan.from_json(document)
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    def _write_plan(self, document: Mapping[str, Any]) -> None:
+        text = to_text({"version": PLAN_VERSION, **document})
+        write_atomically(self._files, os.path.join(self.path, "plan.json"), text.encode("utf-8"))
+
+    # -------------------------------------------------------------------- the stage
+
+    def new_stage(self) -> tuple[str, str]:
+        """A label for an attempt at a batch, and an empty directory for its rows."""
+        label = self.new_label()
+        directory = os.path.join(self.path, "stage", label)
+        os.makedirs(directory)
+        return label, directory
+
+    def new_label(self) -> str:
+        self._batches += 1
+        return f"{self.attempt}-{self._batches}"
+
+    def remove_stage(self, label: str) -> None:
+        shutil.rmtree(os.path.join(self.path, "stage", label), ignore_errors=True)
+
+    # -------------------------------------------------------------------- the log
+
+    def log(self, document: Mapping[str, Any]) -> None:
+        """Add one line of JSON to the log."""
+        path = os.path.join(self.path, "log.jsonl")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n")
+            size = file.tell()
+        if size > LOG_BYTES_MAX:
+            os.replace(path, path + ".1")
+
+
+def holder(path: str) -> int | None:
+    """The process that runs the pipeline of this home, if one does."""
+    lock_path = os.path.join(path, "lock")
+    if not os.path.exists(lock_path):
+        return None
+    try:
+        RealFileSystem().lock(lock_path).release()
+    except BlockingIOError:
+        with open(lock_path, encoding="ascii", errors="replace") as file:
+            text = file.read().strip()
+        return int(text) if text.isdigit() else None
+    return None
+
+
+def last_logged(path: str) -> dict[str, Any] | None:
+    """The newest line of the log that is about a batch."""
+    try:
+        with open(os.path.join(path, "log.jsonl"), "rb") as file:
+            file.seek(max(0, os.path.getsize(file.name) - 256 * 1024))
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        try:
+            document: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue
+        if document.get("event") == "batch":
+            return document
+    return None

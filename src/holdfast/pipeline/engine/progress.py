@@ -1,0 +1,132 @@
+"""What a running pipeline tells: one event after the other, plain values for a progress display or a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from holdfast.pipeline.ledger import Intake, Routes
+from holdfast.pipeline.positions import BatchRange
+
+
+@dataclass(frozen=True)
+class Started:
+    pipeline: str
+    home: str
+    sinks: tuple[str, ...]
+    lag: int
+    """Offsets between the sink furthest behind and the end of what can be read."""
+
+
+@dataclass(frozen=True)
+class BatchDone:
+    number: int
+    """Counts this run's batches from 1."""
+    range: BatchRange
+    batch_time_ms: int
+    intake: Intake
+    routes: Routes
+    warned: Mapping[str, int]
+    """Rows that broke a `warn` rule, by rule."""
+    rows_by_sink: Mapping[str, int]
+    """For the sinks this batch went to; more than these when one of them was behind."""
+    duration_ms: int
+    times_ms: Mapping[str, int]
+    """By phase: plan, stage, route, prepare, commit."""
+    lag: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "event": "batch",
+            "number": self.number,
+            "range": self.range.as_json(),
+            "batch_time_ms": self.batch_time_ms,
+            "intake": self.intake.as_json(),
+            "routes": self.routes.as_json(),
+            "warned": dict(self.warned),
+            "sinks": dict(self.rows_by_sink),
+            "duration_ms": self.duration_ms,
+            "times_ms": dict(self.times_ms),
+            "lag": self.lag,
+        }
+
+
+@dataclass(frozen=True)
+class Retrying:
+    reason: str
+    in_ms: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Nothing to read."""
+
+    lag: int = 0
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The batch under way will be the last."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something that does not stop the pipeline."""
+
+    message: str
+
+
+Event: TypeAlias = Started | BatchDone | Retrying | Waiting | Stopping | Warned
+Progress: TypeAlias = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did."""
+
+    pipeline: str
+    batches: int = 0
+    intake: Intake = field(default_factory=Intake)
+    routes: Routes = field(default_factory=Routes)
+    warned: Mapping[str, int] = field(default_factory=dict)
+    rows_by_sink: Mapping[str, int] = field(default_factory=dict)
+    duration_ms: int = 0
+    lag: int = 0
+    reason: Literal["done", "stopped"] = "done"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "event": "summary",
+            "pipeline": self.pipeline,
+            "batches": self.batches,
+            "intake": self.intake.as_json(),
+            "routes": self.routes.as_json(),
+            "warned": dict(self.warned),
+            "sinks": dict(self.rows_by_sink),
+            "duration_ms": self.duration_ms,
+            "lag": self.lag,
+            "reason": self.reason,
+        }
+
+
+def add_intakes(one: Intake, other: Intake) -> Intake:
+    mine, theirs = one.as_json(), other.as_json()
+    total = {name: mine[name] + theirs[name] for name in mine}
+    return Intake(**{**total, "digest": total["digest"] % 2**64})
+
+
+def add_counts(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in dict.fromkeys([*one, *other])}
+
+
+def add_routes(one: Routes, other: Routes) -> Routes:
+    return Routes(
+        main=one.main + other.main,
+        dead_letter=add_counts(one.dead_letter, other.dead_letter),
+        filtered=add_counts(one.filtered, other.filtered),
+        duplicate=one.duplicate + other.duplicate,
+        late=one.late + other.late,
+    )

@@ -1,0 +1,230 @@
+"""Python steps: a function over batches of rows, in Spark's Python workers.
+
+The function gets a batch without the engine's own columns but with `_hf`, and returns a batch: with `_hf`, rows may be
+left out (or multiplied, for a step that expands); without, it has as many rows as it was given, in their order. The
+wrapper here gives each returned row the full lineage of the row it came from again, looked up by `_hf` in the batch
+that was handed out: a function cannot invent a row.
+
+What the function raises is told with the step's name and the line of the function it happened in.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from holdfast.pipeline.definition.functions import load_function
+from holdfast.pipeline.definition.model import Python
+from holdfast.pipeline.engine.failures import StepError, spark_message, step_failure
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+LINEAGE = "_hf"
+
+
+class StepRaised(Exception):
+    """Carries the text of `step_failure` through Spark."""
+
+
+class WrongResult(Exception):
+    """The function returned what cannot go on."""
+
+
+def apply_python(frame: DataFrame, step: Python, directory: str) -> DataFrame:
+    """The rows the function returns, not computed yet."""
+    function = load_function(step, directory)
+    schema = output_schema(frame, step)
+    return frame.mapInArrow(_worker(step, _pickled(function), schema), schema)
+
+
+def output_schema(frame: DataFrame, step: Python) -> StructType:
+    """`_hf` as it stands, and the columns the step says it returns."""
+    from pyspark.sql.types import StructType
+
+    from holdfast.pipeline.engine.staging import ddl_schema
+
+    if not step.schema.strip():
+        return frame.schema
+    try:
+        declared = ddl_schema(step.schema)
+    except Exception as error:
+        raise StepError(step.name, f"its schema {step.schema!r}: {spark_message(error)}") from error
+    reserved = [field.name for field in declared if field.name.startswith("_") and field.name != LINEAGE]
+    if reserved:
+        raise StepError(
+            step.name, f"its schema names {reserved[0]!r}: names with an underscore before are ours"
+        )
+    return StructType([frame.schema[LINEAGE], *(field for field in declared if field.name != LINEAGE)])
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    """By value, whatever module it stands in: workers need not have its file."""
+    import sys
+
+    from pyspark import cloudpickle as untyped
+
+    cloudpickle: Any = untyped
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    is_ours = module is not None and module.__name__.split(".")[0] in ("holdfast", "builtins")
+    if module is None or is_ours or module.__name__ == "__main__":
+        return bytes(cloudpickle.dumps(function))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(function))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def _worker(
+    step: Python, function: bytes, schema: StructType
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    name, mode, expands = step.name, step.mode, step.expand
+    schema_json = schema.json()
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from holdfast.pipeline.engine.python_steps import run_step
+
+        yield from run_step(name, mode, expands, function, schema_json, batches)
+
+    return run
+
+
+def run_step(
+    name: str, mode: str, expands: bool, function: bytes, schema_json: str, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In a worker: one batch after the other through the function."""
+    import json
+
+    from pyspark import cloudpickle
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    call = cloudpickle.loads(function)
+    wanted: pa.Schema = to_arrow_schema(StructType.fromJson(json.loads(schema_json)), timezone="UTC")
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        given = _hand_out(batch)
+        try:
+            returned = _call(call, mode, given)
+            result = _take_back(batch, given, returned, wanted, expands)
+        except Exception as error:  # noqa: BLE001  it is the user's function: whatever it raises is told
+            # The text is all that reaches the driver.
+            raise StepRaised(step_failure(name, error, _where(error))) from None
+        yield result
+
+
+def _hand_out(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What the function sees: lineage as sinks have it, and no column of the engine's own."""
+    import pyarrow as pa
+
+    lineage = batch.column(LINEAGE)
+    narrow = pa.StructArray.from_arrays(
+        [lineage.field(name) for name in ("topic", "partition", "offset", "index")],
+        names=["topic", "partition", "offset", "index"],
+    )
+    names = [name for name in batch.schema.names if name != LINEAGE]
+    return pa.RecordBatch.from_arrays(
+        [narrow, *(batch.column(name) for name in names)], names=[LINEAGE, *names]
+    )
+
+
+def _call(call: Callable[[Any], Any], mode: str, given: pa.RecordBatch) -> pa.Table:
+    import pyarrow as pa
+
+    if mode == "pandas":
+        import pandas as pd
+
+        returned = call(given.to_pandas())
+        if not isinstance(returned, pd.DataFrame):
+            raise WrongResult(f"returned {type(returned).__name__}, not a DataFrame")
+        return pa.Table.from_pandas(returned, preserve_index=False)
+    returned = call(given)
+    if isinstance(returned, pa.RecordBatch):
+        return pa.Table.from_batches([returned])
+    if isinstance(returned, pa.Table):
+        return returned
+    raise WrongResult(f"returned {type(returned).__name__}, not a RecordBatch or Table")
+
+
+def _take_back(
+    batch: pa.RecordBatch, given: pa.RecordBatch, returned: pa.Table, wanted: pa.Schema, expands: bool
+) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    if LINEAGE in returned.schema.names:
+        rows = _rows_of(given, returned.column(LINEAGE), expands)
+        lineage = batch.column(LINEAGE) if rows is None else batch.column(LINEAGE).take(rows)
+    elif returned.num_rows == batch.num_rows:
+        lineage = batch.column(LINEAGE)
+    else:
+        raise WrongResult(
+            f"returned {returned.num_rows} rows for {batch.num_rows} without `_hf`: keep the column `_hf`, so that "
+            "each row can be told from the record it came from"
+        )
+    columns = []
+    for field in wanted:
+        if field.name == LINEAGE:
+            columns.append(lineage)
+            continue
+        if field.name not in returned.schema.names:
+            raise WrongResult(f"the column {field.name!r} is missing in what it returned")
+        columns.append(_cast(returned.column(field.name), field))
+    return pa.RecordBatch.from_arrays(columns, names=wanted.names)
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        array = column.cast(field.type).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise WrongResult(f"the column {field.name!r} is no {field.type}: {error}") from None
+    if isinstance(array, pa.ChunkedArray):
+        return array.chunk(0) if array.num_chunks else pa.array([], field.type)
+    return array
+
+
+def _rows_of(given: pa.RecordBatch, lineage: pa.ChunkedArray, expands: bool) -> pa.Array | None:
+    """For each returned row the number of the row it came from; nothing when they are all there, in order."""
+    import pyarrow as pa
+
+    before = given.column(LINEAGE)
+    if (
+        not expands
+        and len(lineage) == len(before)
+        and lineage.cast(before.type).combine_chunks().equals(before)
+    ):
+        return None
+    places = {_place(value): number for number, value in enumerate(before.to_pylist())}
+    rows = []
+    for value in lineage.to_pylist():
+        number = places.get(_place(value)) if value is not None else None
+        if number is None:
+            raise WrongResult(f"returned a row whose `_hf` is {value}: no row it was given has it")
+        rows.append(number)
+    return pa.array(rows, pa.int64())
+
+
+def _place(value: Any) -> tuple[Any, ...]:
+    return value["topic"], value["partition"], value["offset"], value["index"]
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line outside our own wrapper and installed packages, else the innermost line."""
+    if isinstance(error, WrongResult):
+        return ""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.endswith("engine/python_steps.py")
+    ]
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    if not frames:
+        return ""
+    frame = (own or frames)[-1]
+    return f"{frame.filename}, line {frame.lineno}" + (f": {frame.line}" if frame.line else "")

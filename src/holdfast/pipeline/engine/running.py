@@ -1,0 +1,424 @@
+"""Running a pipeline: the loop around batches, its start, its retries and its end.
+
+At the start: the home is locked, the session is there, the steps are checked, sinks are open and have told their
+ledgers, and every sink is opened for every partition. Then, batch after batch: guards, plan, batch, monitoring. The
+loop holds no position of its own.
+
+It ends when what was there at the start is done (available-now), or at a batch's end after SIGTERM or SIGINT; a second
+signal ends it at once, which loses nothing that a sink has not taken back by itself at the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.definition.fingerprint import fingerprint
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.naming import (
+    DEAD_LETTER_NAME,
+    client_settings,
+    dead_letter_of,
+    home_of,
+    monitoring_group,
+)
+from holdfast.pipeline.definition.secrets import Redactor, expand_definition
+from holdfast.pipeline.definition.units import parse_duration_ms
+from holdfast.pipeline.engine.batches import BatchResult, Workshop
+from holdfast.pipeline.engine.failures import DefinitionWrong, explain_failure, is_transient
+from holdfast.pipeline.engine.faults import Faults, no_faults
+from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.monitoring import Monitoring
+from holdfast.pipeline.engine.planning import Limits, Log, Plan, openings, plan_batch, remaining
+from holdfast.pipeline.engine.progress import (
+    BatchDone,
+    Event,
+    Progress,
+    Retrying,
+    Started,
+    Stopping,
+    Summary,
+    Waiting,
+    Warned,
+    add_counts,
+    add_intakes,
+    add_routes,
+)
+from holdfast.pipeline.engine.routing import Router
+from holdfast.pipeline.engine.source_view import SourceView, ends_of
+from holdfast.pipeline.engine.staging import stage_spec
+from holdfast.pipeline.ledger import Entry, lowest
+from holdfast.pipeline.positions import Place
+from holdfast.pipeline.sinks.base import Sink, SinkContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AVAILABLE_NOW: Final = "available-now"
+INTERVAL_MS: Final = 1_000
+"""Between looks at the source, for a definition without an interval that is told to go on."""
+RETRIES_MAX: Final = 5
+"""For a run that has an end; one that goes on tries for ever."""
+BACK_OFF_MS: Final = (500, 1_000, 2_000, 5_000, 10_000, 30_000)
+
+
+class Stop:
+    """Whether the loop is asked to end; set by a signal or by another thread."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.why = ""
+
+    def ask(self, why: str) -> None:
+        self.why = self.why or why
+        self._event.set()
+
+    @property
+    def is_asked(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, timeout_ms: int) -> bool:
+        return self._event.wait(max(0, timeout_ms) / 1000)
+
+
+def run_pipeline(
+    definition: PipelineDefinition,
+    *,
+    bootstrap: str | None = None,
+    master: str | None = None,
+    once: bool | None = None,
+    progress: Progress | None = None,
+    spark: SparkSession | None = None,
+    signals: bool = True,
+    faults: Faults = no_faults,
+    stop: Stop | None = None,
+    build: Callable[[PipelineDefinition], dict[str, Sink]] | None = None,
+) -> Summary:
+    """Run until the end its trigger means, or until it is stopped; `once` decides where given.
+
+    Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
+    """
+    redactor = Redactor()
+    try:
+        expanded, redactor = expand_definition(definition)
+        stop = stop or Stop()
+        with (
+            Home(home_of(expanded), expanded.name) as home,
+            _session(expanded, home, master, spark) as session,
+            handled_signals(stop, progress, signals),
+        ):
+            settings = client_settings(expanded, bootstrap)
+            sinks = (build or build_sinks)(expanded)
+            loop = Loop(
+                expanded,
+                fingerprint(definition),
+                settings,
+                home,
+                session,
+                sinks,
+                faults,
+                stop,
+                progress,
+                redactor,
+            )
+            return loop.run(_interval_ms(expanded, once))
+    except Exception as error:
+        explained = redacted(explain_failure(error), redactor)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def redacted(error: HoldfastError, redactor: Redactor) -> HoldfastError:
+    """The same error without any secret in its text."""
+    error.args = tuple(redactor.redact(part) if isinstance(part, str) else part for part in error.args)
+    return error
+
+
+def _interval_ms(definition: PipelineDefinition, once: bool | None) -> int | None:
+    """Nothing for a run that ends with what is there."""
+    if once is None:
+        once = definition.trigger == AVAILABLE_NOW
+    if once:
+        return None
+    if definition.trigger == AVAILABLE_NOW:
+        return INTERVAL_MS
+    try:
+        return parse_duration_ms(definition.trigger)
+    except ValueError as error:
+        raise DefinitionWrong(f"trigger: {error}, or available-now") from None
+
+
+@contextlib.contextmanager
+def _session(
+    definition: PipelineDefinition, home: Home, master: str | None, spark: SparkSession | None
+) -> Iterator[SparkSession]:
+    if spark is not None:
+        yield spark
+        return
+    from holdfast.pipeline.session import spark_session
+
+    session = spark_session(definition.name, home.path, master=master, settings=definition.spark)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@contextlib.contextmanager
+def handled_signals(stop: Stop, progress: Progress | None, wanted: bool = True) -> Iterator[None]:
+    """SIGTERM and SIGINT end the loop at the end of the batch; the second one at once."""
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_asked:
+            raise KeyboardInterrupt
+        name = signal.Signals(number).name
+        stop.ask(name)
+        if progress is not None:
+            progress(Stopping(f"{name}: stopping when this batch is done; once more stops at once"))
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@dataclass
+class Loop:
+    """One run."""
+
+    definition: PipelineDefinition
+    """With its secrets."""
+    fingerprint: str
+    settings: Mapping[str, str]
+    home: Home
+    spark: SparkSession
+    sinks: dict[str, Sink]
+    """By name, the dead letter first."""
+    faults: Faults
+    stop: Stop
+    progress: Progress | None
+    redactor: Redactor
+    summary: Summary = field(init=False)
+
+    def run(self, interval_ms: int | None) -> Summary:
+        from holdfast.reader.cluster import Cluster
+
+        started = time.monotonic()
+        self.summary = Summary(self.definition.name)
+        try:
+            with Cluster(self.settings) as cluster, contextlib.ExitStack() as opened:
+                source = SourceView(cluster, self.definition.source, own_topics(self.definition))
+                source.look({})  # the source is there before anything is created in a sink
+                router = Router(self.spark, self.definition)
+                self.monitoring = Monitoring(self.settings, monitoring_group(self.definition), self.warn)
+                self.monitoring.refuse_members()
+                self._open_sinks(opened)
+                self.workshop = Workshop(
+                    self.spark,
+                    cluster,
+                    self.definition,
+                    self.fingerprint,
+                    self.home,
+                    router,
+                    stage_spec(self.definition, self.settings),
+                    self.sinks,
+                    self.faults,
+                )
+                self.workshop.read_ledgers()
+                self.noted = self.home.unfinished_plan(self.fingerprint)
+                self._repeat(source, interval_ms)
+        except Exception as error:
+            self._log({"event": "failed", "error": self.redactor.redact(str(explain_failure(error)))})
+            raise
+        spent = round((time.monotonic() - started) * 1000)
+        self.summary = replace(
+            self.summary, duration_ms=spent, reason="stopped" if self.stop.is_asked else "done"
+        )
+        self._log(self.summary.as_json())
+        return self.summary
+
+    def _open_sinks(self, opened: contextlib.ExitStack) -> None:
+        context = SinkContext(self.definition.name, self.home.path, self.settings, self.home.attempt)
+        for sink in self.sinks.values():
+            opened.callback(sink.close)
+            sink.open(context, self.spark)
+
+    # -------------------------------------------------------------------- the loop
+
+    def _repeat(self, source: SourceView, interval_ms: int | None) -> None:
+        until: dict[Place, int] | None = None
+        attempts = 0
+        is_first = True
+        while not self.stop.is_asked:
+            began = time.monotonic()
+            try:
+                logs = source.look(self.workshop.ledgers)
+                if interval_ms is None and until is None:
+                    until = ends_of(logs)
+                if until is not None:
+                    logs = {place: log for place, log in logs.items() if place in until}
+                self._open_partitions(source, logs)
+                if is_first:
+                    self._tell(
+                        Started(
+                            self.definition.name, self.home.path, tuple(self.workshop.sinks), self._lag(logs)
+                        )
+                    )
+                    is_first = False
+                has_run = self._one_batch(logs, until)
+                attempts = 0
+            except Exception as error:
+                if not is_transient(error) or (interval_ms is None and attempts >= RETRIES_MAX):
+                    raise
+                self._back_off(error, attempts)
+                attempts += 1
+                continue
+            if has_run and (interval_ms is None or self._lag(logs)):
+                continue
+            if interval_ms is None:
+                return
+            if not has_run:
+                self._tell(Waiting(self._lag(logs)))
+            self.stop.wait(interval_ms - round((time.monotonic() - began) * 1000))
+
+    def _open_partitions(self, source: SourceView, logs: Mapping[Place, Log]) -> None:
+        ledgers = self.workshop.ledgers
+        is_new = all(entry is None for entry in ledgers.values())
+        needed = openings(ledgers, logs, source.beginning(logs) if is_new else {})
+        for name, positions in needed.items():
+            self.workshop.open_at(name, positions, _now_ms())
+
+    def _one_batch(self, logs: Mapping[Place, Log], until: Mapping[Place, int] | None) -> bool:
+        began = time.monotonic()
+        plan = plan_batch(
+            self.workshop.ledgers,
+            logs,
+            self._limits(),
+            until=until,
+            unfinished=self.workshop.unfinished(),
+            noted=self.noted,
+        )
+        if plan is None:
+            return False
+        if plan.batch_time_ms is None:
+            plan = replace(plan, batch_time_ms=_now_ms())
+        result = self.workshop.run(plan)
+        self.noted = None
+        self._after(plan, result, logs, round((time.monotonic() - began) * 1000))
+        return True
+
+    def _after(self, plan: Plan, result: BatchResult, logs: Mapping[Place, Log], duration_ms: int) -> None:
+        positions = {name: entry.positions for name, entry in self._entries().items()}
+        self.monitoring.show(lowest(positions))
+        self.faults("monitored")
+        self.home.note_done(plan, self.fingerprint)
+        done = BatchDone(
+            number=self.summary.batches + 1,
+            range=plan.range,
+            batch_time_ms=plan.batch_time_ms or 0,
+            intake=result.intake,
+            routes=result.routes,
+            warned=result.warned,
+            rows_by_sink=result.rows_by_sink,
+            duration_ms=duration_ms,
+            times_ms=result.times_ms,
+            lag=self._lag(logs),
+        )
+        self.summary = add_batch(self.summary, done)
+        self._log(done.as_json())
+        self._tell(done)
+        self.faults("done")
+
+    def _back_off(self, error: Exception, attempts: int) -> None:
+        wait_ms = BACK_OFF_MS[min(attempts, len(BACK_OFF_MS) - 1)]
+        reason = self.redactor.redact(str(error))
+        self._log({"event": "retry", "reason": reason, "in_ms": wait_ms})
+        self._tell(Retrying(reason, wait_ms))
+        self.stop.wait(wait_ms)
+        self.workshop.read_ledgers()
+
+    # -------------------------------------------------------------------- small things
+
+    def _entries(self) -> dict[str, Entry]:
+        return {name: entry for name, entry in self.workshop.ledgers.items() if entry is not None}
+
+    def _lag(self, logs: Mapping[Place, Log]) -> int:
+        return remaining(self.workshop.ledgers, ends_of(logs))
+
+    def _limits(self) -> Limits:
+        source = self.definition.source
+        intakes = [entry.intake for entry in self._entries().values() if entry.intake.records]
+        if not intakes:
+            return Limits(source.batch_records, source.batch_bytes)
+        largest = max(intakes, key=lambda intake: intake.records)
+        return Limits(source.batch_records, source.batch_bytes, max(1, largest.bytes // largest.records))
+
+    def warn(self, message: str) -> None:
+        message = self.redactor.redact(message)
+        self._log({"event": "warning", "message": message})
+        self._tell(Warned(message))
+
+    def _tell(self, event: Event) -> None:
+        if self.progress is not None:
+            self.progress(event)
+
+    def _log(self, document: Mapping[str, Any]) -> None:
+        self.home.log({"time": _now_text(), "pipeline": self.definition.name, **document})
+
+
+def add_batch(summary: Summary, done: BatchDone) -> Summary:
+    """A batch that went to sinks behind was counted when it went to the others, in this run or an earlier one."""
+    return replace(
+        summary,
+        batches=done.number,
+        intake=add_intakes(summary.intake, done.intake),
+        routes=add_routes(summary.routes, done.routes),
+        warned=add_counts(summary.warned, done.warned),
+        rows_by_sink=add_counts(summary.rows_by_sink, done.rows_by_sink),
+        lag=done.lag,
+    )
+
+
+def build_sinks(definition: PipelineDefinition) -> dict[str, Sink]:
+    """By name, the dead letter first; of a definition with its secrets expanded."""
+    from holdfast.pipeline.sinks.building import build_dead_letter, build_sink
+
+    sinks: dict[str, Sink] = {DEAD_LETTER_NAME: build_dead_letter(definition)}
+    for each in definition.sinks:
+        if each.name in sinks:
+            raise DefinitionWrong(
+                f"two sinks have the name {each.name!r}: ledgers are kept by name, so rename one"
+            )
+        sinks[each.name] = build_sink(definition, each)
+    return sinks
+
+
+def own_topics(definition: PipelineDefinition) -> set[str]:
+    """Topics this pipeline writes to."""
+    from holdfast.pipeline.definition.model import KafkaSink
+
+    names = {dead_letter_of(definition).topic}
+    names |= {sink.topic for sink in definition.sinks if isinstance(sink, KafkaSink)}
+    return names
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _now_text() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
