@@ -35,6 +35,7 @@ class Aside:
         dead_letter_topic: Callable[[str], str],
         dialect: Dialect = "holdfast",
         create: bool = False,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bootstrap = bootstrap
         self._group = group
@@ -47,6 +48,7 @@ class Aside:
         self._dead_letter_topic = dead_letter_topic
         self._dialect: Dialect = dialect
         self._create = create or (self._retry is not None and self._retry.create)
+        self._is_wanted = is_wanted
         self._places = {} if self._retry is None else self._retry.places(topics)
         self._lock = threading.Lock()
         self._topics: SideTopics | None = None
@@ -114,7 +116,9 @@ class Aside:
     def _side_topics(self) -> SideTopics:
         with self._lock:
             if self._topics is None:
-                self._topics = SideTopics(self._bootstrap, self._settings, create=self._create)
+                self._topics = SideTopics(
+                    self._bootstrap, self._settings, create=self._create, is_wanted=self._is_wanted
+                )
                 self._dead_letters = DeadLetters(
                     self._bootstrap, self._group, self._settings, dialect=self._dialect, topics=self._topics
                 )

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.client.dead_letter_dialects import (
     Dialect,
     Failure,
+    Headers,
     class_name,
     failure_headers,
     stack_of,
@@ -47,19 +48,23 @@ class DeadLetters:
     ) -> None:
         """Set a message aside; returns when the broker has it, raises when it cannot."""
         failure = failure_of(message, self._group, reason, error, attempts)
-        own = away_from_home(without_history(message.headers))
-        source = failure.topic or message.topic
-        tries = (failure, failure.without_stack(), failure.shortened())
         send_smaller(
             self._topics,
             topic,
             message,
-            ((*own, *failure_headers(told, self._dialect)) for told in tries),
-            source=source,
+            headers_of(message, failure, self._dialect),
+            source=failure.topic or message.topic,
         )
 
     def close(self) -> None:
         self._topics.close()
+
+
+def headers_of(message: Message, failure: Failure, dialect: Dialect) -> tuple[Headers, ...]:
+    """The headers of a dead letter: the message's own and ours, and the same ever shorter."""
+    own = away_from_home(without_history(message.headers))
+    tries = (failure, failure.without_stack(), failure.shortened())
+    return tuple((*own, *failure_headers(told, dialect)) for told in tries)
 
 
 def failure_of(

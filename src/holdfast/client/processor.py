@@ -11,6 +11,10 @@ refuses its transaction. Readers of the outputs must read committed, which our c
 
 The transaction time-out lies below the session time-out: a member that dies in the middle of a transaction holds
 readers back no longer than it takes the group to notice.
+
+Without a `RetryPolicy` an exception of the transform stops the processor. With one, the message is held and its
+partition paused until the next attempt, while the others go on; what is before it is committed. A message that is given
+up on becomes a dead letter in the very transaction that moves the position past it: there is one, or none.
 """
 
 from __future__ import annotations
@@ -24,9 +28,17 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaException, TopicPartition
 
 from holdfast.client.consuming.assignment import Assignment, LostPositions, messages
+from holdfast.client.consuming.handling import HandlerFailed
+from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.seeking import is_member, seek
-from holdfast.client.messages import Message, from_raw
+from holdfast.client.dead_letter_dialects import Dialect, Headers
+from holdfast.client.dead_letters import failure_of, headers_of
+from holdfast.client.errors import DeliveryFailed
+from holdfast.client.failures import Failures
+from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
+from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental, producer_settings
+from holdfast.client.side_topics import TOO_LARGE, SideTopics, TooLargeToSetAside
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.transactional import Output, ProcessorFenced, TakenBack, TransactionalProducer
@@ -39,7 +51,7 @@ BATCH_MESSAGES: Final = 500
 ANSWER_SECONDS: Final = 60.0
 
 
-Transform: TypeAlias = Callable[[Message], Iterable[Output] | None]
+Transform: TypeAlias = Callable[[Message], Iterable[Output] | Retry | DeadLetter | None]
 
 
 class Processor:
@@ -51,18 +63,31 @@ class Processor:
         topics: Sequence[str],
         commit_seconds: float = 0.5,
         commit_messages: int = 5000,
+        retry: RetryPolicy | None = None,
+        dead_letter_topic: Callable[[str], str] = dead_letters_of,
+        dead_letter_dialect: Dialect = "holdfast",
+        create_topics: bool = False,
         lost_positions: LostPositions = "stop",
         consumer_config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
-        """A transaction ends after `commit_seconds` or `commit_messages`, whichever comes first."""
+        """A transaction ends after `commit_seconds` or `commit_messages`, whichever comes first.
+
+        Without `retry` an exception of the transform stops the processor; the arguments beside it are those of
+        `Consumer`.
+        """
         if not topics:
             raise UsageError("a processor needs a topic")
         self._topics = list(topics)
         self._commit_seconds = commit_seconds
         self._commit_messages = commit_messages
         self._lost_positions = lost_positions
+        self._retry = retry
+        self._bootstrap, self._group = bootstrap, group
+        self._dead_letter_topic = dead_letter_topic
+        self._dead_letter_dialect: Dialect = dead_letter_dialect
+        self._create_topics = create_topics
         self._consumer_settings = consumer_settings(bootstrap, group, dict(consumer_config or {}), unsafe)
         session_ms = int(self._consumer_settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
         given = dict(producer_config or {})
@@ -94,7 +119,8 @@ class Processor:
         return self._running.committed if self._running is not None else 0
 
     def run(self, transform: Transform) -> None:
-        """Process until stopped. An exception of `transform` aborts the open transaction and is raised."""
+        """Process until stopped. Without `retry` an exception of `transform` aborts the open transaction and is
+        raised."""
         self._run(transform, None)
 
     def _run(self, transform: Transform, companion: Companion | None) -> None:
@@ -105,6 +131,13 @@ class Processor:
     @property
     def is_stopping(self) -> bool:
         return self._is_stopping
+
+
+def _made(outcome: Iterable[Output] | Retry | DeadLetter | None) -> list[Output]:
+    """What a transform made; an outcome that was returned counts like one that was raised."""
+    if isinstance(outcome, Retry | DeadLetter):
+        raise outcome
+    return list(outcome or ())
 
 
 class Companion(Protocol):
@@ -129,6 +162,52 @@ class Companion(Protocol):
         """Partitions were taken away."""
 
 
+class _Letters:
+    """Dead letters of a processor, as outputs of its transactions.
+
+    Whether one fits its topic is known when the broker has refused it, and the transaction with it: then everything is
+    done again with shorter headers, until a transaction was committed.
+    """
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+        self._side = SideTopics(
+            processor._bootstrap,
+            processor._consumer_settings,
+            create=processor._create_topics,
+            is_wanted=lambda: not processor.is_stopping,
+        )
+        self._step = 0
+        """How much shorter than they could be the headers are."""
+        self._topics: set[str] = set()
+
+    def compose(self, message: Message, reason: str, error: BaseException, attempts: int) -> list[Output]:
+        """The dead letter of a message, the fullest first; nothing when it is time to stop and its topic unknown."""
+        processor = self._processor
+        topic = processor._dead_letter_topic(message.origin.topic)
+        count = self._side.partitions(topic, message.topic)
+        self._topics.add(topic)
+        failure = failure_of(message, processor._group, reason, error, attempts)
+        partition = message.partition if message.partition < count else None
+        headers: Sequence[Headers] = headers_of(message, failure, processor._dead_letter_dialect)
+        if not count:
+            return []
+        return [Output(topic, message.value, message.key, each, partition) for each in headers[self._step :]]
+
+    def are_shorter_after(self, refused: DeliveryFailed) -> bool:
+        """Whether it was a dead letter that was refused, and the next attempt is worth it."""
+        if refused.code not in TOO_LARGE or refused.topic not in self._topics or self._step >= 2:
+            return False
+        self._step += 1
+        return True
+
+    def committed(self) -> None:
+        self._step = 0
+
+    def close(self) -> None:
+        self._side.close()
+
+
 class _Running:
     """One run: a consumer and a transactional producer, on one thread.
 
@@ -151,6 +230,10 @@ class _Running:
         """Where each partition of ours stands without the open transaction; negative: at the beginning of its log."""
         self._preparing: set[PartitionKey] = set()
         """Partitions of ours that are paused because the companion is not ready for them."""
+        self._held: dict[PartitionKey, tuple[Message, float]] = {}
+        """Messages that the transform failed on, and when each is tried again; their partitions are paused."""
+        self._failures = None if processor._retry is None else Failures(processor._retry)
+        self._letters = _Letters(processor)
         self._taken = 0
         self._began = 0.0
         self._error: BaseException | None = None
@@ -172,6 +255,7 @@ class _Running:
                 self._producer.abort()
             finally:
                 self._consumer.close()
+                self._letters.close()
         if self._error is not None:
             raise self._error
 
@@ -180,6 +264,8 @@ class _Running:
             self._received(raw)
             if self._is_due() or self._error is not None:
                 break
+        if self._held and self._error is None:
+            self._try_again()
         if self._error is None and self._is_due():
             self._commit()
         if self._preparing:
@@ -198,19 +284,101 @@ class _Running:
             self._error = self._error or self._assignment.judge(raw, error)
             return
         key = (raw.topic(), raw.partition())
-        if key not in self._starts or key in self._preparing:
+        if key not in self._starts or key in self._preparing or key in self._held:
             return
+        self._process(from_raw(raw))
+
+    def _process(self, message: Message) -> None:
+        # All that it makes before any of it is produced: a transform may fail in the middle.
+        try:
+            outputs = _made(self._transform(message))
+        except Exception as error:
+            if self._failures is None:
+                raise
+            self._failed(self._failures, message, error)
+        else:
+            self._take(message, lambda: self._produce(outputs))
+
+    def _take(self, message: Message, produce: Callable[[], None]) -> None:
+        """Make a message's results part of the transaction."""
         try:
             if not self._producer.is_open:
                 self._producer.begin()
                 self._taken, self._began = 0, time.monotonic()
-            for output in self._transform(from_raw(raw)) or ():
-                self._producer.produce(output)
+            produce()
         except TakenBack as taken_back:
             self._go_back(taken_back)
+        except DeliveryFailed as refused:
+            self._refused(refused)
         else:
-            self._next[key] = raw.offset() + 1
+            self._next[message.topic, message.partition] = message.offset + 1
             self._taken += 1
+
+    def _produce(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            self._producer.produce(output)
+
+    # Messages that the transform fails on
+
+    def _failed(self, failures: Failures, message: Message, error: Exception) -> None:
+        verdict = failures.judge(message, error, time.monotonic())
+        if isinstance(verdict, Again):
+            say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {type(error).__name__}: {error}")
+            self._hold(message, time.monotonic() + verdict.seconds)
+            return
+        if failures.policy.give_up == "stop" and not isinstance(error, DeadLetter):
+            raise HandlerFailed(f"{message.place}: {verdict.reason}") from error
+        letters = self._letters.compose(message, verdict.reason, error, failures.attempts(message))
+        if not letters:
+            self._hold(message, time.monotonic())
+            return
+        say(f"{message.place} is set aside: {verdict.reason}")
+        self._take(message, lambda: self._produce_letter(message, letters))
+
+    def _produce_letter(self, message: Message, letters: Iterable[Output]) -> None:
+        """The fullest form that the client takes; whether the broker takes it shows later."""
+        refused: DeliveryFailed | None = None
+        for letter in letters:
+            try:
+                self._producer.produce(letter)
+            except DeliveryFailed as failed:
+                if failed.code not in TOO_LARGE:
+                    raise
+                refused = failed
+            else:
+                return
+        raise TooLargeToSetAside(
+            f"{message.place} does not fit its dead-letter topic: {refused}. Its position was not moved; give the "
+            "producer a larger message.max.bytes"
+        ) from refused
+
+    def _refused(self, refused: DeliveryFailed) -> None:
+        """An output was refused, and its transaction is over; raises unless there is another way."""
+        if not self._letters.are_shorter_after(refused):
+            raise refused
+        self._producer.abort()
+        self._go_back(TakenBack(f"a dead letter is too large for {refused.topic}, and is made shorter"))
+
+    def _hold(self, message: Message, until: float) -> None:
+        """Keep a message for later, and let nothing behind it overtake."""
+        self._held[message.topic, message.partition] = (message, until)
+        self._consumer.pause([TopicPartition(message.topic, message.partition)])
+
+    def _try_again(self) -> None:
+        now = time.monotonic()
+        for key, (message, until) in list(self._held.items()):
+            if until > now or key not in self._held:
+                continue
+            del self._held[key]
+            self._process(message)
+            if key not in self._held:
+                self._go_on(key)
+
+    def _go_on(self, key: PartitionKey) -> None:
+        """Read a partition that was paused from where it stands."""
+        place = TopicPartition(*key, self._next.get(key, self._starts[key]))
+        seek(self._consumer, place)
+        self._consumer.resume([place])
 
     # Ending a transaction
 
@@ -222,8 +390,15 @@ class _Running:
         except TakenBack as taken_back:
             self._go_back(taken_back)
             return
+        except DeliveryFailed as refused:
+            self._refused(refused)
+            return
         self.committed += self._taken
+        self._letters.committed()
         self._starts.update(self._next)
+        if self._failures is not None:
+            for key, position in self._next.items():
+                self._failures.passed(key, position)
         self._next = {}
         if self._companion is not None:
             self._hold_back(self._companion.committed())
@@ -246,8 +421,11 @@ class _Running:
             self._companion.taken_back()
         if not taken_back.is_known:
             self._ask_where_we_are(wanted)
-        for key in self._starts.keys() - self._preparing:
+        for key in self._starts.keys() - self._preparing - self._held.keys():
             seek(self._consumer, TopicPartition(*key, self._starts[key]))
+        for key in list(self._held):
+            del self._held[key]
+            self._go_on(key)
 
     def _ask_where_we_are(self, wanted: Mapping[PartitionKey, int]) -> None:
         """The group says how far the last transaction got, once nothing of it is under way any more."""
@@ -322,5 +500,10 @@ class _Running:
             self._starts.pop(key, None)
             self._next.pop(key, None)
             self._preparing.discard(key)
+            if self._held.pop(key, None) is not None:
+                # The client would remember it if the partition came back.
+                self._consumer.resume([TopicPartition(*key)])
+        if self._failures is not None:
+            self._failures.forget(keys)
         if self._companion is not None:
             self._companion.let_go(keys)

@@ -12,6 +12,7 @@ with its old one it could be old enough to be deleted on arrival.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
@@ -46,6 +47,8 @@ PRODUCER_SETTINGS: Final = {
 ANSWER_SECONDS: Final = 10.0
 PATIENCE_SECONDS: Final = 30.0
 """How often it is said that a message still waits for the broker."""
+LOOK_SECONDS: Final = 1.0
+"""How often a wait for the broker looks whether it is still wanted."""
 CLOSE_SECONDS: Final = 5.0
 HEADERS_BYTES: Final = 65_536
 """How much larger than its source a message may be in a topic that we create."""
@@ -108,13 +111,23 @@ def send_smaller(
 class SideTopics:
     """Sends messages to topics that are known to exist; for several threads."""
 
-    def __init__(self, bootstrap: str, consumer_settings: Mapping[str, Any], *, create: bool) -> None:
-        shared = {
+    def __init__(
+        self,
+        bootstrap: str,
+        consumer_settings: Mapping[str, Any],
+        *,
+        create: bool,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """A broker that does not answer is waited for as long as it is wanted."""
+        self._shared = {
             name: value for name, value in consumer_settings.items() if name.startswith(CONNECTION_SETTINGS)
         }
-        self._admin_settings = {"bootstrap.servers": bootstrap, **shared}
-        self._producer = Producer(bootstrap, config={**PRODUCER_SETTINGS, **shared})
+        self._bootstrap = bootstrap
+        self._producer: Producer | None = None
+        """Made for the first message that is sent: a processor has its own and asks only about topics."""
         self._create = create
+        self._is_wanted = is_wanted
         self._is_closed = False
         self._counts: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -122,27 +135,40 @@ class SideTopics:
     def send(self, topic: str, message: Message, headers: Headers, *, source: str) -> None:
         """Send a message on; returns when the broker has it, raises when it cannot."""
         count = self.partitions(topic, source)
-        delivery = self._producer.send(
+        if not count:
+            raise TimeoutError(f"{message.place} was to go to '{topic}', and no broker has told of it")
+        delivery = self._sender().send(
             topic,
             message.value,
             key=message.key,
             headers=headers,
             partition=message.partition if message.partition < count else None,
         )
+        say_at = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                delivery.wait(PATIENCE_SECONDS)
+                delivery.wait(LOOK_SECONDS)
                 return
             except TimeoutError:
-                if self._is_closed:
+                if self._is_closed or not self._is_wanted():
                     raise
-                say(
-                    f"{message.place} waits for '{topic}': no broker has taken it for {PATIENCE_SECONDS:.0f} s"
-                )
+                if time.monotonic() >= say_at:
+                    say_at = time.monotonic() + PATIENCE_SECONDS
+                    say(
+                        f"{message.place} waits for '{topic}': no broker has taken it for {PATIENCE_SECONDS:.0f} s"
+                    )
+
+    def _sender(self) -> Producer:
+        with self._lock:
+            if self._producer is None:
+                self._producer = Producer(self._bootstrap, config={**PRODUCER_SETTINGS, **self._shared})
+            return self._producer
 
     def close(self) -> None:
         """What is under way and not confirmed soon is not lost: its position has not moved."""
         self._is_closed = True
+        if self._producer is None:
+            return
         try:
             self._producer.close(CLOSE_SECONDS)
         except UndeliveredMessages as left:
@@ -158,7 +184,7 @@ class SideTopics:
             return known
         with self._lock:
             while topic not in self._counts:
-                keeper = _Keeper(AdminClient(self._admin_settings))
+                keeper = _Keeper(AdminClient({"bootstrap.servers": self._bootstrap, **self._shared}))
                 try:
                     self._counts[topic] = keeper.find(topic) or keeper.make(
                         topic, source, is_allowed=self._create
@@ -166,7 +192,7 @@ class SideTopics:
                 except KafkaException as error:
                     if error.args[0].code() not in AWAY and not error.args[0].retriable():
                         raise
-                    if self._is_closed or not is_wanted():
+                    if self._is_closed or not self._is_wanted() or not is_wanted():
                         return 0
                     say(f"'{topic}' is needed and no broker tells of it: {error.args[0].str()}")
             return self._counts[topic]

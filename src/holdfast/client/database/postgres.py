@@ -7,7 +7,7 @@ so in SQL is looked at by the transaction's number before the positions advance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 from holdfast.client.database.store import (
@@ -94,6 +94,10 @@ class PostgresDatabase(Database):
             "the handler ended the transaction it was given, so its results are not together with the positions: "
             "leave COMMIT and ROLLBACK to the sink (a savepoint is fine)"
         )
+
+    def pipeline(self) -> AbstractContextManager[Any]:
+        pipeline: AbstractContextManager[Any] = self.connection.pipeline()
+        return pipeline
 
     def run(self, sql: str, parameters: dict[str, Any]) -> Any:
         return self.connection.execute(with_percent(sql), parameters)

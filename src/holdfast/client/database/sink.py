@@ -14,6 +14,11 @@ A partition is *ours*, paused, when the group gives it; it is *claimed* when our
 began at the position in it. Whatever goes wrong with a partition (another owner, a lost connection, a broker that does
 not answer) ends its claim, forgets what was read and not stored, and claims it again when it is time: there is one way
 in, and none around the database.
+
+A handler that fails rolls its transaction back. Without a `RetryPolicy` the sink stops there. With one, what came
+before the message is stored, and its partition rests until the next attempt; a message that is given up on goes to the
+dead-letter topic, and only when it is safe there, the next transaction moves the position past it. A sink that dies
+between the two sets it aside a second time.
 """
 
 from __future__ import annotations
@@ -21,13 +26,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as RawConsumer
 
+from holdfast.client.aside import Aside
 from holdfast.client.consuming.assignment import ANSWER_SECONDS, Assignment, LostPositions, messages
+from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.seeking import seek
 from holdfast.client.database.store import (
     Advance,
@@ -39,8 +47,11 @@ from holdfast.client.database.store import (
     Trouble,
     open_database,
 )
+from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.errors import ClientError
-from holdfast.client.messages import Message, from_raw
+from holdfast.client.failures import Failures
+from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
+from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
@@ -58,8 +69,8 @@ BUSY_ATTEMPTS: Final = 10
 SHOW_SECONDS: Final = 5.0
 """How often positions are shown to the group, for tools that tell how far it is; nothing depends on them."""
 
-Handler: TypeAlias = Callable[[Message, Any], None]
-BatchHandler: TypeAlias = Callable[[Sequence[Message], Any], None]
+Handler: TypeAlias = Callable[[Message, Any], Any]
+BatchHandler: TypeAlias = Callable[[Sequence[Message], Any], Any]
 
 
 class DatabaseSink:
@@ -72,11 +83,20 @@ class DatabaseSink:
         database: str,
         batch_messages: int = 1000,
         batch_seconds: float = 0.2,
+        retry: RetryPolicy | None = None,
+        dead_letter_topic: Callable[[str], str] = dead_letters_of,
+        dead_letter_dialect: Dialect = "holdfast",
+        create_topics: bool = False,
         lost_positions: LostPositions = "stop",
+        pipeline: bool = False,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
         """A transaction holds up to `batch_messages`, and waits for more up to `batch_seconds`.
+
+        Without `retry` a handler that fails stops the sink; the arguments beside it are those of `Consumer`.
+        `pipeline` sends the statements of handlers to PostgreSQL without waiting for the answer to each: about twice as
+        fast, for handlers that do not look at `rowcount` before they have fetched something.
 
         `database` is `postgresql://…`, `sqlite:///path` or the path of a SQLite file; its tables are made by
         `holdfast sink migrate`. In PostgreSQL a transaction in which nothing happens for two thirds of
@@ -93,6 +113,19 @@ class DatabaseSink:
         self.lost_positions: LostPositions = lost_positions
         self.settings = consumer_settings(bootstrap, group, dict(config or {}), unsafe)
         self._database = open_database(database)
+        self.pipeline = pipeline
+        self.failures = None if retry is None else Failures(retry)
+        self.aside = Aside(
+            bootstrap,
+            group,
+            topics,
+            retry or RetryPolicy(),
+            self.settings,
+            dead_letter_topic=dead_letter_topic,
+            dialect=dead_letter_dialect,
+            create=create_topics,
+            is_wanted=lambda: not self._is_stopping,
+        )
         session_ms = int(self.settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
         self._database.idle_timeout_ms = max(1000, session_ms * 2 // 3)
         self._is_stopping = False
@@ -112,23 +145,58 @@ class DatabaseSink:
         return self._running.stored if self._running is not None else 0
 
     def run(self, handler: Handler) -> None:
-        """Hand over message by message until stopped. An exception of the handler rolls back and is raised."""
+        """Hand over message by message until stopped. An exception of the handler rolls back; see `retry`."""
 
         def work(batch: Sequence[Message], connection: Any) -> None:
-            for message in batch:
+            for index, message in enumerate(batch):
                 try:
-                    handler(message, connection)
+                    _checked(handler(message, connection))
                 except Exception as error:
-                    error.add_note(f"while handling {message.place}")
-                    raise
+                    if self.is_the_databases(error):
+                        raise
+                    raise _Failed(index, error) from error
 
-        self.run_batches(work)
+        self._run(work)
 
     def run_batches(self, handler: BatchHandler) -> None:
-        """Hand over all messages of a transaction at once: in order per partition, partitions mixed."""
-        self._running = _Running(self, self._database, handler)
+        """Hand over all messages of a transaction at once: in order per partition, partitions mixed.
+
+        A batch that fails is handed over again in smaller ones, down to the message that fails alone.
+        """
+
+        def work(batch: Sequence[Message], connection: Any) -> None:
+            try:
+                _checked(handler(batch, connection))
+            except Exception as error:
+                if self.is_the_databases(error):
+                    raise
+                raise _Failed(0 if len(batch) == 1 else None, error) from error
+
+        self._run(work)
+
+    def is_the_databases(self, error: BaseException) -> bool:
+        """Whether an error tells of the connection or of other transactions, and not of what was handed over."""
+        return isinstance(error, self._database.errors) and self._database.judge(error) is not Trouble.FAILED
+
+    def _run(self, work: BatchHandler) -> None:
+        self._running = _Running(self, self._database, work)
         with stopping_on_signals(self.stop):
             self._running.run()
+
+
+class _Failed(Exception):
+    """A handler failed, on the message with this index where that is known."""
+
+    def __init__(self, index: int | None, error: Exception) -> None:
+        super().__init__(str(error))
+        self.index = index
+        self.error = error
+
+
+def _checked(outcome: Any) -> None:
+    """An outcome that was returned counts like one that was raised."""
+    if outcome is not None and isinstance(outcome, Retry | DeadLetter):
+        raise outcome
 
 
 @dataclass
@@ -161,6 +229,8 @@ class _Running:
         self._shares: dict[PartitionKey, _Share] = {}
         self._pending: list[Message] = []
         self._pending_since = 0.0
+        self._most = sink.batch_messages
+        """How many messages the next transaction takes at most: fewer, after a batch failed and nobody knows why."""
         self._is_connected = False
         self._connect_at = 0.0
         self._back_off = BACK_OFF_SECONDS[0]
@@ -178,11 +248,12 @@ class _Running:
             )
             while not self._sink.is_stopping and self._error is None:
                 self._turn()
-            if self._error is None and self._pending:
+            while self._error is None and self._pending and self._is_connected:
                 self._store()
         finally:
             self._consumer.close()
             self._database.close()
+            self._sink.aside.close()
         if self._error is not None:
             raise self._error
 
@@ -220,35 +291,88 @@ class _Running:
 
     def _is_due(self) -> bool:
         return bool(self._pending) and (
-            len(self._pending) >= self._sink.batch_messages or time.monotonic() >= self._due_at()
+            len(self._pending) >= self._most or time.monotonic() >= self._due_at()
         )
 
     # The transaction
 
     def _store(self) -> None:
-        advances = self._advances()
-        if not self._are_the_same_topics(advances):
+        batch = self._pending[: self._most]
+        failed = self._store_all(batch)
+        if failed is None:
+            self._most = min(self._most * 2, self._sink.batch_messages)
+        elif self._sink.failures is None:
+            if failed.index is not None:
+                failed.error.add_note(f"while handling {batch[failed.index].place}")
+            raise failed.error
+        elif failed.index is None:
+            self._most = max(1, len(batch) // 2)
+        else:
+            self._failed_on(batch, failed.index, failed.error)
+
+    def _failed_on(self, batch: Sequence[Message], index: int, error: Exception) -> None:
+        """What came before the message is stored; then it is judged."""
+        message = batch[index]
+        if index:
+            failed = self._store_all(batch[:index])
+            if failed is not None:
+                # It did not fail a moment ago. Its turn comes first.
+                index = 0 if failed.index is None else failed.index
+                message, error = batch[index], failed.error
+            elif self._pending[:1] != [message]:
+                return
+        failures = self._sink.failures
+        assert failures is not None
+        verdict = failures.judge(message, error, time.monotonic())
+        if isinstance(verdict, Again):
+            say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {type(error).__name__}: {error}")
+            self._retreat([(message.topic, message.partition)], verdict.seconds)
             return
-        batch = self._pending
         try:
-            self._store_patiently(advances, batch)
+            self._sink.aside(message, verdict.reason, error, failures.attempts(message))
+        except TimeoutError:
+            # Told to stop while no broker answers: the message stays where it is.
+            self._retreat([(message.topic, message.partition)], RETRY_SECONDS)
+            return
+        say(f"{message.place} was set aside: {verdict.reason}")
+        failures.set_aside(message)
+
+    def _store_all(self, batch: Sequence[Message]) -> _Failed | None:
+        """One transaction, if it can be; returns how the handler failed, if it did."""
+        advances = self._advances(batch)
+        if not self._are_the_same_topics(advances):
+            return None
+        failures = self._sink.failures
+        wanted = batch if failures is None else [each for each in batch if not failures.is_set_aside(each)]
+        try:
+            self._store_patiently(advances, wanted)
+        except _Failed as failed:
+            if self._database.judge(failed) is Trouble.LOST:
+                self._disconnected(failed.error)
+                return None
+            if failed.index is None or len(wanted) == len(batch):
+                return failed
+            return _Failed(batch.index(wanted[failed.index]), failed.error)
         except Superseded as elsewhere:
             say(str(elsewhere))
             self._retreat(elsewhere.keys, RECLAIM_SECONDS)
-            return
+            return None
         except self._database.errors as error:
             if self._database.judge(error) is not Trouble.LOST:
                 raise
             self._disconnected(error)
-            return
-        self._pending = []
-        self.stored += len(batch)
+            return None
+        self._pending = self._pending[len(batch) :]
+        self.stored += len(wanted)
         for each in advances:
             self._shares[each.key].position = each.new
+            if failures is not None:
+                failures.passed(each.key, each.new)
         self._show(advances)
+        return None
 
-    def _advances(self) -> list[Advance]:
-        last = {(message.topic, message.partition): message.offset for message in self._pending}
+    def _advances(self, batch: Iterable[Message]) -> list[Advance]:
+        last = {(message.topic, message.partition): message.offset for message in batch}
         return [
             Advance(*key, self._shares[key].topic_id, self._shares[key].position, offset + 1)
             for key, offset in last.items()
@@ -256,19 +380,28 @@ class _Running:
 
     def _store_patiently(self, advances: Iterable[Advance], batch: Sequence[Message]) -> None:
         """A transaction that another one was in the way of is tried again."""
-        for attempt in range(1, BUSY_ATTEMPTS + 1):
+        is_pipelined = self._sink.pipeline
+
+        def work(connection: Any) -> None:
+            if batch:
+                with self._database.pipeline() if is_pipelined else nullcontext():
+                    self._handler(batch, connection)
+
+        attempts = 0
+        expected: tuple[type[Exception], ...] = (_Failed, *self._database.errors)
+        while True:
             try:
-                self._database.store(
-                    self._sink.group,
-                    self._owner,
-                    advances,
-                    lambda connection: self._handler(batch, connection),
-                )
-            except self._database.errors as error:
-                if self._database.judge(error) is not Trouble.AGAIN or attempt == BUSY_ATTEMPTS:
+                self._database.store(self._sink.group, self._owner, advances, work)
+            except expected as error:
+                if is_pipelined and not self._sink.is_the_databases(error):
+                    # It may be the answer to any statement before: whose it is shows without the pipeline.
+                    is_pipelined = False
+                    continue
+                attempts += 1
+                if self._database.judge(error) is not Trouble.AGAIN or attempts == BUSY_ATTEMPTS:
                     raise
                 say(f"a transaction is tried again: {str(error).strip()}")
-                time.sleep(BACK_OFF_SECONDS[0] * attempt)
+                time.sleep(BACK_OFF_SECONDS[0] * attempts)
             else:
                 return
 
@@ -424,5 +557,7 @@ class _Running:
         keys = {(each.topic, each.partition) for each in partitions}
         for key in keys:
             self._shares.pop(key, None)
+        if self._sink.failures is not None:
+            self._sink.failures.forget(keys)
         self._forget(keys)
         self._assignment.end(partitions)

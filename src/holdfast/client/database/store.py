@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -135,6 +135,10 @@ class Database(ABC):
     @abstractmethod
     def working(self) -> AbstractContextManager[None]:
         """Around a handler: makes sure that it does not end the transaction."""
+
+    def pipeline(self) -> AbstractContextManager[Any]:
+        """Around a handler: its statements need not wait for the answer to each, where the database can do that."""
+        return nullcontext()
 
     @abstractmethod
     def run(self, sql: str, parameters: dict[str, Any]) -> Any:
