@@ -239,6 +239,11 @@ class Scene(Engine):
         """Where a group stands; negative when it has no position."""
         return self.committed(group).get(f"{topic}-{partition}", -1)
 
+    def members(self, group: str) -> int:
+        """How many members a group has whose partitions are theirs; 0 while that changes."""
+        found = self.admin.describe_consumer_groups([group])[group].result(WAIT_SECONDS)
+        return len(found.members) if found.state.name == "STABLE" else 0
+
     # Programs
 
     def program(self, text: str, *arguments: str) -> Program:

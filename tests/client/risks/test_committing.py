@@ -101,7 +101,7 @@ with ThreadPoolExecutor(4) as pool:
         message = consumer.poll(1)
         if message is not None:
             pool.submit(handle, message)
-            consumer.commit(message, asynchronous=False)
+            consumer.commit(message=message, asynchronous=False)
 """
 
 
@@ -143,7 +143,7 @@ def test_hf303_failed_message_plain_client_loses(here: Scene) -> None:
         except ConnectionError:
             # It is not committed, so it will come again: so the thinking goes.
             continue
-        consumer.commit(message, asynchronous=False)
+        consumer.commit(message=message, asynchronous=False)
     consumer.close()
     here.write(topic, {0: ["later"]})
     assert "3" not in handled
@@ -193,7 +193,7 @@ def test_hf306_poison_plain_client_skips_it_or_never_gets_past_it(here: Scene) -
     for message in take(skipping, COUNT):
         with suppress(ValueError):
             poisoned(message)
-        skipping.commit(message, asynchronous=False)
+        skipping.commit(message=message, asynchronous=False)
     skipping.close()
     here.write(topic, {0: ["later"]})
     assert here.next_of(f"{topic}-skips", topic) == "later"
@@ -207,7 +207,7 @@ def test_hf306_poison_plain_client_skips_it_or_never_gets_past_it(here: Scene) -
             while here.position(f"{topic}-insists", topic) < COUNT:
                 (message,) = take(insisting, 1)
                 poisoned(message)
-                insisting.commit(message, asynchronous=False)
+                insisting.commit(message=message, asynchronous=False)
         except ValueError:
             raised += 1
         insisting.close()
@@ -247,7 +247,7 @@ def test_hf309_last_commit_plain_client_handles_again(here: Scene) -> None:
     consumer.subscribe([topic])
     messages = take(consumer, COUNT)
     here.crash()
-    consumer.commit(messages[-1], asynchronous=True)
+    consumer.commit(message=messages[-1], asynchronous=True)
     # No word of it.
     consumer.close()
     here.revive()

@@ -16,7 +16,7 @@ from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import wait_until
 from holdfast.testing.risks import Report, Scene, Swallowing, numbers
 
-QUIET: dict[str, Any] = {"log_level": 0}
+QUIET: dict[str, Any] = {"log_level": 0, "reconnect.backoff.max.ms": 500}
 LIMIT = {"max.message.bytes": "1000"}
 TOO_LARGE = "x" * 5000
 
