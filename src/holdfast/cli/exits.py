@@ -5,7 +5,7 @@ A command raises, `run` catches. The codes are a promise to scripts:
     0    fine
     1    findings: something asked for failed, or a check found a problem
     2    usage: the command line or a file it names is wrong
-    3    cannot connect: no broker answered in time
+    3    cannot connect: no broker answered in time, or the machine lacks something (Java, disk, a permission)
     130  interrupted by Ctrl-C or SIGTERM
 
 No traceback reaches the user; set HOLDFAST_TRACEBACK=1 to see one.
@@ -70,7 +70,7 @@ def explain(error: Exception) -> tuple[str, ExitCode]:
     if isinstance(error, UsageError):
         return str(error), ExitCode.USAGE
     if isinstance(error, HoldfastError):
-        return str(error), ExitCode.FINDINGS
+        return str(error), ExitCode(getattr(error, "exit_code", ExitCode.FINDINGS))
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}", ExitCode.FINDINGS

@@ -46,12 +46,13 @@ class Pipeline:
     ) -> None:
         self._document: dict[str, Any] = {
             "pipeline": name,
+            "source": None,
+            "steps": [],
+            "sinks": [],
             "trigger": trigger,
             "home": home,
             "monitoring_group": monitoring_group,
             "spark": spark,
-            "steps": [],
-            "sinks": [],
         }
 
     def __repr__(self) -> str:

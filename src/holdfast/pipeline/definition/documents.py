@@ -101,6 +101,8 @@ def _reason(error: yaml.MarkedYAMLError) -> str:
         return "a tab cannot indent; use spaces"
     if "mapping values are not allowed" in reason:
         return "a ':' stands where none can; quote the text, or start a new line before it"
+    if "but got '?'" in reason:
+        return "inside { } a text with '?' must be quoted, such as \"string?\"; or write one field a line"
     if "expected a single document" in reason:
         return "there is a second document ('---'); a file holds one pipeline"
     return reason

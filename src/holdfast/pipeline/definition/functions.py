@@ -78,13 +78,17 @@ def _cause(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
 def source_of(step: Python, directory: str) -> str:
     """The text of a step's function: the same whether it is named by its file or given; code is not run for it."""
     if isinstance(step.function, str):
         return _source_of_named(step, directory)
     function = inspect.unwrap(step.function)
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    file = inspect.getsourcefile(function) if inspect.isroutine(function) else None
+    name = name_of(function)
+    file = inspect.getsourcefile(function) if inspect.isfunction(function) else None
     if file and os.path.exists(file):
         found = _definition_in(file, name)
         if found is not None:

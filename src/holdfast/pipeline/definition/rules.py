@@ -157,12 +157,19 @@ def _settings(settings: Mapping[str, str], path: Path) -> Iterator[Finding]:
 
 
 def _decoding(decoding: Decoding, path: Path) -> Iterator[Finding]:
+    found = [*_decoding_keys(decoding, path), *_fields(decoding, path)]
+    yield from found
+    if not found and decoding.registry is None:
+        yield from _compiled(decoding, path)
+
+
+def _decoding_keys(decoding: Decoding, path: Path) -> Iterator[Finding]:
     format_ = decoding.format
     takes_schema = format_ in SCHEMA_FORMATS
     if format_ in ("json", "csv") and not decoding.fields:
         yield Finding(path, f"{format_} needs 'fields': the columns to parse, such as 'id: long'")
-    if format_ in ("text", "bytes") and decoding.fields:
-        yield Finding((*path, "fields"), f"{format_} has no fields: it becomes one column")
+    if format_ in ("text", "bytes") and len(decoding.fields) > 1:
+        yield Finding((*path, "fields"), f"{format_} becomes one column; name one field, or none for 'value'")
     if takes_schema and decoding.schema is None and decoding.registry is None:
         yield Finding(path, f"{format_} needs 'schema_file' (or 'schema'), or a 'registry'")
     if not takes_schema and (decoding.schema is not None or decoding.message is not None):
@@ -174,7 +181,16 @@ def _decoding(decoding: Decoding, path: Path) -> Iterator[Finding]:
     for name, text in decoding.csv.items():
         if name in ("delimiter", "quote") and len(text) != 1:
             yield Finding((*path, "csv", name), f"{text!r} is not one character")
-    yield from _fields(decoding, path)
+
+
+def _compiled(decoding: Decoding, path: Path) -> Iterator[Finding]:
+    """What the format itself says about its schema and fields."""
+    from holdfast.pipeline.formats import compile_decoder
+
+    try:
+        compile_decoder(decoding)
+    except HoldfastError as error:
+        yield Finding(path, str(error))
 
 
 def _fields(decoding: Decoding, path: Path) -> Iterator[Finding]:
@@ -198,6 +214,15 @@ def _fields(decoding: Decoding, path: Path) -> Iterator[Finding]:
 
 
 def _steps(definition: PipelineDefinition) -> Iterator[Finding]:
+    expanding = [
+        (index, step)
+        for index, step in enumerate(definition.steps)
+        if isinstance(step, Sql | Python) and step.expand
+    ]
+    for index, surplus in expanding[1:]:
+        where: Path = ("steps", index, kind_of_step(surplus), "expand")
+        first = expanding[0][1].name
+        yield Finding(where, f"{first!r} expands already, and one step of a pipeline may; join the two")
     for index, step in enumerate(definition.steps):
         path: Path = ("steps", index, kind_of_step(step))
         for inner, message in _step(step, definition.directory):

@@ -1,0 +1,341 @@
+"""`holdfast pipeline`: define, check, explain and run a pipeline from topics to exactly-once sinks.
+
+A definition that is wrong ends with exit code 2 and one line for each error, in the form editors and CI understand:
+`orders.yaml:12:5: steps[1].expect.else: …`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.output import Output, print_json, print_table
+from holdfast.errors import HoldfastError, UsageError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.definition.errors import Finding
+    from holdfast.pipeline.definition.loading import Loaded
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="From topics to exactly-once sinks on Spark: define, check, explain and run a pipeline.",
+)
+
+FileArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."),
+]
+BootstrapOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-server",
+        metavar="HOST:PORT,…",
+        help="The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
+        "127.0.0.1:9092).",
+    ),
+]
+SinkOption: TypeAlias = Annotated[
+    list[str] | None, typer.Option("--sink", metavar="NAME", help="Only this sink; may be repeated.")
+]
+
+
+@app.command(
+    help="Write a small pipeline that works: a definition, a Python step and how to try it.",
+    epilog=examples("holdfast pipeline init", "holdfast pipeline init my-pipeline"),
+)
+def init(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Where; made when it is missing.")] = ".",
+) -> None:
+    from holdfast.pipeline.definition.example import write_example
+
+    for path in write_example(directory):
+        print(path)
+
+
+@app.command(
+    help="Find what is wrong with a pipeline without reading data: keys, names, types, SQL, Python, sinks. "
+    "With Java at hand, Spark follows the schema from step to step; no broker is asked.",
+    epilog=examples(
+        "holdfast pipeline check orders.yaml", "holdfast pipeline check orders.yaml --no-spark --output json"
+    ),
+)
+def check(
+    file: FileArgument,
+    no_spark: Annotated[
+        bool, typer.Option("--no-spark", help="Leave out what needs Spark: quick, and no Java needed.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.pipeline.definition.errors import DefinitionError
+    from holdfast.pipeline.definition.fingerprint import fingerprint
+    from holdfast.pipeline.definition.loading import load_pipeline
+
+    columns: dict[str, str] | None = None
+    mark = ""
+    try:
+        loaded = load_pipeline(file)
+        mark = fingerprint(loaded.definition)
+        found = list(loaded.warnings)
+        if not no_spark:
+            with_spark, columns = _check_with_spark(loaded)
+            found += [loaded.findings.located(finding) for finding in with_spark]
+    except DefinitionError as error:
+        found = list(error.findings)
+    wrong = any(finding.level == "error" for finding in found)
+    if output is Output.JSON:
+        print_json(
+            {
+                "file": file,
+                "valid": not wrong,
+                "fingerprint": mark or None,
+                "columns": columns,
+                "findings": [finding.as_json() for finding in found],
+            }
+        )
+    else:
+        _tell(found)
+        if not wrong:
+            _tell_schema(file, columns)
+    if wrong:
+        raise Exit(ExitCode.USAGE)
+
+
+def _check_with_spark(loaded: Loaded) -> tuple[list[Finding], dict[str, str] | None]:
+    from holdfast.pipeline.checking import check_definition, checking_session
+    from holdfast.pipeline.java import JavaMissing
+
+    try:
+        with checking_session(loaded.definition) as session:
+            found, schema = check_definition(loaded.definition, session)
+    except JavaMissing as missing:
+        raise CannotCheck(f"{missing} --no-spark checks what needs none.") from missing
+    if schema is None:
+        return found, None
+    shown = {
+        field.name: field.dataType.simpleString() for field in schema.fields if not field.name.startswith("_")
+    }
+    return found, shown
+
+
+class CannotCheck(CommandFailed):
+    """What a check needs is not there."""
+
+    exit_code = ExitCode.CANNOT_CONNECT
+
+
+def _tell_schema(file: str, columns: dict[str, str] | None) -> None:
+    if columns is None:
+        print(f"{file}: no error found (SQL was not resolved: that needs Spark)")
+        return
+    print(f"{file}: no error found; rows reach the sinks with these columns")
+    print_table(("COLUMN", "TYPE"), list(columns.items()))
+
+
+@app.command(
+    help="Show what each hop promises, from the topic through the steps to each sink, the weakest of them, and "
+    "the setting that would make it stronger. Secrets are not shown and not needed.",
+    epilog=examples(
+        "holdfast pipeline explain orders.yaml", "holdfast pipeline explain orders.yaml --ask-broker"
+    ),
+)
+def explain(
+    file: FileArgument,
+    ask_broker: Annotated[
+        bool,
+        typer.Option("--ask-broker", help="Also ask how durable the source's topics are themselves."),
+    ] = False,
+    bootstrap_server: BootstrapOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.cli.pipeline_output import print_explanation
+    from holdfast.cli.pipeline_topics import ask_topics
+    from holdfast.pipeline.definition import explaining
+
+    loaded = _load(file)
+    with _located(loaded):
+        facts = ask_topics(loaded.definition, bootstrap_server) if ask_broker else ()
+    explanation = explaining.explain(loaded.definition, facts)
+    if output is Output.JSON:
+        print_json(explanation.as_json())
+    else:
+        print_explanation(explanation)
+
+
+@app.command(
+    help="Run a pipeline. It resumes where the sinks' ledgers stand; SIGTERM and Ctrl-C stop it after the batch "
+    "under way. Progress goes to standard error, the summary to standard output.",
+    epilog=examples(
+        "holdfast pipeline run orders.yaml",
+        "holdfast pipeline run orders.yaml --bootstrap-server kafka:9092 --master 'local[4]'",
+        "holdfast pipeline run orders.yaml --once --output json",
+    ),
+)
+def run(
+    file: FileArgument,
+    bootstrap_server: BootstrapOption = None,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
+    ] = None,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="End when what is there now is done, whatever the trigger says."),
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.cli.pipeline_progress import progress_for, summary_rows
+    from holdfast.pipeline.engine.running import run_pipeline
+
+    loaded = _load(file)
+    name = loaded.definition.name
+    with _located(loaded), progress_for(name, as_json=output is Output.JSON) as progress:
+        summary = run_pipeline(
+            loaded.definition,
+            bootstrap=bootstrap_server,
+            master=master,
+            once=True if once else None,
+            progress=progress,
+        )
+    if output is Output.JSON:
+        from holdfast.cli.output import json_line
+
+        sys.stdout.write(json_line(summary.as_json()))
+    else:
+        ended = "done" if summary.reason == "done" else "stopped"
+        print_table((f"pipeline {name}", ended), summary_rows(summary))
+
+
+@app.command(
+    help="Show where each sink stands, by its own ledger, and how far that is from the end. Needs no Spark.",
+    epilog=examples(
+        "holdfast pipeline status orders.yaml", "holdfast pipeline status orders.yaml --output json"
+    ),
+)
+def status(
+    file: FileArgument, bootstrap_server: BootstrapOption = None, output: OutputOption = Output.TABLE
+) -> None:
+    from holdfast.cli.pipeline_output import print_status
+    from holdfast.pipeline.engine.status import read_status
+
+    loaded = _load(file)
+    with _located(loaded):
+        found = read_status(loaded.definition, bootstrap=bootstrap_server)
+    if output is Output.JSON:
+        print_json(found.as_json())
+    else:
+        print_status(found)
+    if any(sink.problem for sink in found.sinks):
+        raise Exit(ExitCode.FINDINGS)
+
+
+@app.command(
+    help="Forget where sinks stand, so that the next run reads from the beginning again. Shows what would be "
+    "replayed, and asks. Rows that a sink has stay there: what is replayed will be there twice, unless you "
+    "remove them first or the sink is an upsert.",
+    epilog=examples(
+        "holdfast pipeline reset orders.yaml", "holdfast pipeline reset orders.yaml --sink parquet --yes"
+    ),
+)
+def reset(
+    file: FileArgument,
+    sink: SinkOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    bootstrap_server: BootstrapOption = None,
+) -> None:
+    from holdfast.pipeline.engine.resetting import perform_reset, plan_reset
+
+    loaded = _load(file)
+    _require_sinks(loaded, sink)
+    with _located(loaded):
+        plan = plan_reset(loaded.definition, sinks=sink, bootstrap=bootstrap_server)
+        print(plan)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError("nothing was reset: there is no terminal to ask at; --yes does it unasked")
+            if not typer.confirm("Forget these ledgers?", default=False):
+                complain("nothing was reset")
+                raise Exit(ExitCode.FINDINGS)
+        perform_reset(plan)
+    print("done; the next run begins as shown")
+
+
+@app.command(
+    help="Merge the small files of old batches in file sinks. Readers see the same rows before and after.",
+    epilog=examples(
+        "holdfast pipeline compact orders.yaml", "holdfast pipeline compact o.yaml --sink parquet"
+    ),
+)
+def compact(file: FileArgument, sink: SinkOption = None, output: OutputOption = Output.TABLE) -> None:
+    from holdfast.cli.pipeline_output import print_compacted
+    from holdfast.pipeline.definition.secrets import expand_definition
+    from holdfast.pipeline.sinks.compacting import compact as compact_sinks
+
+    loaded = _load(file)
+    _require_sinks(loaded, sink)
+    with _located(loaded):
+        definition, redactor = expand_definition(loaded.definition)
+        chosen: list[str] | list[None] = sink or [None]
+        try:
+            done = [each for name in chosen for each in compact_sinks(definition, sink=name)]
+        except HoldfastError as error:
+            raise CommandFailed(redactor.redact(str(error))) from error
+    print_compacted(done, as_json=output is Output.JSON)
+
+
+@app.command(
+    help="Print the JSON Schema of definitions, for editors that complete and check YAML.",
+    epilog=examples("holdfast pipeline schema > pipeline.schema.json"),
+)
+def schema() -> None:
+    from holdfast.pipeline.definition.schema import json_schema_text
+
+    sys.stdout.write(json_schema_text())
+
+
+def _load(file: str) -> Loaded:
+    from holdfast.pipeline.definition.errors import DefinitionError
+    from holdfast.pipeline.definition.loading import load_pipeline
+
+    try:
+        loaded = load_pipeline(file)
+    except DefinitionError as error:
+        _tell(error.findings)
+        raise Exit(ExitCode.USAGE) from error
+    _tell(loaded.warnings)
+    return loaded
+
+
+@contextmanager
+def _located(loaded: Loaded) -> Iterator[None]:
+    """What turns out to be wrong with the definition while it is used gets the line it stands in."""
+    from holdfast.pipeline.definition.errors import DefinitionError
+
+    try:
+        yield
+    except DefinitionError as error:
+        _tell([loaded.findings.located(finding) for finding in error.findings])
+        raise Exit(ExitCode.USAGE) from error
+
+
+def _tell(findings: list[Finding] | tuple[Finding, ...]) -> None:
+    for finding in findings:
+        print(finding, file=sys.stderr)
+
+
+def _require_sinks(loaded: Loaded, names: list[str] | None) -> None:
+    from holdfast.pipeline.definition.errors import nearest
+    from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
+
+    known = [sink.name for sink in loaded.definition.sinks] + [DEAD_LETTER_NAME]
+    for name in names or ():
+        if name not in known:
+            hint = nearest(name, known) or f"; there are {', '.join(known)}"
+            raise UsageError(f"the pipeline has no sink {name!r}{hint}")

@@ -1,0 +1,201 @@
+"""`pipeline check` with Spark: the schema is followed from step to step, over a frame without rows.
+
+What the rules cannot see shows here: names that do not resolve, types that do not fit, a step that loses `_hf`, a
+function that answers differently each time. Nothing is read and nothing is written; the steps are analysed by the code
+that runs them (`engine.routing.apply_step`), so what passes here is what will run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.definition.errors import Finding, Path, nearest
+from holdfast.pipeline.definition.functions import FunctionMissing, load_function
+from holdfast.pipeline.definition.model import (
+    Expect,
+    Filter,
+    KafkaSink,
+    PipelineDefinition,
+    PostgresSink,
+    Python,
+    Sql,
+    Step,
+)
+from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.secrets import SecretMissing, expand_definition
+from holdfast.pipeline.engine.failures import StepError, spark_message
+from holdfast.pipeline.sinks.base import LINEAGE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+BATCH_TIME_MS: Final = 1_767_225_600_000
+"""Any time will do for rows that are not there."""
+TEXT_KEYS: Final = {"expect": "that", "filter": "where", "sql": "query", "python": "function"}
+
+
+def check_definition(
+    definition: PipelineDefinition, spark: SparkSession, environment: Mapping[str, str] | None = None
+) -> tuple[list[Finding], StructType | None]:
+    """What is wrong with a definition that keeps the rules, and the schema that reaches its sinks."""
+    from holdfast.pipeline.engine.inspection import quiet_spark
+    from holdfast.pipeline.engine.routing import narrow
+    from holdfast.pipeline.engine.staging import stage_schema
+
+    quiet_spark()
+    findings: list[Finding] = []
+    expanded = definition
+    try:
+        expanded, _ = expand_definition(definition, *([environment] if environment is not None else []))
+    except SecretMissing as missing:
+        findings += [Finding(each.path, each.message, "warning") for each in missing.findings]
+    try:
+        frame = spark.createDataFrame([], stage_schema(expanded.source))
+    except HoldfastError as error:
+        return [*findings, Finding(("source", "value"), str(error))], None
+    found, rows = _follow(definition, frame)
+    findings += found
+    if rows is None:
+        return findings, None
+    stored = narrow(rows)
+    findings += _check_sinks(expanded, stored)
+    return findings, stored.schema
+
+
+def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Finding], DataFrame | None]:
+    """Step by step; after one that fails there is no schema to check the next ones with."""
+    for index, step in enumerate(definition.steps):
+        kind = kind_of_step(step)
+        path: Path = ("steps", index, kind, TEXT_KEYS[kind])
+        findings, after = _check_step(definition, step, path, frame)
+        if findings or after is None:
+            later = definition.steps[index + 1 :]
+            if later:
+                names = ", ".join(step.name for step in later)
+                note = f"not checked, since they stand behind step {step.name!r}: {names}"
+                findings.append(Finding(("steps", index + 1), note, "warning"))
+            return findings, None
+        frame = after
+    return [], frame
+
+
+def _check_step(
+    definition: PipelineDefinition, step: Step, path: Path, frame: DataFrame
+) -> tuple[list[Finding], DataFrame | None]:
+    from holdfast.pipeline.engine.routing import apply_step
+
+    try:
+        if isinstance(step, Python):
+            load_function(step, definition.directory)
+        after = apply_step(frame, step, directory=definition.directory, batch_time_ms=BATCH_TIME_MS)
+        names = [field.name for field in after.schema.fields]
+    except FunctionMissing as error:
+        return [Finding(path, str(error))], None
+    except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
+        return [Finding(path, analysis_message(error, frame))], None
+    findings = []
+    if LINEAGE not in names:
+        message = (
+            f"it loses {LINEAGE}, the place each row comes from; keep it (SELECT {LINEAGE}, …), "
+            "or rows could not be accounted for"
+        )
+        findings.append(Finding(path, message))
+    known = set(frame.columns)
+    for name in names:
+        if name.startswith("_") and name not in known:
+            message = f"it makes the column {name!r}; names that start with '_' are kept for holdfast's own"
+            findings.append(Finding(path, message))
+    if isinstance(step, Expect | Filter | Sql) and not _is_deterministic(after):
+        message = (
+            "it calls a function whose answer changes when the batch is made again after a crash; "
+            "use _batch_time for the time, and columns for the rest"
+        )
+        findings.append(Finding(path, message))
+    return findings, after
+
+
+def _is_deterministic(frame: Any) -> bool:
+    """Whether Spark knows every expression of the plan to give the same each time."""
+    return bool(frame._jdf.queryExecution().analyzed().deterministic())
+
+
+def analysis_message(error: Exception, frame: DataFrame) -> str:
+    """Spark's complaint in one line, with the column that was probably meant."""
+    cause = error.__cause__ if isinstance(error, StepError) else error
+    if isinstance(cause, Exception) and not isinstance(cause, HoldfastError):
+        hint = _unresolved(cause, frame)
+        if hint is not None:
+            return hint
+    if isinstance(error, StepError):
+        return error.reason
+    return str(error) if isinstance(error, HoldfastError) else spark_message(error)
+
+
+def _unresolved(error: Exception, frame: DataFrame) -> str | None:
+    """For a name that is no column: the one that was probably meant."""
+    condition = getattr(error, "getCondition", getattr(error, "getErrorClass", lambda: None))() or ""
+    if condition.startswith("UNRESOLVED_COLUMN"):
+        parameters = getattr(error, "getMessageParameters", lambda: None)() or {}
+        name = str(parameters.get("objectName", "")).strip("`")
+        columns = [column for column in frame.columns if not column.startswith("_")]
+        if name:
+            close = nearest(name, columns)
+            return f"there is no column {name!r}{close or '; there are ' + ', '.join(columns)}"
+    return None
+
+
+def _check_sinks(definition: PipelineDefinition, rows: DataFrame) -> Iterator[Finding]:
+    from holdfast.pipeline.sinks.building import build_sink
+
+    for index, sink in enumerate(definition.sinks):
+        path: Path = ("sinks", index, kind_of_sink(sink))
+        texts: dict[Path, str | None] = {}
+        if isinstance(sink, KafkaSink):
+            texts = {("key",): sink.key, ("value",): sink.value}
+            texts |= {("headers", name): text for name, text in sink.headers.items()}
+        elif isinstance(sink, PostgresSink):
+            texts = {("delete_when",): sink.delete_when}
+        wrong = False
+        for inner, text in texts.items():
+            message = _expression_problem(text, rows) if text is not None else None
+            if message is not None:
+                wrong = True
+                yield Finding((*path, *inner), message)
+        if wrong:
+            continue
+        try:
+            problems = build_sink(definition, sink).check(rows.schema)
+        except HoldfastError as error:
+            yield Finding(path, str(error))
+            continue
+        for problem in problems:
+            below: Path = tuple(part for part in problem.where.split(".") if part and part != sink.name)
+            yield Finding((*path, *below), problem.message)
+
+
+def _expression_problem(text: str, rows: DataFrame) -> str | None:
+    from pyspark.sql import functions
+
+    try:
+        chosen = rows.select(functions.expr(text))
+        return None if _is_deterministic(chosen) else "its answer changes when the batch is made again"
+    except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this text
+        return analysis_message(error, rows)
+
+
+@contextmanager
+def checking_session(definition: PipelineDefinition) -> Iterator[SparkSession]:
+    """A small local session whose files go away with it."""
+    from holdfast.pipeline.session import spark_session
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-check-") as home:
+        session = spark_session(definition.name, home, master="local[1]", settings=dict(definition.spark))
+        try:
+            yield session
+        finally:
+            session.stop()
