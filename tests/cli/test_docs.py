@@ -50,7 +50,9 @@ def existing_flags() -> dict[str, set[str]]:
             if inner
             else {f"holdfast {name}": command}
         ).items():
-            found[title] = {flag for parameter in each.params for flag in parameter.opts}
+            found[title] = {
+                flag for parameter in each.params for flag in parameter.opts if flag.startswith("-")
+            }
     return found
 
 
