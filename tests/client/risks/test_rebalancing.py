@@ -95,16 +95,17 @@ class PlainPair:
     """Two plain members; the first takes the message, and is at it until the group has given it to the second."""
 
     def __init__(self, here: Scene, topic: str) -> None:
-        self._members = [here.consumer(topic, SHORT_POLLS) for _ in range(2)]
-        for member in self._members:
-            member.subscribe([topic])
+        self._first, self._second = (here.consumer(topic, SHORT_POLLS) for _ in range(2))
+        self._topic = topic
         self.handled: list[str] = []
 
     def run(self) -> None:
-        (message,) = take(self._members[0], 1)
-        (again,) = take(self._members[1], 1)
+        self._first.subscribe([self._topic])
+        (message,) = take(self._first, 1)
+        self._second.subscribe([self._topic])
+        (again,) = take(self._second, 1)
         self.handled += (value_of(again), value_of(message))
-        for member in self._members:
+        for member in (self._first, self._second):
             member.close()
 
 

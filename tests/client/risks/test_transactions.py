@@ -26,10 +26,10 @@ def test_hf108_zombie_plain_client_writes_twice(here: Scene) -> None:
     here.write(source, {0: ["job"]})
     settings = {"max.poll.interval.ms": 1500, **SHORT_SESSION}
     zombie, successor = here.consumer(source, settings), here.consumer(source, settings)
-    for member in (zombie, successor):
-        member.subscribe([source])
+    zombie.subscribe([source])
     (job,) = take(zombie, 1)
     # It is so long at it that the group gives its job to another, who does it.
+    successor.subscribe([source])
     (same,) = take(successor, 1)
     for message in (same, job):
         producer = here.producer()
@@ -90,22 +90,23 @@ producer.produce(given, "10 to b")
 producer.flush()
 """
 OURS_HALF = """
-import os, signal, sys
+import os, signal, sys, threading
 from confluent_kafka import Consumer, TopicPartition
 from holdfast.client import Output, Processor
 bootstrap, transfers, taken, given, *dies = sys.argv[1:]
-reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "looks", "isolation.level": "read_uncommitted"})
+def die():
+    # Not before the first half is in the log.
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "looks", "isolation.level": "read_uncommitted"})
+    while reader.get_watermark_offsets(TopicPartition(taken, 0))[1] == 0:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+if dies:
+    threading.Thread(target=die).start()
 def book(message):
-    yield Output(taken, b"10 from a")
-    if dies:
-        # Not before the first half is in the log.
-        while reader.get_watermark_offsets(TopicPartition(taken, 0))[1] == 0:
-            pass
-        os.kill(os.getpid(), signal.SIGKILL)
-    yield Output(given, b"10 to b")
+    return [Output(taken, b"10 from a"), Output(given, b"10 to b")]
 # Under the same names, so that the next to run takes over at once.
 processor = Processor(
-    bootstrap, group=transfers, topics=[transfers], commit_seconds=0.1,
+    bootstrap, group=transfers, topics=[transfers], commit_seconds=10 if dies else 0.1,
     consumer_config={"group.instance.id": "booker"}, producer_config={"transactional.id": transfers},
 )
 processor.run(book)
