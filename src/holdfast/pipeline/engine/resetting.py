@@ -1,0 +1,145 @@
+"""Making sinks forget where they stand: what that would replay or leave out, and then doing it.
+
+A sink without a ledger is a new one. When all sinks of a pipeline are new, it starts where its definition says; a
+sink that is new beside others starts where the one furthest behind of them stands. Rows that sinks hold stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.naming import client_settings, home_of
+from holdfast.pipeline.definition.secrets import expand_definition
+from holdfast.pipeline.engine.failures import DefinitionWrong
+from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.planning import Ledgers, Log, openings
+from holdfast.pipeline.engine.running import build_sinks, own_topics
+from holdfast.pipeline.engine.source_view import SourceView
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.sinks.base import Sink, SinkContext
+
+
+@dataclass(frozen=True)
+class ResetSink:
+    """What becomes of one sink."""
+
+    name: str
+    stands: Positions | None
+    """Nothing: it has no ledger, so there is nothing to reset."""
+    starts: Positions
+    """Where its next run begins, as the source is now."""
+
+    @property
+    def replayed(self) -> int:
+        """Offsets it has and would get again."""
+        return self._difference(lambda at, start: at - start)
+
+    @property
+    def left_out(self) -> int:
+        """Offsets it has not, and would never get."""
+        return self._difference(lambda at, start: start - at)
+
+    def _difference(self, between: Callable[[int, int], int]) -> int:
+        at = {} if self.stands is None else self.stands.at
+        return sum(
+            max(0, between(at[place].offset, start.offset))
+            for place, start in self.starts.at.items()
+            if place in at
+        )
+
+    def __str__(self) -> str:
+        if self.stands is None:
+            return f"{self.name}: has no ledger; nothing to forget"
+        where = ", ".join(
+            f"{place.topic}-{place.partition} {self._from(place)}→ {start.offset}"
+            for place, start in sorted(self.starts.at.items())
+        )
+        return f"{self.name}: {self.replayed} offsets again, {self.left_out} left out ({where})"
+
+    def _from(self, place: Place) -> str:
+        at = {} if self.stands is None else self.stands.at
+        return f"{at[place].offset} " if place in at else ""
+
+
+@dataclass(frozen=True)
+class ResetPlan:
+    """What a reset would do; made without changing anything."""
+
+    definition: PipelineDefinition
+    bootstrap: str | None
+    sinks: tuple[ResetSink, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(str(sink) for sink in self.sinks)
+
+
+def plan_reset(
+    definition: PipelineDefinition, *, sinks: Sequence[str] | None = None, bootstrap: str | None = None
+) -> ResetPlan:
+    """Look at the ledgers and the source; nothing is changed."""
+    from holdfast.reader.cluster import Cluster
+
+    expanded, _ = expand_definition(definition)
+    settings = client_settings(expanded, bootstrap)
+    with _opened(expanded, settings) as opened:
+        chosen = _chosen(opened, sinks)
+        ledgers = {name: sink.last_entry() for name, sink in opened.items()}
+    after: dict[str, Entry | None] = {
+        name: None if name in chosen else entry for name, entry in ledgers.items()
+    }
+    with Cluster(settings) as cluster:
+        source = SourceView(cluster, expanded.source, own_topics(expanded))
+        logs = source.look({})
+        starts = _starts(after, source, logs)
+    return ResetPlan(
+        definition,
+        bootstrap,
+        tuple(
+            ResetSink(name, None if entry is None else entry.positions, starts[name])
+            for name, entry in ledgers.items()
+            if name in chosen
+        ),
+    )
+
+
+def perform_reset(plan: ResetPlan) -> None:
+    """Forget the ledgers. A copy that runs keeps its home locked, and this is refused."""
+    expanded, _ = expand_definition(plan.definition)
+    settings = client_settings(expanded, plan.bootstrap)
+    names = {sink.name for sink in plan.sinks if sink.stands is not None}
+    with Home(home_of(expanded), expanded.name) as home, _opened(expanded, settings) as opened:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(home.path, "plan.json"))
+        for name in names:
+            opened[name].forget()
+        home.log({"event": "reset", "pipeline": expanded.name, "sinks": sorted(names)})
+
+
+def _starts(after: Ledgers, source: SourceView, logs: Mapping[Place, Log]) -> dict[str, Positions]:
+    is_new = all(entry is None for entry in after.values())
+    return openings(after, logs, source.beginning(logs) if is_new else {})
+
+
+def _chosen(opened: Mapping[str, Sink], sinks: Sequence[str] | None) -> set[str]:
+    for name in sinks or ():
+        if name not in opened:
+            raise DefinitionWrong(f"there is no sink {name!r}; there are {', '.join(opened)}")
+    return set(opened) if sinks is None else set(sinks)
+
+
+@contextlib.contextmanager
+def _opened(definition: PipelineDefinition, settings: Mapping[str, str]) -> Iterator[dict[str, Sink]]:
+    """All sinks, open for their ledgers only."""
+    context = SinkContext(definition.name, home_of(definition), settings, uuid.uuid4().hex[:12])
+    sinks = build_sinks(definition)
+    with contextlib.ExitStack() as stack:
+        for sink in sinks.values():
+            stack.callback(sink.close)
+            sink.open(context, None)
+        yield sinks

@@ -1,0 +1,144 @@
+"""Where a pipeline stands, read from its sinks' ledgers; Spark is not started and nothing is changed."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.definition.fingerprint import fingerprint
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.naming import (
+    DEAD_LETTER_NAME,
+    client_settings,
+    home_of,
+    kind_of_sink,
+    monitoring_group,
+)
+from holdfast.pipeline.definition.secrets import Redactor, expand_definition
+from holdfast.pipeline.engine.failures import explain_failure
+from holdfast.pipeline.engine.home import holder, last_logged
+from holdfast.pipeline.engine.planning import Ledgers
+from holdfast.pipeline.engine.running import build_sinks, own_topics, redacted
+from holdfast.pipeline.engine.source_view import SourceView
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place
+from holdfast.pipeline.sinks.base import Sink, SinkContext
+
+
+@dataclass(frozen=True)
+class SinkStatus:
+    name: str
+    kind: str
+    entry: Entry | None
+    """The newest of its ledger."""
+    lag: int | None = None
+    """Offsets between its positions and the end of what can be read; nothing: the source was not asked."""
+    is_of_this_definition: bool = True
+    """Its newest entry was made by the definition as it stands."""
+    problem: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "entry": None if self.entry is None else self.entry.as_json(),
+            "lag": self.lag,
+            "is_of_this_definition": self.is_of_this_definition,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True)
+class Status:
+    pipeline: str
+    home: str
+    group: str
+    """That shows the positions to lag tools."""
+    sinks: tuple[SinkStatus, ...]
+    source_problem: str | None
+    """Why lag is not known, or why the next batch would not start."""
+    running_pid: int | None
+    last_batch: dict[str, Any] | None
+    """From the log, if the home is there."""
+
+    @property
+    def lag(self) -> int | None:
+        """Of the sink furthest behind."""
+        known = [sink.lag for sink in self.sinks if sink.lag is not None]
+        return max(known) if known else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "home": self.home,
+            "group": self.group,
+            "lag": self.lag,
+            "sinks": [sink.as_json() for sink in self.sinks],
+            "source_problem": self.source_problem,
+            "running_pid": self.running_pid,
+            "last_batch": self.last_batch,
+        }
+
+
+def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None) -> Status:
+    """What the ledgers, the source and the log say; a part that cannot be read says why, the others stand."""
+    expanded, redactor = expand_definition(definition)
+    home = home_of(expanded)
+    settings = client_settings(expanded, bootstrap)
+    context = SinkContext(expanded.name, home, settings, uuid.uuid4().hex[:12])
+    kinds = {DEAD_LETTER_NAME: DEAD_LETTER_NAME, **{sink.name: kind_of_sink(sink) for sink in expanded.sinks}}
+    entries: dict[str, Entry | None] = {}
+    problems: dict[str, str] = {}
+    for name, sink in build_sinks(expanded).items():
+        try:
+            entries[name] = _entry_of(sink, context)
+        except (HoldfastError, OSError) as error:
+            problems[name] = str(redacted(explain_failure(error), redactor))
+    ends, source_problem = _ends(expanded, settings, entries, redactor)
+    mark = fingerprint(definition)
+    return Status(
+        pipeline=expanded.name,
+        home=home,
+        group=monitoring_group(expanded),
+        sinks=tuple(
+            _sink_status(name, kind, entries.get(name), ends, mark, problems.get(name))
+            for name, kind in kinds.items()
+        ),
+        source_problem=source_problem,
+        running_pid=holder(home),
+        last_batch=last_logged(home),
+    )
+
+
+def _entry_of(sink: Sink, context: SinkContext) -> Entry | None:
+    try:
+        sink.open(context, None)
+        return sink.last_entry()
+    finally:
+        sink.close()
+
+
+def _ends(
+    definition: PipelineDefinition, settings: dict[str, str], ledgers: Ledgers, redactor: Redactor
+) -> tuple[dict[Place, int] | None, str | None]:
+    from holdfast.reader.cluster import Cluster
+
+    try:
+        with Cluster(settings) as cluster:
+            logs = SourceView(cluster, definition.source, own_topics(definition)).look(ledgers)
+    except (HoldfastError, OSError) as error:
+        return None, str(redacted(explain_failure(error), redactor))
+    return {place: log.end for place, log in logs.items()}, None
+
+
+def _sink_status(
+    name: str, kind: str, entry: Entry | None, ends: dict[Place, int] | None, mark: str, problem: str | None
+) -> SinkStatus:
+    lag = None
+    if entry is not None and ends is not None:
+        at = entry.positions.at
+        lag = sum(max(0, end - at[place].offset) if place in at else end for place, end in ends.items())
+    is_same = entry is None or entry.fingerprint == mark
+    return SinkStatus(name, kind, entry, lag, is_same, problem)
