@@ -1,0 +1,339 @@
+"""`holdfast export`: a topic, or a part of it, as one file for other tools: Parquet, Arrow, CSV or JSON lines.
+
+The file appears when it is whole: it is written aside, flushed and renamed. Whatever goes wrong, interrupts included,
+leaves nothing behind and whatever was there before as it was. What is exported is fixed when the command begins, so it
+ends even while others write.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from holdfast.atomic import parent_of
+from holdfast.cli.client_settings import parse_assignments, read_properties
+from holdfast.cli.consume import ISOLATION_LEVELS
+from holdfast.cli.exits import CannotConnect, CommandFailed, complain
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    CommandConfigOption,
+    ConnectTimeoutOption,
+    examples,
+)
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.real import RealFileSystem
+
+if TYPE_CHECKING:
+    from holdfast.reader import Cluster, Isolation, PartitionRange, RangeReport
+
+app = typer.Typer(add_completion=False)
+
+
+class ExportFormat(StrEnum):
+    PARQUET = "parquet"
+    JSONL = "jsonl"
+    CSV = "csv"
+    ARROW = "arrow"
+
+
+@app.command(
+    help="Write the records of a topic to a file: Parquet, Arrow, CSV or JSON lines. "
+    "The file appears when it is whole.",
+    epilog=examples(
+        "holdfast export orders --output orders.parquet",
+        "holdfast export orders --format csv --from 2026-11-01 --to 2026-11-02T12:00 --output day.csv",
+        "holdfast export orders --format jsonl --from 0:100,3:250 --output tail.jsonl",
+        "holdfast export orders --format jsonl --partitions 0,2-4 --output - | head",
+    ),
+)
+def export(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", metavar="FILE", help="The file to write; - is standard output (not Parquet)."
+        ),
+    ],
+    format_: Annotated[
+        ExportFormat,
+        typer.Option("--format", case_sensitive=False, help="Parquet and Arrow keep bytes as they are."),
+    ] = ExportFormat.PARQUET,
+    from_: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="PLACE",
+            help="Where to begin: earliest, latest, an offset, offsets by partition (0:15,1:20), or a time "
+            "(ISO 8601; UTC unless it says otherwise).",
+        ),
+    ] = "earliest",
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="PLACE", help="Where to end, in the same words; this place is left out."
+        ),
+    ] = "latest",
+    partitions: Annotated[
+        str | None,
+        typer.Option("--partitions", metavar="N,N-N", help="Read these partitions only."),
+    ] = None,
+    isolation_level: Annotated[
+        str,
+        typer.Option(
+            "--isolation-level",
+            metavar="LEVEL",
+            help="read_committed leaves out records of open and aborted transactions; or read_uncommitted.",
+        ),
+    ] = "read_committed",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    command_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--command-property",
+            metavar="NAME=VALUE",
+            help="A setting of the client, over --command-config; may be repeated.",
+        ),
+    ] = None,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+) -> None:
+    if isolation_level not in ISOLATION_LEVELS:
+        raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
+    chosen = parse_partitions(partitions)
+    start, end = parse_place(from_, "--from"), parse_place(to, "--to")
+    settings = read_properties(command_config) if command_config else {}
+    settings |= parse_assignments(command_property or [], "--command-property")
+    settings |= {
+        "bootstrap.servers": bootstrap_server,
+        "socket.connection.setup.timeout.ms": str(connect_timeout_ms),
+        "client.id": settings.get("client.id", "holdfast-cli"),
+    }
+    with _reader_errors(topic), _interruptible():
+        from holdfast.reader import Cluster
+
+        with Cluster(settings) as cluster, _target(output, format_, force) as file:
+            ranges = _ranges(cluster, topic, start, end, isolation_level, chosen)
+            _export(cluster, ranges, isolation_level, format_, file, topic, output)
+
+
+def _export(
+    cluster: Cluster,
+    ranges: list[PartitionRange],
+    isolation_level: Any,
+    format_: ExportFormat,
+    file: BinaryIO,
+    topic: str,
+    output: str,
+) -> None:
+    from holdfast.cli.export_formats import WRITERS
+
+    began_s = time.monotonic()
+    reports: list[RangeReport] = []
+    writer = WRITERS[format_](file)
+    with _progress(topic, sum(each.end - each.start for each in ranges)) as show:
+        for batch in cluster.read(ranges, isolation=isolation_level, reports=reports):
+            writer.write(batch)
+            show(sum(report.position - report.range.start for report in reports))
+    writer.finish()
+    complain(_summary(topic, reports, time.monotonic() - began_s, "" if output == "-" else f" to {output}"))
+
+
+def _ranges(
+    cluster: Cluster, topic: str, start: Any, end: Any, isolation_level: Any, chosen: Collection[int] | None
+) -> list[PartitionRange]:
+    from holdfast.reader import ranges_of
+
+    isolation: Isolation = isolation_level
+    if isinstance(start, EveryPartition) or isinstance(end, EveryPartition):
+        numbers = chosen if chosen is not None else list(cluster.topics([topic])[topic].partitions)
+        start, end = (
+            dict.fromkeys(numbers, place.offset) if isinstance(place, EveryPartition) else place
+            for place in (start, end)
+        )
+    return ranges_of(cluster, topic, start=start, end=end, isolation=isolation, partitions=chosen)
+
+
+# ------------------------------------------------------------------------ what was asked for
+
+
+class EveryPartition:
+    """The same offset in every partition."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
+def parse_place(text: str, flag: str) -> str | datetime | dict[int, int] | EveryPartition:
+    """earliest, latest, an offset, partition:offset pairs, or a time."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isdigit():
+        return EveryPartition(int(text))
+    pairs = [pair.split(":") for pair in text.split(",")]
+    if all(len(pair) == 2 and pair[0].isdigit() and pair[1].isdigit() for pair in pairs):
+        return {int(partition): int(offset) for partition, offset in pairs}
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"{flag} {text!r} is no place: earliest, latest, an offset, PARTITION:OFFSET,… or a time "
+            "such as 2026-11-01T12:00"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def parse_partitions(text: str | None) -> set[int] | None:
+    """0,2-4 as numbers."""
+    if text is None:
+        return None
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
+            raise UsageError(f"--partitions {text!r} is no list such as 0,2-4")
+        if dash and int(last) - int(first) > 1_000_000:
+            raise UsageError(f"--partitions {text!r}: no topic has so many")
+        chosen.update(range(int(first), int(last or first) + 1))
+    return chosen
+
+
+# ------------------------------------------------------------------------ where it goes
+
+
+@contextmanager
+def _target(output: str, format_: ExportFormat, force: bool) -> Iterator[BinaryIO]:
+    """The file to write to, which gets its name when all is well and vanishes when not."""
+    if output == "-":
+        if format_ is ExportFormat.PARQUET:
+            raise UsageError("Parquet cannot be written to standard output; name a file with --output")
+        yield sys.stdout.buffer
+        return
+    if os.path.isdir(output):
+        raise UsageError(f"--output {output} is a directory")
+    if os.path.exists(output) and not force:
+        raise UsageError(f"--output {output} exists; --force replaces it")
+    directory = parent_of(output)
+    try:
+        descriptor, aside = tempfile.mkstemp(prefix=f".{os.path.basename(output)}.", dir=directory)
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o666 & ~_umask())
+        if os.path.exists(output) and not force:
+            raise CommandFailed(f"{output} has appeared meanwhile; it was not replaced")
+        os.replace(aside, output)
+    except BaseException:
+        os.unlink(aside)
+        raise
+    RealFileSystem().flush_directory(directory)
+
+
+def _umask() -> int:
+    """The process's mask for new files, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+# ------------------------------------------------------------------------ what is said
+
+
+@contextmanager
+def _progress(topic: str, total: int) -> Iterator[Any]:
+    """A bar on standard error, if somebody looks."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,} of {task.total:,} offsets"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(topic, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _summary(topic: str, reports: list[RangeReport], took_s: float, where: str) -> str:
+    records = sum(report.records for report in reports)
+    size = sum(report.bytes for report in reports)
+    others = [
+        f"{count:,} {what}"
+        for what, count in (
+            ("of aborted transactions left out", sum(report.aborted for report in reports)),
+            ("transaction markers", sum(report.control for report in reports)),
+            ("offsets without a record", sum(report.missing for report in reports)),
+        )
+        if count
+    ]
+    rate = records / took_s if took_s > 0 else 0
+    return (
+        f"{records:,} records of {len(reports)} partition{'' if len(reports) == 1 else 's'} of '{topic}'{where}: "
+        f"{size / 1e6:,.1f} MB in {took_s:.1f} s, {rate:,.0f} records/s"
+        + (f" ({', '.join(others)})" if others else "")
+    )
+
+
+# ------------------------------------------------------------------------ trouble
+
+
+@contextmanager
+def _reader_errors(topic: str) -> Iterator[None]:
+    """The reader's errors under the exit codes of commands."""
+    try:
+        import pyarrow  # noqa: F401  asked for here so that its absence is told in one line
+
+        from holdfast.reader import NotAuthorised, TopicMissing, Unreachable
+    except ImportError as error:
+        raise CommandFailed(
+            f"export needs what is not installed here ({error.name}): pip install 'holdfast[reader]'"
+        ) from None
+    try:
+        yield
+    except TopicMissing as error:
+        advice = f"; see 'holdfast topics describe --topic {topic}' and 'holdfast topics list'"
+        raise CommandFailed(f"{error}{advice}") from error
+    except (Unreachable, NotAuthorised) as error:
+        raise CannotConnect(f"{error} (--bootstrap-server, --command-config)") from error
+    except HoldfastError:
+        raise
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise CommandFailed(f"the file cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does: what was begun is taken back."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
