@@ -30,6 +30,8 @@ LINEAGE = "_hf"
 class SinkError(HoldfastError):
     """A sink cannot take what it is given; the message says what to do. Nothing was committed."""
 
+    exit_code = 3
+
 
 class SinkFenced(SinkError):
     """Another copy of this pipeline writes to this sink."""
@@ -37,6 +39,8 @@ class SinkFenced(SinkError):
 
 class SchemaChanged(SinkError):
     """The rows do not fit what the sink holds, and its `schema` setting does not allow the change."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)

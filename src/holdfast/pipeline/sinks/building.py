@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from holdfast.pipeline.definition.model import (
+    DeadLetter,
+    KafkaSink,
     ParquetSink,
     PipelineDefinition,
     SinkDefinition,
 )
 from holdfast.pipeline.sinks.base import Sink
+from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
+from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 
 
@@ -16,4 +20,12 @@ def build_sink(definition: PipelineDefinition, sink: SinkDefinition) -> Sink:
     match sink:
         case ParquetSink():
             return ParquetSinkWriter(sink, definition.name, definition.directory)
+        case KafkaSink():
+            return KafkaSinkWriter(sink, definition.name)
     raise TypeError(f"no sink is made from {sink!r}")
+
+
+def build_dead_letter(definition: PipelineDefinition) -> Sink:
+    """The sink of records that are set aside; the topic `<pipeline>-dlt` unless the definition names one."""
+    dead_letter = definition.dead_letter or DeadLetter(f"{definition.name}-dlt")
+    return DeadLetterSink(dead_letter, definition.name)

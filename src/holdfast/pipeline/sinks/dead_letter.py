@@ -1,0 +1,86 @@
+"""The dead-letter sink: records that were set aside, as they came, with where from and why in their headers.
+
+The headers are those of holdfast's own consumers, so `holdfast dlq list`, `show` and `redrive` work on the topic. Key,
+value and headers stay as they were; the record goes to the partition with the number it came from where there is one.
+The topic is made to keep what it has: a dead letter waits for somebody to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from holdfast.client.dead_letter_dialects import Failure, failure_headers
+from holdfast.client.retry_history import without_history
+from holdfast.client.side_topics import away_from_home
+from holdfast.pipeline.definition.model import DeadLetter, KafkaSink
+from holdfast.pipeline.sinks.base import LINEAGE, Problem
+from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
+from holdfast.pipeline.sinks.kafka_writer import Message
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+NAME = "dead-letter"
+PARSE = "parse"
+"""The reason of a record that could not be read; every other reason is a rule's name."""
+CANNOT_PARSE = "holdfast.pipeline.CannotParse"
+RULE_BROKEN = "holdfast.pipeline.RuleBroken"
+
+
+class DeadLetterSink(KafkaSinkWriter):
+    topic_config: Mapping[str, str] = {"retention.ms": "-1", "retention.bytes": "-1"}
+
+    def __init__(self, definition: DeadLetter, pipeline: str) -> None:
+        super().__init__(
+            KafkaSink(
+                definition.topic, name=NAME, bootstrap=definition.bootstrap, settings=definition.settings
+            ),
+            pipeline,
+        )
+
+    def check(self, rows: StructType) -> list[Problem]:
+        return []
+
+    def records(self, rows: DataFrame) -> DataFrame:
+        from pyspark.sql import functions
+
+        # The time of the batch stands for "now": a batch that is repeated writes the same.
+        return rows.select(
+            LINEAGE,
+            functions.col("_key").alias("key"),
+            functions.col("_raw").alias("value"),
+            functions.expr(
+                "transform(coalesce(_headers, array()), h -> struct(h.key AS key, h.value AS value))"
+            ).alias("headers"),
+            functions.expr("unix_millis(_timestamp)").alias("timestamp_ms"),
+            functions.col("_reason").alias("reason"),
+            functions.col("_error").alias("error"),
+        )
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        for row in batch.to_pylist():
+            place = row[LINEAGE]
+            reason = row["reason"]
+            failure = Failure(
+                topic=place["topic"],
+                partition=place["partition"],
+                offset=place["offset"],
+                timestamp_ms=row["timestamp_ms"],
+                group=self._pipeline,
+                error=CANNOT_PARSE if reason == PARSE else RULE_BROKEN,
+                message=row["error"],
+                reason=reason,
+                attempts=1,
+                failed_ms=self.batch_time_ms,
+            )
+            own = tuple((header["key"], header["value"]) for header in row["headers"])
+            headers: list[tuple[str, str | bytes | None]] = [
+                *away_from_home(without_history(own)),
+                *failure_headers(failure),
+            ]
+            partition = place["partition"] if place["partition"] < self.partitions else -1
+            yield row["key"], row["value"], headers, partition

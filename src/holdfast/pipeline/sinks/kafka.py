@@ -1,0 +1,324 @@
+"""The Kafka sink: rows and ledger in one transaction per writer.
+
+Records are computed and set aside when a batch is prepared (`kafka_records`), and sent when it is committed, by writers
+that live in the driver for the whole run: opening the sink takes every transactional id the ledger knows, which ends
+what an earlier copy left open and fences it, and only then is the ledger read. From there on this copy alone moves the
+ledger, until it is fenced itself.
+
+With several writers a batch is several transactions. A hash of its lineage gives each row to a writer, so that a batch
+which only some of its writers had committed is finished by the others, with the number of writers it began with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from holdfast.client.settings import shared_settings
+from holdfast.pipeline.definition.model import KafkaSink
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.sinks.base import (
+    LINEAGE,
+    Batch,
+    Prepared,
+    Problem,
+    SinkContext,
+    SinkError,
+    SinkFenced,
+)
+from holdfast.pipeline.sinks.columns import RESERVED, quoted
+from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, standing_of
+from holdfast.pipeline.sinks.kafka_records import Records, set_aside
+from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+SOURCE_HEADER = "hf-source"
+"""Where a record came from: `topic:partition@offset#index`."""
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+}
+BATCH_OVERHEAD_BYTES = 1024
+
+
+class PreparedRecords:
+    """Records aside, to be sent."""
+
+    def __init__(self, sink: KafkaSinkWriter, batch: Batch, records: Records) -> None:
+        self.rows = records.rows
+        self.digest: int | None = records.digest
+        self._sink = sink
+        self._batch = batch
+        self._records = records
+
+    def commit(self, entry: Entry) -> None:
+        self._sink.send(entry, self._records)
+        self.discard()
+
+    def discard(self) -> None:
+        self._records.remove()
+
+
+class KafkaSinkWriter:
+    """The sink to the engine."""
+
+    topic_config: Mapping[str, str] = {}
+    """Of the topic, where it has to be made."""
+
+    def __init__(self, definition: KafkaSink, pipeline: str) -> None:
+        self.name = definition.name
+        self._definition = definition
+        self._pipeline = pipeline
+        self._ledger: LedgerTopic | None = None
+        self._settings: dict[str, Any] = {}
+        self._writers: list[Writer] = []
+        self._batch_bytes = BATCH_BYTES
+        self._is_writing = False
+        self._fenced: SinkFenced | None = None
+        self._standing: Standing | None = None
+        self._scratch = ""
+        self.partitions = 0
+        self.batch_time_ms = 0
+
+    # Definition
+
+    def check(self, rows: StructType) -> list[Problem]:
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import SparkSession
+
+        problems = []
+        if self._definition.writers < 1:
+            problems.append(Problem("writers", "there has to be one at least"))
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            return problems
+        empty = spark.createDataFrame([], rows)
+        expressions = {"key": self._definition.key, "value": self._definition.value}
+        expressions |= {f"headers.{name}": text for name, text in self._definition.headers.items()}
+        for where, text in expressions.items():
+            if text is None:
+                continue
+            try:
+                kind = empty.selectExpr(f"({text}) AS it").schema[0].dataType.simpleString()
+            except (AnalysisException, ParseException) as error:
+                problems.append(Problem(where, str(error).splitlines()[0]))
+                continue
+            if kind.startswith(("struct", "array", "map", "variant", "void")):
+                problems.append(
+                    Problem(where, f"it gives {kind}; a record takes a string or bytes (to_json(…)?)")
+                )
+        return problems
+
+    # Life
+
+    def open(self, context: SinkContext, spark: SparkSession | None) -> None:
+        own = dict(self._definition.settings)
+        if self._definition.bootstrap is not None:
+            self._settings = {**own, "bootstrap.servers": self._definition.bootstrap}
+        else:
+            self._settings = {**shared_settings(context.source), **own}
+        if "bootstrap.servers" not in self._settings:
+            raise SinkError(f"sink {self.name!r}: neither the sink nor the source names a bootstrap server")
+        self._ledger = LedgerTopic(self.ledger_topic, self.name, self._pipeline, self._settings)
+        self._scratch = os.path.join(context.home, "sinks", self.name)
+        if spark is None:
+            return
+        self._is_writing = True
+        self._ensure_topic()
+        self._take_over()
+
+    @property
+    def ledger_topic(self) -> str:
+        return f"hf-ledger-{self._pipeline}-{self.name}"
+
+    @property
+    def topic(self) -> str:
+        return self._definition.topic
+
+    def _ensure_topic(self) -> None:
+        assert self._ledger is not None
+        if self._ledger.partitions(self.topic) == 0:
+            self._ledger.create(self.topic, -1, self.topic_config)
+        self.partitions = self._ledger.partitions(self.topic)
+        limit = self._ledger.topic_setting(self.topic, "max.message.bytes")
+        if limit is not None:
+            # Brokers refuse a batch as a whole: one made of small records must not be too large.
+            self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
+
+    def _take_over(self) -> None:
+        """Fence every writer there ever was, then read what they have committed."""
+        assert self._ledger is not None
+        standing_of(self._ledger.read())  # a ledger of somebody else's is found before anybody is fenced
+        count = self._ledger.ensure(self._definition.writers)
+        self._writers = [
+            Writer(
+                self.name,
+                f"hf-{self._pipeline}-{self.name}-{number}",
+                self._settings,
+                self._batch_bytes,
+            )
+            for number in range(count)
+        ]
+        with ThreadPoolExecutor(max_workers=count) as pool:
+            list(pool.map(Writer.start, self._writers))
+        self._standing = standing_of(self._ledger.read())
+
+    def _current(self) -> Standing:
+        if self._fenced is not None:
+            raise SinkFenced(str(self._fenced))
+        if self._standing is None or not self._is_writing:
+            assert self._ledger is not None, "open comes first"
+            if self._is_writing:
+                self._take_over()
+                assert self._standing is not None
+            else:
+                self._standing = standing_of(self._ledger.read())
+        return self._standing
+
+    def last_entry(self) -> Entry | None:
+        return self._current().last
+
+    def unfinished(self) -> Entry | None:
+        """A batch some writers have and others have not: it has to be the next, cut exactly so."""
+        record = self._current().unfinished
+        return None if record is None else record.entry
+
+    def forget(self) -> None:
+        assert self._ledger is not None
+        was_writing = self._is_writing
+        if not self._writers:
+            if self._ledger.partitions(self.ledger_topic) == 0:
+                return
+            self._take_over()
+        for number, writer in enumerate(self._writers):
+            writer.forget(self.ledger_topic, number)
+        self._standing = Standing()
+        if not was_writing:
+            self.close()
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        self._writers = []
+        self._standing = None
+
+    # Batches
+
+    def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
+        standing = self._current()
+        writers = self._definition.writers
+        if standing.unfinished is not None:
+            writers = standing.unfinished.writers
+        directory = os.path.join(self._scratch, batch.label)
+        if not batch.range:
+            return PreparedRecords(self, batch, Records(directory, (), 0, 0, writers))
+        return PreparedRecords(self, batch, set_aside(self.records(rows), directory, writers))
+
+    def records(self, rows: DataFrame) -> DataFrame:
+        """Key, value and headers of every row, beside its lineage."""
+        from pyspark.sql import functions
+
+        key = self._definition.key
+        columns: list[Column] = [functions.col(LINEAGE)]
+        if key is not None:
+            columns.append(_as_bytes(functions.expr(key), rows).alias("key"))
+        elif "_key" in rows.columns:
+            columns.append(functions.col("_key").alias("key"))
+        else:
+            columns.append(functions.lit(None).cast("binary").alias("key"))
+        columns.append(self._value(rows).alias("value"))
+        source = "concat(_hf.topic, ':', _hf.partition, '@', _hf.offset, '#', _hf.index)"
+        columns.append(functions.expr(f"encode({source}, 'utf-8')").alias("source"))
+        for at, text in enumerate(self._definition.headers.values()):
+            columns.append(_as_bytes(functions.expr(text), rows).alias(f"header_{at}"))
+        return rows.select(*columns)
+
+    def _value(self, rows: DataFrame) -> Column:
+        from pyspark.sql import functions
+
+        if self._definition.value is not None:
+            return _as_bytes(functions.expr(self._definition.value), rows)
+        named = [quoted(name) for name in rows.columns if not name.startswith(RESERVED)]
+        text = functions.to_json(functions.struct(*named), JSON_OPTIONS) if named else functions.lit("{}")
+        value = functions.encode(text, "utf-8")
+        if "_tombstone" in rows.columns:
+            value = functions.when(functions.col("_tombstone"), functions.lit(None)).otherwise(value)
+        return value.cast("binary")
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        """What is sent for these records."""
+        columns = {name: batch.column(name).to_pylist() for name in batch.schema.names[1:]}
+        keys, values, sources = columns["key"], columns["value"], columns["source"]
+        names = list(self._definition.headers)
+        if not names:
+            for key, value, source in zip(keys, values, sources, strict=True):
+                yield key, value, [(SOURCE_HEADER, source)], -1
+            return
+        extra = zip(*(columns[f"header_{at}"] for at in range(len(names))), strict=True)
+        for key, value, source, headers in zip(keys, values, sources, extra, strict=True):
+            yield key, value, [(SOURCE_HEADER, source), *zip(names, headers, strict=True)], -1
+
+    def send(self, entry: Entry, records: Records) -> None:
+        """Every writer that does not have this batch yet commits its part of it."""
+        standing = self._current()
+        previous, done = standing.last, frozenset[int]()
+        if standing.unfinished is not None:
+            begun = standing.unfinished.entry
+            if (begun.range, begun.number) != (entry.range, entry.number):
+                raise SinkError(
+                    f"sink {self.name!r}: writers have part of the batch {begun.range}, so it has to be finished "
+                    f"first, and not {entry.range}"
+                )
+            if begun.fingerprint != entry.fingerprint:
+                raise SinkError(
+                    f"sink {self.name!r}: writers have part of the batch {begun.range}, made with another definition "
+                    "of the pipeline; finish it with that one, then change the definition"
+                )
+            done = standing.done
+        elif entry.number != (0 if previous is None else previous.number + 1):
+            raise SinkFenced(f"sink {self.name!r}: entry {entry.number} does not follow the ledger")
+        self.batch_time_ms = entry.batch_time_ms
+        record = LedgerRecord(entry, records.writers, previous).encode()
+        missing = [number for number in range(records.writers) if number not in done]
+        try:
+            self._run(missing, records, record)
+        except SinkFenced as fenced:
+            self._fenced = fenced
+            self.close()
+            raise
+        except BaseException:
+            # What is committed is not known here; the next look takes the ids again and reads the ledger.
+            self.close()
+            raise
+        self._standing = Standing(entry)
+
+    def _run(self, writers: list[int], records: Records, record: bytes) -> None:
+        def write(number: int) -> int:
+            messages = (message for batch in records.of_writer(number) for message in self.messages(batch))
+            return self._writers[number].write(self.topic, messages, (self.ledger_topic, number, record))
+
+        if len(writers) <= 1:
+            for number in writers:
+                write(number)
+            return
+        with ThreadPoolExecutor(max_workers=len(writers)) as pool:
+            futures = [pool.submit(write, number) for number in writers]
+        failures = [failure for future in futures if (failure := future.exception()) is not None]
+        for failure in sorted(failures, key=lambda each: not isinstance(each, SinkFenced)):
+            raise failure
+
+
+def _as_bytes(value: Column, rows: DataFrame) -> Column:
+    """Bytes as they are, anything else as its text."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import BinaryType
+
+    kind = rows.select(value.alias("it")).schema[0].dataType
+    return value if isinstance(kind, BinaryType) else functions.encode(value.cast("string"), "utf-8")

@@ -1,0 +1,233 @@
+"""The ledger of a Kafka sink: a compacted topic with one partition per writer.
+
+The last committed record of partition w says which batch writer w has; it was written in the transaction that wrote the
+rows. A record holds the entry, the number of writers the batch was made with, and the entry before it: when only some
+of its writers have a batch, the sink as a whole stands at the one before, and the batch is finished with its own number
+of writers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from holdfast.client.settings import RECOVERY, shared_settings
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import to_text
+from holdfast.pipeline.sinks.base import SinkError
+from holdfast.pipeline.sinks.kafka_writer import LOGGER
+
+ANSWER_SECONDS = 30.0
+LOOK_BACK = 64
+"""Offsets read from the end first; a transaction of a writer takes two. Compaction keeps the rest short."""
+
+
+@dataclass(frozen=True)
+class LedgerRecord:
+    """What one writer wrote last."""
+
+    entry: Entry
+    writers: int
+    previous: Entry | None
+
+    def encode(self) -> bytes:
+        return to_text(
+            {
+                "entry": self.entry.as_json(),
+                "writers": self.writers,
+                "previous": None if self.previous is None else self.previous.as_json(),
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> LedgerRecord:
+        document = json.loads(data)
+        previous = document["previous"]
+        return cls(
+            Entry.from_json(document["entry"]),
+            int(document["writers"]),
+            None if previous is None else Entry.from_json(previous),
+        )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the sink as a whole stands."""
+
+    last: Entry | None = None
+    """The newest batch that every writer of it has."""
+    unfinished: LedgerRecord | None = None
+    """A batch some of its writers have and others have not."""
+    done: frozenset[int] = frozenset()
+    """Those that have it."""
+
+
+def standing_of(records: Sequence[LedgerRecord | None]) -> Standing:
+    """What the last records of all writers say together."""
+    found = [record for record in records if record is not None]
+    if not found:
+        return Standing()
+    newest = max(found, key=lambda record: record.entry.number)
+    number = newest.entry.number
+    done = frozenset(
+        writer for writer, record in enumerate(records) if record and record.entry.number == number
+    )
+    if done >= set(range(newest.writers)):
+        return Standing(newest.entry)
+    return Standing(newest.previous, newest, done)
+
+
+class LedgerTopic:
+    """Creates and reads the topic."""
+
+    def __init__(self, name: str, sink: str, pipeline: str, settings: Mapping[str, Any]) -> None:
+        self.name = name
+        self._sink = sink
+        self._pipeline = pipeline
+        self._settings = {**shared_settings(settings), **RECOVERY}
+        self._admin: AdminClient | None = None
+
+    @property
+    def admin(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = AdminClient(dict(self._settings), logger=LOGGER)
+        return self._admin
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; 0 when there is no such topic."""
+        metadata = self._ask(lambda: self.admin.list_topics(topic, timeout=ANSWER_SECONDS))
+        found = metadata.topics.get(topic)
+        if found is None or found.error is not None:
+            if found is not None and found.error.code() not in (
+                KafkaError.UNKNOWN_TOPIC_OR_PART,
+                KafkaError._UNKNOWN_TOPIC,
+            ):
+                raise SinkError(f"sink {self._sink!r}: topic {topic!r}: {found.error.str()}")
+            return 0
+        return len(found.partitions)
+
+    def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
+        """Make a topic with the cluster's default of replicas; one that is there already is fine."""
+        new = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=dict(config))
+        self._await(self.admin.create_topics([new]), KafkaError.TOPIC_ALREADY_EXISTS)
+        self._until(topic, 1)
+
+    def ensure(self, writers: int) -> int:
+        """The ledger has a partition for each writer, at least; returns how many it has."""
+        have = self.partitions(self.name)
+        if have == 0:
+            self.create(self.name, writers, {"cleanup.policy": "compact"})
+        elif have < writers:
+            self._await(
+                self.admin.create_partitions([NewPartitions(self.name, writers)]),
+                KafkaError.INVALID_PARTITIONS,
+            )
+        return self._until(self.name, writers)
+
+    def _until(self, topic: str, partitions: int) -> int:
+        """Wait for a change of a topic to be known, with leaders."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while True:
+            have = self.partitions(topic)
+            if have >= partitions:
+                return have
+            if time.monotonic() > deadline:
+                raise SinkError(f"sink {self._sink!r}: topic {topic!r} did not appear")
+            time.sleep(0.02)
+
+    def topic_setting(self, topic: str, name: str) -> str | None:
+        from confluent_kafka.admin import ConfigResource
+
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        future = self.admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource]
+        found = self._ask(future.result).get(name)
+        return None if found is None else found.value
+
+    def read(self) -> list[LedgerRecord | None]:
+        """The last committed record of every partition; none when there is no ledger."""
+        count = self.partitions(self.name)
+        if count == 0:
+            return []
+        consumer = Consumer(
+            {
+                **self._settings,
+                "group.id": f"hf-ledger-reader-{self._pipeline}",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
+            },
+            logger=LOGGER,
+        )
+        try:
+            return [self._checked(self._last(consumer, partition)) for partition in range(count)]
+        finally:
+            consumer.close()
+
+    def _last(self, consumer: Consumer, partition: int) -> LedgerRecord | None:
+        place = TopicPartition(self.name, partition)
+        low, high = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS))
+        back = LOOK_BACK
+        while high > low:
+            start = max(low, high - back)
+            value, found = self._last_from(consumer, partition, start)
+            if found:
+                return None if value is None else LedgerRecord.decode(value)
+            if start == low:
+                return None
+            back *= 8
+        return None
+
+    def _last_from(self, consumer: Consumer, partition: int, start: int) -> tuple[bytes | None, bool]:
+        """The last record from `start` to the end of what is committed."""
+        consumer.assign([TopicPartition(self.name, partition, start)])
+        value: bytes | None = None
+        found = False
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < deadline:
+            message = consumer.poll(0.5)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                value, found = message.value(), True
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return value, found
+            elif not error.retriable() and error.code() != KafkaError._TRANSPORT:
+                raise SinkError(f"sink {self._sink!r}: reading {self.name}: {error.str()}")
+        raise SinkError(
+            f"sink {self._sink!r}: the ledger {self.name} could not be read within {ANSWER_SECONDS:.0f} s"
+        )
+
+    def _checked(self, record: LedgerRecord | None) -> LedgerRecord | None:
+        if record is not None and (record.entry.pipeline, record.entry.sink) != (self._pipeline, self._sink):
+            raise SinkError(
+                f"sink {self._sink!r}: the ledger {self.name} belongs to the sink {record.entry.sink!r} of the "
+                f"pipeline {record.entry.pipeline!r}; rename one of the two"
+            )
+        return record
+
+    def _await(self, futures: Mapping[str, Any], fine: int) -> None:
+        for name, future in futures.items():
+            try:
+                future.result(timeout=ANSWER_SECONDS)
+            except KafkaException as error:
+                if error.args[0].code() != fine:
+                    raise self._said(error, f"topic {name!r} cannot be made") from error
+
+    def _ask(self, question: Any) -> Any:
+        try:
+            return question()
+        except KafkaException as error:
+            raise self._said(error, "the brokers do not answer") from error
+
+    def _said(self, error: KafkaException, what: str) -> SinkError:
+        where = self._settings.get("bootstrap.servers")
+        return SinkError(f"sink {self._sink!r}: {what} ({where}): {error.args[0].str()}")

@@ -1,0 +1,160 @@
+"""Records on their way to Kafka: made by Spark's tasks, kept aside in Arrow files, read back in source order.
+
+Keys, values and headers are computed once, in parallel, when a batch is prepared, and stand in files of the pipeline's
+home until it is committed; a writer maps them into memory. So a batch is never computed inside a transaction, and what
+is sent is what was counted.
+
+Order: by topic, partition, offset and fan-out index of the source. Files mostly hold long ascending runs of one
+partition; runs that do not overlap are put in order as slices, without touching a row. Otherwise rows are sorted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.pipeline.digest import MASK, hash_sql
+from holdfast.pipeline.sinks.base import LINEAGE
+from holdfast.pipeline.sinks.lineage import digest_of_lineage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+REPORT = "path string, rows long, digest string"
+WRITER = "_hf_writer"
+SLICE_ROWS = 8192
+"""Rows turned into Python objects at a time."""
+RUNS_MAX = 20_000
+"""More runs than this are cheaper to sort row by row."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of one batch, aside."""
+
+    directory: str
+    paths: tuple[str, ...]
+    rows: int
+    digest: int
+    writers: int
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def of_writer(self, writer: int) -> Iterator[pa.RecordBatch]:
+        """This writer's records in source order, a slice at a time."""
+        tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.paths]
+        if not tables:
+            return
+        table = pa.concat_tables(tables)
+        if self.writers > 1:
+            table = table.filter(pc.equal(table.column(WRITER), writer))
+        yield from in_source_order(table)
+
+
+def set_aside(rows: DataFrame, directory: str, writers: int) -> Records:
+    """Compute these records, once, into files below `directory`; each row is given to one of the writers."""
+    from pyspark.sql import functions
+
+    os.makedirs(directory, exist_ok=True)
+    if writers > 1:
+        rows = rows.withColumn(WRITER, functions.expr(f"cast(pmod({hash_sql(LINEAGE)}, {writers}) AS int)"))
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _write_task(batches, directory)
+
+    found = rows.mapInArrow(task, REPORT).collect()
+    return Records(
+        directory,
+        tuple(sorted(row["path"] for row in found)),
+        sum(row["rows"] for row in found),
+        sum(int(row["digest"]) for row in found) & MASK,
+        writers,
+    )
+
+
+def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:
+    path = os.path.join(directory, f"{uuid.uuid4().hex}.arrow")
+    writer = None
+    rows, digest = 0, 0
+    try:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            if writer is None:
+                writer = pa.ipc.new_file(path, batch.schema)
+            writer.write_batch(batch)
+            rows += batch.num_rows
+            digest += digest_of_lineage(batch.column(batch.schema.get_field_index(LINEAGE)))
+    finally:
+        if writer is not None:
+            writer.close()
+    found = [] if writer is None else [path]
+    yield pa.record_batch(
+        {
+            "path": pa.array(found, pa.string()),
+            "rows": pa.array([rows] * len(found), pa.int64()),
+            "digest": pa.array([str(digest & MASK)] * len(found), pa.string()),
+        }
+    )
+
+
+def in_source_order(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows of a table by topic, partition, offset and index, in slices."""
+    if table.num_rows == 0:
+        return
+    codes, offsets, indexes = _keys(table.column(LINEAGE).combine_chunks())
+    ordered = _runs_in_order(codes, offsets, indexes)
+    if ordered is None:
+        order = np.lexsort((indexes, offsets, codes))
+        for start in range(0, len(order), SLICE_ROWS):
+            yield from table.take(pa.array(order[start : start + SLICE_ROWS])).combine_chunks().to_batches()
+        return
+    for begin, end in ordered:
+        yield from table.slice(begin, end - begin).to_batches(max_chunksize=SLICE_ROWS)
+
+
+_Numbers = npt.NDArray[np.int64]
+
+
+def _keys(lineage: pa.StructArray) -> tuple[_Numbers, _Numbers, _Numbers]:
+    """Topic and partition as one number that sorts like them, the offset, the index."""
+    topics = pc.dictionary_encode(lineage.field(0))
+    names = topics.dictionary.to_pylist()
+    rank = np.empty(len(names), np.int64)
+    rank[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+    codes = rank[topics.indices.to_numpy(zero_copy_only=False)] << 32
+    codes |= lineage.field(1).to_numpy(zero_copy_only=False).astype(np.int64)
+    offsets = lineage.field(2).to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, offsets, lineage.field(3).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _runs_in_order(codes: _Numbers, offsets: _Numbers, indexes: _Numbers) -> list[tuple[int, int]] | None:
+    """The ascending runs, ordered, as ranges of rows; None when there are too many or they overlap."""
+    goes_on = (codes[1:] == codes[:-1]) & (
+        (offsets[1:] > offsets[:-1]) | ((offsets[1:] == offsets[:-1]) & (indexes[1:] >= indexes[:-1]))
+    )
+    cuts = np.flatnonzero(~goes_on) + 1
+    if len(cuts) > RUNS_MAX:
+        return None
+    starts = np.concatenate(([0], cuts))
+    ends = np.concatenate((cuts, [len(codes)]))
+    order = np.lexsort((indexes[starts], offsets[starts], codes[starts]))
+    starts, ends = starts[order], ends[order]
+    lasts = ends - 1
+    overlaps = (codes[starts[1:]] == codes[lasts[:-1]]) & (
+        (offsets[starts[1:]] < offsets[lasts[:-1]])
+        | ((offsets[starts[1:]] == offsets[lasts[:-1]]) & (indexes[starts[1:]] < indexes[lasts[:-1]]))
+    )
+    if overlaps.any():
+        return None
+    return list(zip(starts.tolist(), ends.tolist(), strict=True))

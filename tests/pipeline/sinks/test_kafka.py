@@ -1,0 +1,281 @@
+"""The Kafka sink: rows and ledger in one transaction, finished or fenced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from holdfast.pipeline.definition.model import KafkaSink
+from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
+from holdfast.pipeline.sinks.kafka_writer import Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.holdfast(mode="thread")]
+
+
+def committed(bootstrap: str, topic: str) -> list[Any]:
+    """Every committed record of a topic, in the order of its partitions."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "fetch.wait.max.ms": 10,
+        }
+    )
+    found: list[Any] = []
+    try:
+        for partition in consumer.list_topics(topic, timeout=10).topics[topic].partitions:
+            consumer.assign([TopicPartition(topic, partition, 0)])
+            while True:
+                message = consumer.poll(10)
+                assert message is not None
+                error = message.error()
+                if error is None:
+                    found.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    break
+    finally:
+        consumer.close()
+    return found
+
+
+def ids_of(messages: list[Any]) -> list[int]:
+    return sorted(json.loads(message.value())["id"] for message in messages)
+
+
+@pytest.fixture
+def bootstrap(holdfast_broker: Any) -> str:
+    return str(holdfast_broker.bootstrap_servers)
+
+
+@pytest.fixture
+def make(
+    bootstrap: str, context: SinkContext, spark: SparkSession
+) -> Iterator[Callable[..., KafkaSinkWriter]]:
+    opened: list[KafkaSinkWriter] = []
+
+    def build(*, is_open: bool = True, **settings: Any) -> KafkaSinkWriter:
+        sink = KafkaSinkWriter(KafkaSink("out", **settings), "shop")
+        if is_open:
+            sink.open(replace(context, source={"bootstrap.servers": bootstrap}), spark)
+            opened.append(sink)
+        return sink
+
+    yield build
+    for sink in opened:
+        sink.close()
+
+
+def ids(*numbers: int) -> list[dict[str, Any]]:
+    return [{"id": number, "name": f"n{number}"} for number in numbers]
+
+
+def test_rows_arrive_in_source_order_with_lineage_in_their_headers(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    sink, cut = make(key="cast(id % 2 AS string)", headers={"shop": "upper(name)"}), batches("kafka")
+    assert sink.last_entry() is None
+    entry = cut.write(sink, cut.at(0, 6), rows(ids(*range(6))).repartition(3))
+    assert entry.rows == 6
+    assert sink.last_entry() == entry
+    messages = committed(bootstrap, "out")
+    assert [json.loads(m.value())["id"] for m in messages] == list(range(6))
+    assert [m.key() for m in messages] == [b"0", b"1"] * 3
+    assert messages[4].headers() == [("hf-source", b"orders:0@4#0"), ("shop", b"N4")]
+    assert json.loads(messages[0].value()) == {"id": 0, "name": "n0"}
+
+
+def test_a_tombstone_stays_one_and_the_source_key_is_kept(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    sink, cut = make(), batches("kafka")
+    cut.write(sink, cut.at(0, 1), rows([{"_key": b"k", "_tombstone": True}]))
+    (message,) = committed(bootstrap, "out")
+    assert (message.key(), message.value()) == (b"k", None)
+
+
+def test_a_new_run_continues_from_the_ledger_and_empty_batches_move_it(
+    make: Any, rows: Any, batches: Any, bootstrap: str, context: SinkContext
+) -> None:
+    first, cut = make(), batches("kafka")
+    cut.write(first, cut.at(0, 0), rows([]))
+    cut.write(first, cut.at(0, 2), rows(ids(0, 1)))
+    last = cut.write(first, cut.at(2, 9), rows([]))
+    first.close()
+    second = make()
+    assert second.last_entry() == last
+    reader = make(is_open=False)
+    reader.open(replace(context, source={"bootstrap.servers": bootstrap}), None)
+    assert reader.last_entry() == last
+    cut.write(second, cut.at(9, 10), rows(ids(9), start=9))
+    assert ids_of(committed(bootstrap, "out")) == [0, 1, 9]
+
+
+def test_nothing_is_seen_of_a_batch_that_failed_half_way(
+    make: Any, rows: Any, batches: Any, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, cut = make(), batches("kafka")
+    honest = sink.messages
+
+    def dying(batch: Any) -> Iterator[Any]:
+        yield from list(honest(batch))[:2]
+        raise RuntimeError("the driver dies here")
+
+    monkeypatch.setattr(sink, "messages", dying)
+    with pytest.raises(RuntimeError):
+        cut.write(sink, cut.at(0, 5), rows(ids(*range(5))))
+    monkeypatch.undo()
+    assert committed(bootstrap, "out") == []
+    # The same run goes on: it takes its ids again and reads the ledger.
+    cut.write(sink, cut.at(0, 5), rows(ids(*range(5))))
+    assert ids_of(committed(bootstrap, "out")) == [0, 1, 2, 3, 4]
+
+
+def test_a_transaction_left_open_by_a_crash_is_ended_by_the_next_run(
+    make: Any, rows: Any, batches: Any, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed, cut = make(), batches("kafka")
+
+    def die(writer: Writer) -> None:
+        writer._producer.flush(10)
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_commit", die)
+        with pytest.raises(SystemExit):
+            cut.write(crashed, cut.at(0, 3), rows(ids(0, 1, 2)))
+    again = make()
+    assert again.last_entry() is None
+    cut.write(again, cut.at(0, 3), rows(ids(0, 1, 2)))
+    assert ids_of(committed(bootstrap, "out")) == [0, 1, 2]
+
+
+def test_a_commit_whose_answer_was_lost_is_found_in_the_ledger(
+    make: Any, rows: Any, batches: Any, bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, cut = make(), batches("kafka")
+    commit = Writer._commit
+
+    def lost(writer: Writer) -> None:
+        commit(writer)
+        raise SinkError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_commit", lost)
+        with pytest.raises(SinkError):
+            cut.write(sink, cut.at(0, 3), rows(ids(0, 1, 2)))
+    assert sink.last_entry().number == 0
+    assert sink.last_entry().range == cut.at(0, 3).range
+    assert ids_of(committed(bootstrap, "out")) == [0, 1, 2]
+
+
+def test_an_older_copy_is_fenced_and_stays_so(make: Any, rows: Any, batches: Any, bootstrap: str) -> None:
+    """HF408: two copies of one pipeline."""
+    old, cut = make(), batches("kafka")
+    prepared = old.prepare(cut.at(0, 2), rows(ids(0, 1)))
+    new = make()
+    cut.write(new, cut.at(0, 2), rows(ids(0, 1)))
+    with pytest.raises(SinkFenced):
+        prepared.commit(cut.entry(cut.at(0, 2), None, 2))
+    with pytest.raises(SinkFenced):
+        old.last_entry()
+    cut.write(new, cut.at(2, 3), rows(ids(2), start=2))
+    assert ids_of(committed(bootstrap, "out")) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("changed", [1, 2, 4])
+def test_a_batch_some_writers_have_is_finished_with_its_own_number_of_writers(
+    make: Any, rows: Any, batches: Any, bootstrap: str, monkeypatch: pytest.MonkeyPatch, changed: int
+) -> None:
+    cut = batches("kafka")
+    single = make(writers=1)
+    first = cut.write(single, cut.at(0, 10), rows(ids(*range(10))))
+    single.close()
+    three = make(writers=3)
+    commit = Writer._commit
+
+    def two_of_three(writer: Writer) -> None:
+        if writer._id.endswith("-1"):
+            raise SinkError("power cut")
+        commit(writer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "_commit", two_of_three)
+        with pytest.raises(SinkError, match="power cut"):
+            cut.write(three, cut.at(10, 40), rows(ids(*range(10, 40)), start=10))
+    assert 10 < len(committed(bootstrap, "out")) < 40
+    again = make(writers=changed)
+    assert again.last_entry() == first
+    assert again.unfinished().range == cut.at(10, 40).range
+    with pytest.raises(SinkError, match="finished first"):
+        cut.write(again, cut.at(10, 50), rows([]))
+    last = cut.write(again, cut.at(10, 40), rows(ids(*range(10, 40)), start=10).repartition(2))
+    assert again.unfinished() is None
+    cut.write(again, cut.at(40, 45), rows(ids(*range(40, 45)), start=40))
+    assert ids_of(committed(bootstrap, "out")) == list(range(45))
+    assert again.last_entry().number == last.number + 1
+
+
+def test_writers_that_are_no_longer_used_are_fenced_too(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    old, cut = make(writers=3), batches("kafka")
+    prepared = old.prepare(cut.at(0, 30), rows(ids(*range(30))))
+    new = make(writers=1)
+    with pytest.raises(SinkFenced):
+        prepared.commit(cut.entry(cut.at(0, 30), None, 30))
+    cut.write(new, cut.at(0, 30), rows(ids(*range(30))))
+    assert ids_of(committed(bootstrap, "out")) == list(range(30))
+
+
+def test_a_record_too_large_for_the_topic_stops_with_its_size(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    sink, cut = make(), batches("kafka")
+    with pytest.raises(SinkError, match=r"record of 20000\d\d bytes.*nothing was committed"):
+        cut.write(sink, cut.at(0, 1), rows([{"id": 1, "name": "x" * 2_000_000}]))
+    assert committed(bootstrap, "out") == []
+    assert sink.last_entry() is None
+
+
+def test_a_reset_forgets_the_ledger_and_keeps_the_rows(
+    make: Any, rows: Any, batches: Any, bootstrap: str, context: SinkContext
+) -> None:
+    sink, cut = make(writers=2), batches("kafka")
+    cut.write(sink, cut.at(0, 4), rows(ids(*range(4))))
+    sink.close()
+    offline = make(is_open=False)
+    offline.open(replace(context, source={"bootstrap.servers": bootstrap}), None)
+    offline.forget()
+    assert make().last_entry() is None
+    assert len(committed(bootstrap, "out")) == 4
+
+
+def test_a_ledger_of_another_pipeline_is_refused(
+    make: Any, rows: Any, batches: Any, bootstrap: str, context: SinkContext, spark: SparkSession
+) -> None:
+    sink, cut = make(name="b-c"), batches("b-c")
+    cut.write(sink, cut.at(0, 1), rows(ids(1)))
+    other = KafkaSinkWriter(KafkaSink("out", name="c"), "shop-b")
+    with pytest.raises(SinkError, match="belongs to the sink 'b-c'"):
+        other.open(replace(context, source={"bootstrap.servers": bootstrap}), spark)
+
+
+def test_expressions_are_checked_without_a_broker(rows: Any) -> None:
+    sink = KafkaSinkWriter(
+        KafkaSink("out", key="nothing", value="struct(id)", headers={"h": "id +"}, writers=0), "shop"
+    )
+    problems = {problem.where: problem.message for problem in sink.check(rows([]).schema)}
+    assert set(problems) == {"key", "value", "headers.h", "writers"}
+    assert "to_json" in problems["value"]
