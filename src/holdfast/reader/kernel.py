@@ -18,7 +18,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -69,16 +69,37 @@ class Function:
 
 @cache
 def load() -> Kernel:
-    """The machine code, from disk where it was kept, else made now and kept where that is possible."""
+    """The reader's machine code."""
+    return Kernel(*load_functions("kernel", NAMES, _SOURCES, _reader_functions))
+
+
+def _reader_functions() -> Mapping[str, Callable[[int], int]]:
+    from holdfast.reader.kernel_source import FUNCTIONS
+
+    return FUNCTIONS
+
+
+def load_functions(
+    label: str,
+    names: Sequence[str],
+    sources: Sequence[str],
+    functions: Callable[[], Mapping[str, Callable[[int], int]]],
+) -> list[Function]:
+    """Machine code of the functions so named: from disk where it was kept, else made now and kept where that works.
+
+    `sources` are the files that the code depends on (absolute, or beside this one); `functions` is called only when it
+    has to be made, and imports numba.
+    """
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    name = f"kernel-{_fingerprint()}.o"
+    name = f"{label}-{_fingerprint(sources)}.o"
     code = _kept(name)
     if code is None:
-        code = compile_object()
+        found = functions()
+        code = compile_object({each: found[each] for each in names})
         _keep(name, code)
     engine = _engine(code)
-    return Kernel(*(Function(each, engine.get_function_address(_symbol(each))) for each in NAMES))
+    return [Function(each, engine.get_function_address(_symbol(each))) for each in names]
 
 
 @cache
@@ -102,15 +123,13 @@ def _symbol(name: str) -> str:
     return f"holdfast_reader_{name}"
 
 
-def compile_object() -> bytes:
+def compile_object(functions: Mapping[str, Callable[[int], int]]) -> bytes:
     """The object code of every function, made by numba."""
     from numba import cfunc, types
 
-    from holdfast.reader.kernel_source import FUNCTIONS
-
     module = None
-    for name in NAMES:
-        compiled: Any = cfunc(types.int64(types.int64))(FUNCTIONS[name])
+    for name, function in functions.items():
+        compiled: Any = cfunc(types.int64(types.int64))(function)
         text = _standing_alone(str(compiled._library.get_llvm_str()), compiled.native_name, _symbol(name))
         part = llvm.parse_assembly(text)
         if module is None:
@@ -133,9 +152,9 @@ def _standing_alone(text: str, native_name: str, symbol: str) -> str:
 # ------------------------------------------------------------------------ where it is kept
 
 
-def _fingerprint() -> str:
+def _fingerprint(sources: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for source in _SOURCES:
+    for source in sources:
         with open(os.path.join(_HERE, source), "rb") as file:
             digest.update(file.read())
     machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())

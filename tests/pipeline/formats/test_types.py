@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.errors import ConfigError
 from holdfast.pipeline.definition.model import Decoding, Field
-from holdfast.pipeline.formats import DefinitionError, compile_decoder
+from holdfast.pipeline.formats import FormatError, compile_decoder
 from holdfast.pipeline.formats.types import parse_type
 
 
@@ -76,7 +76,7 @@ def test_what_is_no_type_is_refused_with_the_text(text: str) -> None:
     ],
 )
 def test_fields_that_cannot_be_columns_are_refused(fields: tuple[Field, ...], reason: str) -> None:
-    with pytest.raises(DefinitionError, match=reason):
+    with pytest.raises(FormatError, match=reason):
         compile_decoder(Decoding("json", fields))
 
 

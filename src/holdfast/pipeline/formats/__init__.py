@@ -14,41 +14,41 @@ from collections.abc import Sequence
 
 from holdfast.errors import ConfigError
 from holdfast.pipeline.definition.model import Decoding, Field
-from holdfast.pipeline.formats.base import Decoded, Decoder, DefinitionError, Undecodable
+from holdfast.pipeline.formats.base import Decoded, Decoder, FormatError, Undecodable
 from holdfast.pipeline.formats.types import Column, parse_type, same_name
 
-__all__ = ["Decoded", "Decoder", "DefinitionError", "Undecodable", "compile_columns", "compile_decoder"]
+__all__ = ["Decoded", "Decoder", "FormatError", "Undecodable", "compile_columns", "compile_decoder"]
 
 
 def compile_columns(fields: Sequence[Field]) -> list[Column]:
-    """The definition's fields with their types read; raises `DefinitionError` for what cannot be a column."""
+    """The definition's fields with their types read; raises `FormatError` for what cannot be a column."""
     columns: list[Column] = []
     for field in fields:
         if not field.name or field.name.startswith("_"):
-            raise DefinitionError(
+            raise FormatError(
                 f"field {field.name!r}: names are not empty and do not start with an underscore"
             )
         try:
             columns.append(Column(field.name, parse_type(field.type), field.required))
         except ConfigError as wrong:
-            raise DefinitionError(f"field {field.name!r}: {wrong}") from None
+            raise FormatError(f"field {field.name!r}: {wrong}") from None
     twice = same_name(columns)
     if twice is not None:
-        raise DefinitionError(
+        raise FormatError(
             f"field {twice!r} stands twice (Spark does not tell names apart by case): rename one"
         )
     return columns
 
 
 def compile_decoder(decoding: Decoding, *, prefix: str = "") -> Decoder:
-    """The decoder of a definition; `prefix` goes before each column's name. Raises `DefinitionError`."""
+    """The decoder of a definition; `prefix` goes before each column's name. Raises `FormatError`."""
     columns = compile_columns(decoding.fields)
     if decoding.format == "json":
-        from holdfast.pipeline.formats.json_reference import JsonReference
+        from holdfast.pipeline.formats.json_fast import JsonFast
 
         if not columns and decoding.unknown != "keep":
-            raise DefinitionError("format json: name its fields, or keep them all by `unknown: keep`")
-        return JsonReference(decoding, prefix, columns)
+            raise FormatError("format json: name its fields, or keep them all by `unknown: keep`")
+        return JsonFast(decoding, prefix, columns)
     if decoding.format == "csv":
         from holdfast.pipeline.formats.delimited import Delimited
 
@@ -57,4 +57,4 @@ def compile_decoder(decoding: Decoding, *, prefix: str = "") -> Decoder:
         from holdfast.pipeline.formats.plain import Plain
 
         return Plain(decoding, prefix, columns)
-    raise DefinitionError(f"format {decoding.format!r}: choose json, avro, protobuf, csv, text or bytes")
+    raise FormatError(f"format {decoding.format!r}: choose json, avro, protobuf, csv, text or bytes")

@@ -34,7 +34,7 @@ class Decoded(NamedTuple):
     errors: pa.Array
 
 
-class DefinitionError(ConfigError):
+class FormatError(ConfigError):
     """A format, schema or field of the definition that cannot work, whatever the records hold."""
 
 

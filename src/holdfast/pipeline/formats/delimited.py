@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from holdfast.pipeline.definition.model import Decoding
-from holdfast.pipeline.formats.base import DefinitionError, RowDecoder, Undecodable, shown
+from holdfast.pipeline.formats.base import FormatError, RowDecoder, Undecodable, shown
 from holdfast.pipeline.formats.texts import (
     INTEGER,
     Unfit,
@@ -37,7 +37,7 @@ def _reader(kind: Type) -> Callable[[str], Any]:
         return lambda text: epoch_millis(text) if INTEGER.fullmatch(text) else of_text(text)
     reader = string_reader(kind) or number_reader(kind)
     if reader is None:
-        raise DefinitionError(f"format csv: a cell cannot hold {kind.ddl}")
+        raise FormatError(f"format csv: a cell cannot hold {kind.ddl}")
     return reader
 
 
@@ -45,16 +45,16 @@ class Delimited(RowDecoder):
     def __init__(self, decoding: Decoding, prefix: str, fields: Sequence[Column]) -> None:
         super().__init__(decoding, prefix, fields)
         if not fields:
-            raise DefinitionError("format csv: name the fields, in the order of the columns")
+            raise FormatError("format csv: name the fields, in the order of the columns")
         wrong = sorted(set(decoding.csv) - set(SETTINGS))
         if wrong:
-            raise DefinitionError(f"csv setting {wrong[0]!r}: there are delimiter, quote and null")
+            raise FormatError(f"csv setting {wrong[0]!r}: there are delimiter, quote and null")
         settings = {**SETTINGS, **decoding.csv}
         self.delimiter, self.quote, self.null = settings["delimiter"], settings["quote"], settings["null"]
         if len(self.delimiter) != 1 or len(self.quote) != 1 or self.delimiter == self.quote:
-            raise DefinitionError("csv settings delimiter and quote are one character each, not the same one")
+            raise FormatError("csv settings delimiter and quote are one character each, not the same one")
         if self.delimiter in "\r\n" or self.quote in "\r\n":
-            raise DefinitionError("csv settings delimiter and quote cannot be line breaks")
+            raise FormatError("csv settings delimiter and quote cannot be line breaks")
         mark, between = re.escape(self.quote), re.escape(self.delimiter)
         self._quoted = re.compile(f"{mark}((?:[^{mark}]|{mark}{mark})*){mark}", re.DOTALL)
         self._bare = re.compile(f"[^{between}{mark}\r\n]*")

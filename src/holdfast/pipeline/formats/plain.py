@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from holdfast.pipeline.definition.model import Decoding
-from holdfast.pipeline.formats.base import Decoded, Decoder, DefinitionError
+from holdfast.pipeline.formats.base import Decoded, Decoder, FormatError
 from holdfast.pipeline.formats.types import Column, Type
 
 
@@ -18,7 +18,7 @@ class Plain(Decoder):
     def __init__(self, decoding: Decoding, prefix: str, fields: Sequence[Column]) -> None:
         kind = "string" if decoding.format == "text" else "binary"
         if len(fields) > 1 or any(each.type.kind != kind for each in fields):
-            raise DefinitionError(f"format {decoding.format}: it has one field at most, of type {kind}")
+            raise FormatError(f"format {decoding.format}: it has one field at most, of type {kind}")
         super().__init__(decoding, prefix, fields or [Column("value", Type(kind), required=False)])
 
     def decode(self, values: pa.Array) -> Decoded:
