@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.holdfast(mode="thread")
 
-ORDERS = Decoding("json", (Field("id", "long"), Field("amount", "double"), Field("note", "string", required=False)))
+ORDERS = Decoding(
+    "json", (Field("id", "long"), Field("amount", "double"), Field("note", "string", required=False))
+)
 
 
 @pytest.fixture(autouse=True)
