@@ -7,6 +7,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.groups import consumer
+from holdfast.groups.consumer_model import ConsumerReply
 from holdfast.groups.consumer_state import ConsumerMember
 from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.batch import iterate_records
@@ -46,6 +47,8 @@ def test_a_heartbeat_that_says_nothing_costs_no_timer_no_record_and_no_look_at_t
         for name, member in group.members.items():
             owned = {topic: frozenset(indexes) for topic, indexes in member.holding.assigned.items()}
             world.beat(name, member.holding.epoch, owned=owned)
+    for name in group.members:
+        acknowledge(world, name)
     appended = len(world.journal.batches)
 
     def must_not(*_: object) -> None:
@@ -64,6 +67,63 @@ def test_a_heartbeat_that_says_nothing_costs_no_timer_no_record_and_no_look_at_t
     assert len(group.members) == 3
     world.advance(1_000)
     assert not group.members
+
+
+def acknowledge(world: GroupWorld, name: str) -> ConsumerReply:
+    """A member says that it holds what it was given."""
+    holding = world.consumer_group().members[name].holding
+    owned = {topic: frozenset(indexes) for topic, indexes in holding.assigned.items()}
+    return world.beat(name, holding.epoch, owned=owned)
+
+
+def test_a_member_that_missed_the_answer_with_its_epoch_is_told_its_assignment(world: GroupWorld) -> None:
+    world.beat("m0", 0, topics=["orders"])
+    world.advance(2_000)
+    told = acknowledge(world, "m0")
+    world.beat("m1", 0, topics=["orders"])
+    world.advance(2_000)
+    before = world.consumer_group().members["m0"].holding
+    kept = {topic: frozenset(sorted(these)[:2]) for topic, these in before.assigned.items()}
+    world.beat("m0", told.member_epoch)  # to give up two partitions
+    world.beat("m0", told.member_epoch, owned=kept)  # a new epoch, and the answer is lost
+    now = world.consumer_group().members["m0"].holding
+    assert now.epoch > told.member_epoch
+    # librdkafka repeats what it said, and does not say everything, when a request timed out.
+    again = world.beat("m0", told.member_epoch, owned=kept)
+    assert again.member_epoch == now.epoch
+    assert again.assignment is not None
+
+
+def test_a_member_that_says_nothing_of_its_assignment_is_told_again_ever_more_rarely(
+    world: GroupWorld,
+) -> None:
+    joined = world.beat("m0", 0, topics=["orders"])
+    assert joined.assignment is not None
+    epoch, told = joined.member_epoch, []
+    for beat in range(50):
+        world.clock.advance(5_000)
+        if world.beat("m0", epoch).assignment is not None:
+            told.append(beat + 1)
+    assert told == [3, 9, 21, 45]
+    acknowledge(world, "m0")
+    for _ in range(50):
+        world.clock.advance(5_000)
+        assert world.beat("m0", epoch).assignment is None
+
+
+def test_a_member_that_does_not_give_up_what_it_must_is_told_again(world: GroupWorld) -> None:
+    world.beat("m0", 0, topics=["orders"])
+    world.advance(2_000)
+    epoch = acknowledge(world, "m0").member_epoch
+    world.beat("m1", 0, topics=["orders"])
+    world.advance(2_000)
+    lost = world.beat("m0", epoch)
+    assert lost.assignment is not None
+    replies = []
+    for _ in range(3):
+        world.clock.advance(5_000)
+        replies.append(world.beat("m0", epoch).assignment)
+    assert replies == [None, None, lost.assignment]
 
 
 def test_what_does_not_fit_a_batch_is_appended_in_parts(

@@ -24,7 +24,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.groups import migration, regex
-from holdfast.groups.assignors import ASSIGNORS
+from holdfast.groups.assignors import ASSIGNORS, Assignment
 from holdfast.groups.consumer_classic import ClassicMembers
 from holdfast.groups.consumer_group import ConsumerGroup, Timing
 from holdfast.groups.consumer_member import (
@@ -94,7 +94,12 @@ class ConsumerGroups:
             if member is not None and self._is_keep_alive(group, member, request, now):
                 timing = self.timing(group)
                 self.begin_session(group, member, timing.session_timeout_ms, now)
-                return ConsumerReply(request.member_id, request.member_epoch, timing.heartbeat_interval_ms)
+                return ConsumerReply(
+                    request.member_id,
+                    request.member_epoch,
+                    timing.heartbeat_interval_ms,
+                    self._tell(member, request, timing, now, is_news=False),
+                )
         check_request(request, self.assignors)
         if request.member_epoch < 0:
             return self._leave(request, now)
@@ -140,17 +145,32 @@ class ConsumerGroups:
         self.begin_session(group, member, timing.session_timeout_ms, now)
         if outcome.holding is not seat.holding:
             self._limit_revocation(group, member, now)
-        is_told = (
+        is_news = (
             request.member_epoch == JOIN_EPOCH
             or _is_full(request)
             or outcome.holding.assigned != seat.holding.assigned
+            # It has not got the answer with its epoch, nor what else was in it.
+            or request.member_epoch < seat.holding.epoch
         )
         return ConsumerReply(
             seat.member_id,
             outcome.holding.epoch,
             timing.heartbeat_interval_ms,
-            usable(outcome.holding) if is_told else None,
+            self._tell(member, request, timing, now, is_news=is_news),
         )
+
+    @staticmethod
+    def _tell(
+        member: ConsumerMember, request: ConsumerHeartbeat, timing: Timing, now: Now, *, is_news: bool
+    ) -> Assignment | None:
+        """What a member is to hold, when it is news, or when it has said nothing of it for long."""
+        if request.owned is not None:
+            member.answered()
+        if not is_news and not member.is_to_be_told_again(now.monotonic_ms):
+            return None
+        if member.holding.assigned or member.holding.revoking:
+            member.told(now.monotonic_ms, timing.heartbeat_interval_ms)
+        return usable(member.holding)
 
     def _group_for(self, request: ConsumerHeartbeat) -> Arrival:
         group = self._registry.groups.get(request.group_id)

@@ -52,6 +52,15 @@ INITIAL_EPOCH: Final = 1
 _GONE: Final = Holding(LEAVE_EPOCH, LEAVE_EPOCH)
 
 
+TELL_AGAIN_HEARTBEATS: Final = 3
+"""Heartbeats in which a member has not said what it holds, after which it is sent its assignment once more.
+
+The answer with it may have been lost. By the protocol a member that missed an answer says everything in its next
+request; librdkafka (2.16) does so after a lost connection, and not after a request that timed out, and would then never
+hear of partitions that are its own, or that it must give up. The wait doubles each time.
+"""
+
+
 class ConsumerMember:
     """A member and its deadlines."""
 
@@ -65,6 +74,8 @@ class ConsumerMember:
         "session_timer",
         "session_timer_ms",
         "sync_timer",
+        "tell_again_ms",
+        "told_times",
     )
 
     def __init__(self, member_id: str) -> None:
@@ -82,10 +93,29 @@ class ConsumerMember:
         """By when a classic member that was told of a rebalance must have joined again."""
         self.sync_timer: Scheduled | None = None
         """By when a classic member that joined must have asked for its assignment."""
+        self.tell_again_ms: int | None = None
+        """When to send it its assignment again (monotonic clock); none: it has said what it holds since it was sent."""
+        self.told_times = 0
+        """How often it was sent since."""
 
     @property
     def is_classic(self) -> bool:
         return self.profile.classic is not None
+
+    def told(self, now_ms: int, heartbeat_interval_ms: int) -> None:
+        """Its assignment is in the answer that leaves now."""
+        self.tell_again_ms = (
+            now_ms + (TELL_AGAIN_HEARTBEATS << min(self.told_times, 10)) * heartbeat_interval_ms
+        )
+        self.told_times += 1
+
+    def is_to_be_told_again(self, now_ms: int) -> bool:
+        return self.tell_again_ms is not None and now_ms >= self.tell_again_ms
+
+    def answered(self) -> None:
+        """It says what it holds."""
+        self.tell_again_ms = None
+        self.told_times = 0
 
     def cancel_timers(self) -> None:
         for name in ("session_timer", "rebalance_timer", "join_timer", "sync_timer"):
