@@ -6,6 +6,7 @@ A definition that is wrong ends with exit code 2 and one line for each error, in
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,7 @@ def check(
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    _require_extra()
     from holdfast.pipeline.definition.errors import DefinitionError
     from holdfast.pipeline.definition.fingerprint import fingerprint
     from holdfast.pipeline.definition.loading import load_pipeline
@@ -116,7 +118,7 @@ def _check_with_spark(loaded: Loaded) -> tuple[list[Finding], dict[str, str] | N
         with checking_session(loaded.definition) as session:
             found, schema = check_definition(loaded.definition, session)
     except JavaMissing as missing:
-        raise CannotCheck(f"{missing} --no-spark checks what needs none.") from missing
+        raise LacksSomething(f"{missing} --no-spark checks what needs none.") from missing
     if schema is None:
         return found, None
     shown = {
@@ -125,8 +127,8 @@ def _check_with_spark(loaded: Loaded) -> tuple[list[Finding], dict[str, str] | N
     return found, shown
 
 
-class CannotCheck(CommandFailed):
-    """What a check needs is not there."""
+class LacksSomething(CommandFailed):
+    """What a command needs of this machine is not there."""
 
     exit_code = ExitCode.CANNOT_CONNECT
 
@@ -155,11 +157,11 @@ def explain(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    loaded = _load(file)
     from holdfast.cli.pipeline_output import print_explanation
     from holdfast.cli.pipeline_topics import ask_topics
     from holdfast.pipeline.definition import explaining
 
-    loaded = _load(file)
     with _located(loaded):
         facts = ask_topics(loaded.definition, bootstrap_server) if ask_broker else ()
     explanation = explaining.explain(loaded.definition, facts)
@@ -191,10 +193,10 @@ def run(
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    loaded = _load(file)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
     from holdfast.pipeline.engine.running import run_pipeline
 
-    loaded = _load(file)
     name = loaded.definition.name
     with _located(loaded), progress_for(name, as_json=output is Output.JSON) as progress:
         summary = run_pipeline(
@@ -222,10 +224,10 @@ def run(
 def status(
     file: FileArgument, bootstrap_server: BootstrapOption = None, output: OutputOption = Output.TABLE
 ) -> None:
+    loaded = _load(file)
     from holdfast.cli.pipeline_output import print_status
     from holdfast.pipeline.engine.status import read_status
 
-    loaded = _load(file)
     with _located(loaded):
         found = read_status(loaded.definition, bootstrap=bootstrap_server)
     if output is Output.JSON:
@@ -237,9 +239,9 @@ def status(
 
 
 @app.command(
-    help="Forget where sinks stand, so that the next run reads from the beginning again. Shows what would be "
-    "replayed, and asks. Rows that a sink has stay there: what is replayed will be there twice, unless you "
-    "remove them first or the sink is an upsert.",
+    help="Forget where sinks stand, so that the next run starts them anew: all of them where the definition says, "
+    "one of them where the others stand. Shows what would be replayed or left out, and asks. Rows that a sink "
+    "has stay there: what is replayed will be there twice, unless you remove them first or the sink is an upsert.",
     epilog=examples(
         "holdfast pipeline reset orders.yaml", "holdfast pipeline reset orders.yaml --sink parquet --yes"
     ),
@@ -250,10 +252,10 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     bootstrap_server: BootstrapOption = None,
 ) -> None:
-    from holdfast.pipeline.engine.resetting import perform_reset, plan_reset
-
     loaded = _load(file)
     _require_sinks(loaded, sink)
+    from holdfast.pipeline.engine.resetting import perform_reset, plan_reset
+
     with _located(loaded):
         plan = plan_reset(loaded.definition, sinks=sink, bootstrap=bootstrap_server)
         print(plan)
@@ -274,19 +276,16 @@ def reset(
     ),
 )
 def compact(file: FileArgument, sink: SinkOption = None, output: OutputOption = Output.TABLE) -> None:
+    loaded = _load(file)
+    _require_sinks(loaded, sink)
     from holdfast.cli.pipeline_output import print_compacted
     from holdfast.pipeline.definition.secrets import expand_definition
     from holdfast.pipeline.sinks.compacting import compact as compact_sinks
 
-    loaded = _load(file)
-    _require_sinks(loaded, sink)
     with _located(loaded):
-        definition, redactor = expand_definition(loaded.definition)
+        definition, _ = expand_definition(loaded.definition)
         chosen: list[str] | list[None] = sink or [None]
-        try:
-            done = [each for name in chosen for each in compact_sinks(definition, sink=name)]
-        except HoldfastError as error:
-            raise CommandFailed(redactor.redact(str(error))) from error
+        done = [each for name in chosen for each in compact_sinks(definition, sink=name)]
     print_compacted(done, as_json=output is Output.JSON)
 
 
@@ -300,7 +299,17 @@ def schema() -> None:
     sys.stdout.write(json_schema_text())
 
 
+def _require_extra() -> None:
+    """What pipelines need beside the broker and its tools is an extra, and the error says so."""
+    missing = [name for name in ("yaml", "pyarrow") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LacksSomething(
+            f"{' and '.join(missing)} not installed; pip install 'holdfast[spark]' brings it"
+        )
+
+
 def _load(file: str) -> Loaded:
+    _require_extra()
     from holdfast.pipeline.definition.errors import DefinitionError
     from holdfast.pipeline.definition.loading import load_pipeline
 
@@ -315,14 +324,22 @@ def _load(file: str) -> Loaded:
 
 @contextmanager
 def _located(loaded: Loaded) -> Iterator[None]:
-    """What turns out to be wrong with the definition while it is used gets the line it stands in."""
+    """What goes wrong while a definition is used gets the line it stands in, an exit code, and shows no secret."""
     from holdfast.pipeline.definition.errors import DefinitionError
+    from holdfast.pipeline.definition.secrets import expand_definition
 
     try:
         yield
     except DefinitionError as error:
         _tell([loaded.findings.located(finding) for finding in error.findings])
         raise Exit(ExitCode.USAGE) from error
+    except (HoldfastError, OSError) as error:
+        from holdfast.pipeline.engine.failures import explain_failure
+
+        explained = explain_failure(error)
+        _, redactor = expand_definition(loaded.definition)
+        explained.args = (redactor.redact(str(explained)),)
+        raise explained from error
 
 
 def _tell(findings: list[Finding] | tuple[Finding, ...]) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.cli.exits import complain
 from holdfast.cli.output import print_json, print_table
+from holdfast.cli.pipeline_progress import route_texts
 from holdfast.pipeline.definition.explaining import Explanation, Hop, Strength
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.engine.status import Status
+    from holdfast.pipeline.engine.status import SinkStatus, Status
 
 COLOURS: Final = {
     Strength.MAY_LOSE: "red",
@@ -59,26 +60,36 @@ def _print_hop(console: Any, hop: Hop, first: str, rest: str) -> None:
 def print_status(status: Status) -> None:
     print(f"pipeline {status.pipeline}")
     state = f"running as process {status.running_pid}" if status.running_pid else "not running"
-    print(f"{state}; home {status.home}")
+    print(f"{state}; home {status.home}; lag tools see the group {status.group}")
     print()
-    rows = []
+    rows = [_sink_row(sink) for sink in status.sinks]
+    print_table(("SINK", "KIND", "ENTRY", "LAG", "ROWS", "OF A BATCH WITH"), rows)
+    places = [
+        (sink.name, f"{place.topic}-{place.partition}", f"{at.offset:,}")
+        for sink in status.sinks
+        if sink.entry is not None
+        for place, at in sorted(sink.entry.positions.at.items())
+    ]
+    if places:
+        print()
+        print_table(("SINK", "PARTITION", "STANDS AT"), places)
     for sink in status.sinks:
-        entry = sink.entry
         if sink.problem:
-            rows.append((sink.name, sink.kind, "-", "-", sink.problem))
-        elif entry is None:
-            rows.append((sink.name, sink.kind, "-", "-", "nothing written yet"))
-        else:
-            routes = entry.routes
-            dead, filtered = sum(routes.dead_letter.values()), sum(routes.filtered.values())
-            last = f"main {routes.main:,}, dead letter {dead:,}, filtered {filtered:,}"
-            rows.append((sink.name, sink.kind, f"{entry.number:,}", f"{entry.rows:,}", last))
-    print_table(("SINK", "KIND", "ENTRY", "ROWS OF IT", "LAST BATCH"), rows)
-    print()
-    if status.lag is None:
-        print(f"lag: not known ({status.lag_problem})", file=sys.stderr)
-        return
-    print_table(("PARTITION", "LAG"), [(place, f"{lag:,}") for place, lag in sorted(status.lag.items())])
+            complain(f"sink {sink.name}: {sink.problem}")
+        elif not sink.is_of_this_definition:
+            complain(f"sink {sink.name}: its last batch was made by another version of the definition")
+    if status.source_problem:
+        complain(f"source: {status.source_problem}")
+
+
+def _sink_row(sink: SinkStatus) -> tuple[str, ...]:
+    lag = "?" if sink.lag is None else f"{sink.lag:,}"
+    if sink.problem:
+        return sink.name, sink.kind, "?", "?", "?", "cannot be read"
+    if sink.entry is None:
+        return sink.name, sink.kind, "-", lag if sink.lag is not None else "-", "-", "nothing yet"
+    routes = ", ".join(f"{name} {count:,}" for name, count in route_texts(sink.entry.routes))
+    return sink.name, sink.kind, f"{sink.entry.number:,}", lag, f"{sink.entry.rows:,}", routes
 
 
 def print_compacted(done: Iterable[Any], *, as_json: bool) -> None:

@@ -221,13 +221,9 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     rows += [(name, f"{count:,}") for name, count in not_records.items() if count]
     rows += [(f"→ {name}", f"{count:,}") for name, count in route_texts(summary.routes)]
     rows += [(f"warned: {rule}", f"{count:,}") for rule, count in summary.warned.items() if count]
-    rows += [(f"written to {sink}", _rows(count)) for sink, count in _sorted(summary.rows_by_sink)]
+    rows += [(f"written to {sink}", f"{count:,}") for sink, count in _sorted(summary.rows_by_sink)]
     rows.append(("lag", f"{summary.lag:,}"))
     return rows
-
-
-def _rows(count: int) -> str:
-    return f"{count:,}"
 
 
 def _sorted(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -1,0 +1,130 @@
+"""What a run shows: lines without a terminal, a table with one, a summary at the end."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli.pipeline_progress import JsonProgress, LiveProgress, PlainProgress, summary_rows
+from holdfast.pipeline.engine.progress import (
+    BatchDone,
+    Event,
+    Retrying,
+    Started,
+    Stopping,
+    Summary,
+    Waiting,
+    Warned,
+)
+from holdfast.pipeline.ledger import Intake, Routes
+from holdfast.pipeline.positions import BatchRange, Place, Span
+
+STARTED = Started("orders", "/h", ("dead-letter", "parquet"), lag=5_000)
+
+
+def batch(number: int = 1, records: int = 1_000, lag: int = 4_000) -> BatchDone:
+    dead = records // 100
+    return BatchDone(
+        number=number,
+        range=BatchRange({Place("orders", uuid.UUID(int=1), 0): Span(0, records)}),
+        batch_time_ms=0,
+        intake=Intake(records=records),
+        routes=Routes(main=records - 2 * dead, dead_letter={"parse": dead}, filtered={"no-tests": dead}),
+        warned={"young": 3},
+        rows_by_sink={"dead-letter": dead, "parquet": records - 2 * dead},
+        duration_ms=500,
+        times_ms={"stage": 300, "commit": 200},
+        lag=lag,
+    )
+
+
+def lines(*events: Event) -> list[str]:
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        for event in events:
+            progress(event)
+    return stream.getvalue().splitlines()
+
+
+def test_without_a_terminal_each_batch_is_a_line() -> None:
+    assert lines(
+        STARTED, batch(), Waiting(), Waiting(), Retrying("no broker", 500), Warned("w"), Stopping("SIGTERM")
+    ) == [
+        "pipeline orders: 5,000 offsets to read, to dead-letter, parquet",
+        "batch 1: 1,000 records in 500 ms (2,000/s), main 980, dead letter: parse 10, filtered: no-tests 10; "
+        "lag 4,000 [stage 300 commit 200]",
+        "waiting for records",
+        "trying again in 0.5 s: no broker",
+        "warning: w",
+        "stopping at the end of this batch: SIGTERM",
+    ]
+
+
+def test_as_json_each_batch_is_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = JsonProgress(io.StringIO())
+    progress(STARTED)
+    progress(batch())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["routes"]["main"] == 980
+
+
+def drawn(*events: Event) -> str:
+    console = Console(file=io.StringIO(), width=120, force_terminal=False)
+    live = LiveProgress("orders", console=console, clock=lambda: 0.0)
+    for event in events:
+        live(event)
+    console.print(live.table())
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_on_a_terminal_a_table_shows_rows_speed_lag_and_routes() -> None:
+    text = drawn(STARTED, batch(1), batch(2, records=3_000, lag=1_000))
+    for part in ("4,000", "4,000/s, 2 batches", "dead letter: parse", "filtered: no-tests", "1,000", "1.0 %"):
+        assert part in text
+    assert "warned: young" in text
+    assert "500 ms" in text
+
+
+def test_the_table_says_what_it_waits_for() -> None:
+    assert "starting Spark" in drawn()
+    assert "waiting for records" in drawn(STARTED, Waiting())
+    assert "trying again in 2 s: [no] broker" in drawn(STARTED, Retrying("[no] broker", 2_000))
+    assert "stopping after this batch (SIGTERM)" in drawn(STARTED, Stopping("SIGTERM"))
+    assert "warning: [x]" in drawn(Warned("[x]"))
+
+
+def test_the_summary_has_every_route_and_sink() -> None:
+    done = batch()
+    summary = Summary(
+        "orders",
+        1,
+        Intake(records=1_000, aborted=5),
+        done.routes,
+        done.warned,
+        done.rows_by_sink,
+        2_000,
+        4_000,
+    )
+    assert summary_rows(summary) == [
+        ("batches", "1"),
+        ("records", "1,000"),
+        ("time", "2.0 s, 500/s"),
+        ("aborted", "5"),
+        ("→ main", "980"),
+        ("→ dead letter: parse", "10"),
+        ("→ filtered: no-tests", "10"),
+        ("warned: young", "3"),
+        ("written to dead-letter", "10"),
+        ("written to parquet", "980"),
+        ("lag", "4,000"),
+    ]
+
+
+def test_an_empty_run_has_a_summary_too() -> None:
+    assert ("time", "0.0 s") in summary_rows(Summary("orders"))
