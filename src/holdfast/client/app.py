@@ -42,7 +42,7 @@ class App:
         **options: Any,
     ) -> None:
         """`options` are those of `Consumer` that hold for a member as a whole: lost_positions, dedupe, in_flight_max,
-        in_flight_bytes_max, commit_seconds, drain_seconds, last_commit_seconds."""
+        in_flight_bytes_max, commit_seconds, drain_seconds, last_commit_seconds, memory_topic."""
         try:
             chosen = Options(**options)
         except TypeError as error:

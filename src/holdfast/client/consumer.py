@@ -52,13 +52,16 @@ class Consumer:
         commit_seconds: float = _DEFAULTS.commit_seconds,
         drain_seconds: float = _DEFAULTS.drain_seconds,
         last_commit_seconds: float = _DEFAULTS.last_commit_seconds,
+        memory_topic: str | None = _DEFAULTS.memory_topic,
         config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
         """`in_flight_max` bounds the messages of one partition that are under way, `in_flight_bytes_max` the bytes of
         all of them; `drain_seconds` how long they may take to finish when the partition is taken away or the consumer
         stops, and `last_commit_seconds` how long their positions may take to be stored then. `create_topics` lets
-        missing retry topics and dead-letter topics be created."""
+        missing retry topics and dead-letter topics be created. In `memory_topic`, which is made when it is missing,
+        groups are remembered apart from their positions, so that one whose positions expired is not taken for a new
+        one; none: it is."""
         self._options = Options(
             lost_positions,
             dedupe,
@@ -67,6 +70,7 @@ class Consumer:
             commit_seconds,
             drain_seconds,
             last_commit_seconds,
+            memory_topic,
         )
         self._member = Member(bootstrap, group, config or {}, unsafe, self._options)
         self._topics = topics if isinstance(topics, str) else list(topics)

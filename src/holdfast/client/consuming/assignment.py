@@ -2,7 +2,8 @@
 
 It begins at the group's committed position; where there is none, at the beginning, on partitions that were added later
 too (HF304). A position that the log does not hold any more means that messages expired before they were handled, or
-that the topic was made anew: the member stops and says so, unless it was told where to go on (HF305, HF206).
+that the topic was made anew: the member stops and says so, unless it was told where to go on (HF305, HF206). So it does
+when the group has no position and had one before, as its memory tells.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
+from holdfast.client.consuming.memory import GroupMemory, Mark, without_flag
 from holdfast.client.errors import ClientError
 from holdfast.client.spool.format import PartitionKey
 
@@ -89,9 +91,11 @@ class Assignment:
         *,
         is_incremental: bool,
         say: Callable[[str], None],
+        memory: GroupMemory | None = None,
     ) -> None:
         self._consumer = consumer
         self._lost_positions = lost_positions
+        self._memory = memory
         self.is_incremental = is_incremental
         """Whether rebalances take single partitions: cooperative assignors, and the new group protocol."""
         self._say = say
@@ -105,8 +109,14 @@ class Assignment:
         starts: dict[PartitionKey, Start] = {}
         if partitions:
             committed = self._patiently(lambda: self._consumer.committed(partitions, timeout=ANSWER_SECONDS))
+            forgotten = self._patiently(partial(self._forgotten, committed))
             for each in committed:
-                starts[each.topic, each.partition] = self._patiently(partial(self._start_of, each, lookback))
+                mark = forgotten.get((each.topic, each.partition))
+                starts[each.topic, each.partition] = (
+                    self._patiently(partial(self._start_of, each, lookback))
+                    if mark is None
+                    else Start(self._patiently(partial(self._start_of_forgotten, mark)))
+                )
         self._assign(
             [
                 TopicPartition(*key, start.position if start.read_from is None else start.read_from)
@@ -115,9 +125,33 @@ class Assignment:
         )
         return starts
 
+    def _forgotten(self, committed: list[TopicPartition]) -> dict[PartitionKey, Mark]:
+        """Partitions that this group had a position of, and has none any more."""
+        missing = [
+            (each.topic, each.partition) for each in committed if each.error is None and each.offset < 0
+        ]
+        return self._memory.find(missing) if self._memory is not None else {}
+
+    def _start_of_forgotten(self, mark: Mark) -> int:
+        place = f"{mark.topic}-{mark.partition}"
+        since = time.strftime("%Y-%m-%d", time.gmtime(mark.since_ms / 1000))
+        what = f"{place}: group '{mark.group}' has worked here since {since}, and has no position any more"
+        if self._lost_positions == "stop":
+            raise PositionLost(
+                f"{what}: it expired (offsets.retention.minutes), or was deleted. To begin again would repeat what was "
+                f"handled, and pass over what left the log meanwhile. {WAY_OUT}"
+            )
+        self._say(f"{what}; going on at the {self._lost_positions}")
+        if self._lost_positions == "earliest":
+            return OFFSET_BEGINNING
+        return self._ends(TopicPartition(mark.topic, mark.partition))[1]
+
     def _start_of(self, committed: TopicPartition, lookback: int) -> Start:
         position = self.start(committed)
-        note = committed.metadata or "" if position == committed.offset else ""
+        note, is_remembered = without_flag(committed.metadata or "")
+        if self._memory is not None and is_remembered and committed.offset >= 0:
+            self._memory.known((committed.topic, committed.partition))
+        note = note if position == committed.offset else ""
         if position <= 0 or not lookback:
             return Start(position, note)
         low, _ = self._ends(committed)

@@ -27,6 +27,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from holdfast.client.consuming.assignment import Assignment, LostPositions
+from holdfast.client.consuming.memory import GroupMemory, flagged
 from holdfast.client.consuming.positions import Positions
 from holdfast.client.consuming.runs import Pool, Reports
 from holdfast.client.consuming.tracker import PartitionTracker
@@ -79,6 +80,7 @@ class Loop:
         lost_positions: LostPositions,
         is_incremental: bool,
         say: Callable[[str], None],
+        memory: GroupMemory | None = None,
     ) -> None:
         """`make_consumer` makes one that tells the function it is given of answers to commits; `held` keeps what is
         not due yet, by retry topic."""
@@ -93,7 +95,10 @@ class Loop:
         self._say = say
         self._consumer = make_consumer(lambda error, stored: self._positions.answered(error, stored))
         self._positions = Positions(self._consumer, say, self._note)
-        self._assignment = Assignment(self._consumer, lost_positions, is_incremental=is_incremental, say=say)
+        self._memory = memory
+        self._assignment = Assignment(
+            self._consumer, lost_positions, is_incremental=is_incremental, say=say, memory=memory
+        )
         self._trackers: dict[PartitionKey, PartitionTracker] = {}
         self._seen: dict[PartitionKey, Seen] = {}
         self._paused: set[PartitionKey] = set()
@@ -121,6 +126,7 @@ class Loop:
                 self._resume()
                 if (now := time.monotonic()) >= commit_due:
                     self._positions.commit_soon(self._trackers.values())
+                    self._remember(self._trackers.values())
                     commit_due = now + self._limits.commit_seconds
                 self._error = self._error or self._positions.error
         except BaseException as error:
@@ -138,6 +144,7 @@ class Loop:
         try:
             is_drained = self._drain(going)
             self._positions.commit_now(going, self._limits.last_commit_seconds, is_last=True)
+            self._remember(going)
         except (ClientError, KafkaException) as problem:
             if self._error is None:
                 self._error = problem
@@ -150,6 +157,8 @@ class Loop:
             for pool in self._pools:
                 pool.close(CLOSE_SECONDS if is_drained else 0.0)
             self._consumer.close()
+            if self._memory is not None:
+                self._memory.close()
 
     # Reading
 
@@ -284,6 +293,7 @@ class Loop:
         if error.code() == KafkaError._PARTITION_EOF:
             if tracker is not None and not tracker.is_draining and not self._is_held(key):
                 tracker.passed(raw.offset())
+                self._at_beginning.discard(key)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and tracker is not None:
             self._out_of_range(key, tracker, raw.offset())
         else:
@@ -316,8 +326,15 @@ class Loop:
                 self._error = self._error or run.error
 
     def _note(self, tracker: PartitionTracker) -> str:
-        seen = self._seen.get((tracker.topic, tracker.partition))
-        return seen.note(tracker.position) if seen is not None else ""
+        key = (tracker.topic, tracker.partition)
+        seen = self._seen.get(key)
+        note = seen.note(tracker.position) if seen is not None else ""
+        return flagged(note) if self._memory is not None and self._memory.is_remembered(key) else note
+
+    def _remember(self, trackers: Iterable[PartitionTracker]) -> None:
+        """That this group has positions: those that are stored."""
+        if self._memory is not None:
+            self._memory.remember((each.topic, each.partition) for each in trackers if each.committed >= 0)
 
     # Bounding what is under way
 
@@ -373,9 +390,10 @@ class Loop:
         for key, start in starts.items():
             self._taken_over.add(key)
             self._begin(key, start.position, start.note)
+        self._remember(self._trackers[key] for key in starts)
 
     def _begin(self, key: PartitionKey, position: int, note: str) -> None:
-        self._trackers[key] = PartitionTracker(*key, max(position, 0))
+        self._trackers[key] = PartitionTracker(*key, position)
         if position < 0:
             self._at_beginning.add(key)
         else:
@@ -388,6 +406,7 @@ class Loop:
         try:
             self._drain(going)
             self._positions.commit_now(going, self._limits.last_commit_seconds, is_last=False)
+            self._remember(going)
         except ClientError as error:
             self._error = self._error or error
         finally:

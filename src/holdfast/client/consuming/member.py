@@ -16,6 +16,7 @@ from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.event_loop import Coroutines
 from holdfast.client.consuming.handling import Handling
 from holdfast.client.consuming.loop import BATCH_MESSAGES, Limits, Loop
+from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
 from holdfast.client.consuming.runs import Order, Pool, Reports
 from holdfast.client.consuming.workers import Workers
 from holdfast.client.dead_letter_dialects import Dialect
@@ -78,6 +79,7 @@ class Options:
     commit_seconds: float = 1.0
     drain_seconds: float = 20.0
     last_commit_seconds: float = 10.0
+    memory_topic: str | None = MEMORY_TOPIC
 
 
 class Member:
@@ -168,9 +170,14 @@ class Member:
             lost_positions=options.lost_positions,
             is_incremental=is_incremental(self._settings),
             say=say,
+            memory=self._memory(),
         )
         with stopping_on_signals(self.stop):
             self._loop.run()
+
+    def _memory(self) -> GroupMemory | None:
+        topic = self._options.memory_topic
+        return GroupMemory(self._group, self._settings, say, topic) if topic is not None else None
 
     def _aside(self, route: Route) -> Aside:
         return Aside(

@@ -120,7 +120,8 @@ class Positions:
                 problem = PositionsNotCommitted(
                     f"finished work is not committed and will be handed out again: {error.name()}: {error.str()}; "
                     + ", ".join(
-                        f"{each.topic}-{each.partition} to {each.position}, committed {each.committed}"
+                        f"{each.topic}-{each.partition} to {each.position}, "
+                        f"committed {each.committed if each.committed >= 0 else 'nothing'}"
                         for each in news
                     )
                 )

@@ -18,19 +18,22 @@ from holdfast.errors import UsageError
 
 class PartitionTracker:
     def __init__(self, topic: str, partition: int, start: int) -> None:
+        """`start` is the position of the group; negative when it has none, and begins wherever the log does."""
         self.topic = topic
         self.partition = partition
-        self._position = start
+        self._is_placed = start >= 0
+        """Whether it is known where the log begins, for a group that begins there."""
+        self._position = max(start, 0)
         self._under_way: deque[int] = deque()
         self._finished: set[int] = set()
         """Finished behind the first that is not."""
-        self._next = start
+        self._next = max(start, 0)
         """Where the next message begins at the earliest."""
         self.is_closed = False
         self.is_draining = False
         """The partition is about to go, or gone: what a worker is at finishes, nothing else is begun."""
         self.committed = start
-        """What is committed, as far as this member knows."""
+        """What is committed, as far as this member knows; negative: nothing."""
 
     def __repr__(self) -> str:
         return f"<{self.topic}-{self.partition} at {self._position}, {len(self)} under way>"
@@ -56,8 +59,9 @@ class PartitionTracker:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to commit."""
-        return self._position != self.committed
+        """Whether there is something to commit: where a new group begins, too, so that what expires from then on
+        is missed."""
+        return self._is_placed and self._position != self.committed
 
     def begin(self, offset: int) -> None:
         """A message was taken up."""
@@ -72,6 +76,7 @@ class PartitionTracker:
         if not self._under_way:
             # What lies between was never a message for us: nothing before this one is unfinished.
             self._position = offsets[0]
+            self._is_placed = True
         self._under_way.extend(offsets)
         self._next = offsets[-1] + 1
 
@@ -110,6 +115,7 @@ class PartitionTracker:
 
     def passed(self, offset: int) -> None:
         """The reader has come to `offset` and found no message before it that was not begun."""
+        self._is_placed = True
         if offset > self._next:
             self._next = offset
             if not self._under_way:
