@@ -1,0 +1,122 @@
+"""`pipeline check` with Spark: the schema followed from step to step, over no rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.pipeline import Pipeline
+from holdfast.pipeline.checking import check_definition
+from holdfast.pipeline.definition.example import write_example
+from holdfast.pipeline.definition.loading import load_pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+BASE = Pipeline("p").read(
+    "t",
+    value={
+        "format": "json",
+        "unknown": "reject",
+        "fields": {"id": "long", "name": "string", "at": "timestamp"},
+    },
+    key={"format": "json", "fields": {"shard": "int"}},
+)
+WITH_SINK = BASE.write("parquet", path="out")
+
+
+def findings(spark: SparkSession, pipeline: Pipeline) -> list[str]:
+    found, _ = check_definition(pipeline.definition(), spark, environment={})
+    return [str(finding) for finding in found]
+
+
+def test_the_example_passes_and_its_columns_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    definition = load_pipeline(write_example(str(tmp_path))[0]).definition
+    found, schema = check_definition(definition, spark, environment={})
+    assert found == []
+    assert schema is not None
+    assert [field.name for field in schema.fields if not field.name.startswith("_")] == [
+        "id",
+        "customer",
+        "amount",
+        "at",
+        "note",
+        "day",
+        "tax",
+    ]
+
+
+def test_types_flow_from_step_to_step(spark: SparkSession) -> None:
+    pipeline = WITH_SINK.sql("SELECT _hf, id * 2 AS double_id, upper(name) AS name, at FROM input").sql(
+        "SELECT *, date_trunc('DAY', at) AS day, _hf.offset AS source_offset FROM input"
+    )
+    found, schema = check_definition(pipeline.definition(), spark, environment={})
+    assert found == []
+    assert schema is not None
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    assert types["double_id"] == "bigint"
+    assert types["day"] == "timestamp"
+    assert "id" not in types
+
+
+def test_the_batch_time_the_key_and_the_timestamp_can_be_used(spark: SparkSession) -> None:
+    pipeline = (
+        WITH_SINK.expect("at <= _batch_time")
+        .filter("_key_shard = 1")
+        .sql("SELECT *, _timestamp AS ts FROM input")
+    )
+    assert findings(spark, pipeline) == []
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "expected"),
+    [
+        (
+            WITH_SINK.filter("nmae = 'x'"),
+            "steps[0].filter.where: there is no column 'nmae'; did you mean 'name'?",
+        ),
+        (
+            WITH_SINK.sql("SELECT *, zzz + 1 AS y FROM input"),
+            "steps[0].sql.query: there is no column 'zzz'; there are id, name, at",
+        ),
+        (WITH_SINK.expect("id"), "steps[0].expect.that: 'id' gives bigint, not true or false"),
+        (WITH_SINK.filter("id > > 1"), "steps[0].filter.where: [PARSE_SYNTAX_ERROR]"),
+        (WITH_SINK.filter("nofunction(id)"), "steps[0].filter.where: [UNRESOLVED_ROUTINE]"),
+        (WITH_SINK.sql("SELECT _hf.offset * 1 AS n FROM input"), "_hf"),
+        (WITH_SINK.sql("SELECT *, id AS _mine FROM input"), "it makes the column '_mine'"),
+        (WITH_SINK.sql("SELECT *, id AS ID FROM input"), "two columns"),
+        (WITH_SINK.sql("SELECT *, first(id) OVER (PARTITION BY name) AS f FROM input"), "replayed"),
+        (WITH_SINK.sql("SELECT _hf, count(*) AS n FROM input GROUP BY _hf"), "aggregates rows"),
+        (WITH_SINK.python(len, schema="id lnog"), "steps[0].python.function: its schema 'id lnog'"),
+        (BASE.write("parquet", path="o", partition_by="dya"), "sinks[0].parquet.partition_by"),
+        (
+            BASE.write("kafka", topic="o", key="nmae"),
+            "sinks[0].kafka.key: there is no column 'nmae'; did you mean",
+        ),
+        (
+            BASE.write("kafka", topic="o", headers={"h": "nmae"}),
+            "sinks[0].kafka.headers.h: there is no column",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(spark: SparkSession, pipeline: Pipeline, expected: str) -> None:
+    found = findings(spark, pipeline)
+    assert any(expected in line for line in found), found
+
+
+def test_steps_behind_one_that_fails_are_named_as_unchecked(spark: SparkSession) -> None:
+    found = findings(spark, WITH_SINK.filter("nmae = 1").expect("also_wrong", name="later"))
+    assert found[1:] == ["warning: steps[1]: not checked, since they stand behind step 'filter-1': later"]
+
+
+def test_a_missing_secret_is_a_warning(spark: SparkSession) -> None:
+    found, schema = check_definition(
+        BASE.write("parquet", path="${NOWHERE}/o").definition(), spark, environment={}
+    )
+    assert [finding.level for finding in found] == ["warning"]
+    assert "NOWHERE" in str(found[0])
+    assert schema is not None
