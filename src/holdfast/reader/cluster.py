@@ -23,7 +23,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import UsageError
-from holdfast.reader.connection import Address, Connection
+from holdfast.reader.connection import Address, Connection, tls_context
 from holdfast.reader.errors import (
     NotAuthorised,
     ReaderError,
@@ -75,6 +75,7 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self.settings = parse_settings(settings)
+        self._tls = tls_context(self.settings.tls)
         self._connections: dict[Address, Connection] = {}
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, PartitionInfo] = {}
@@ -249,7 +250,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     def _connected(self, address: Address) -> Connection:
         connection = self._connections.get(address)
         if connection is None:
-            connection = self._connections[address] = Connection(address, self.settings)
+            connection = self._connections[address] = Connection(address, self.settings, self._tls)
         if not connection.is_open:
             connection.open()
         return connection

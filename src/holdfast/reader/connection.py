@@ -47,12 +47,12 @@ def text_of(address: Address) -> str:
 
 
 class Connection:
-    def __init__(self, address: Address, settings: ReaderSettings) -> None:
+    def __init__(self, address: Address, settings: ReaderSettings, tls: ssl.SSLContext | None = None) -> None:
         self.address = address
+        self._tls = tls
         self._settings = settings
         self._client_id = settings.client_id.encode()
         self._socket: socket.socket | None = None
-        self._is_tls = settings.tls is not None
         self._offered: dict[int, tuple[int, int]] = {}
         self._correlation_id = 0
         self._awaited: dict[int, tuple[int, int]] = {}
@@ -78,9 +78,8 @@ class Connection:
             self._socket = plain
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if self._settings.tls is not None:
-                context = _tls_context(self._settings.tls)
-                self._socket = context.wrap_socket(plain, server_hostname=self.address[0])
+            if self._tls is not None:
+                self._socket = self._tls.wrap_socket(plain, server_hostname=self.address[0])
             else:
                 plain.setblocking(True)
                 for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -210,7 +209,7 @@ class Connection:
         connection = self._socket
         assert connection is not None
         while got < size:
-            if self._is_tls:
+            if self._tls is not None:
                 connection.settimeout(max(0.001, deadline_s - time.monotonic()))
                 count = connection.recv_into(view[got:])
             else:
@@ -265,7 +264,10 @@ class Connection:
         return Unreachable(f"the broker at {text_of(self.address)} cannot be spoken to: {reason}")
 
 
-def _tls_context(tls: TlsSettings) -> ssl.SSLContext:
+def tls_context(tls: TlsSettings | None) -> ssl.SSLContext | None:
+    """What TLS needs to know, read from its files; None without TLS."""
+    if tls is None:
+        return None
     try:
         context = ssl.create_default_context(cafile=tls.ca_location, cadata=tls.ca_pem)
         if tls.certificate_location:
