@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from holdfast.client import Producer
 from holdfast.client.database.store import open_database
 from holdfast.client.producer import Guarantee
 from holdfast.testing.chaos import Observer, Source, Swarm, await_end, check_at_least_once, check_positions
+from holdfast.testing.checkers_base import Violation
 from holdfast.testing.client_chaos import (
     ClientStorm,
     Crashing,
     Shore,
+    await_event,
     clients,
     finished_by,
     read_spooled,
@@ -35,13 +37,14 @@ from holdfast.testing.client_chaos_checkers import (
     check_never_ahead,
     check_rows,
     check_spooled,
+    deduplicated,
 )
-from holdfast.testing.client_chaos_member import TABLE
+from holdfast.testing.client_chaos_member import TABLE, is_poison
 from holdfast.testing.postgres import PostgresServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
-TOPIC, TARGET, GROUP = "storm", "storm-copy", "storm"
+TOPIC, TARGET, LETTERS, GROUP = "storm", "storm-copy", "storm-dlt", "storm"
 PARTITIONS = 8
 MEMBERS = 3
 PER_SECOND = 400
@@ -122,6 +125,7 @@ def test_every_message_reported_stored_arrives_in_order_and_once(
         stack.callback(swarm.end)
         for _ in range(MEMBERS):
             swarm.add()
+        await_event(swarm, "stored")
         storm.rage_until(kills)
         codes = swarm.end()
     print("\n".join(storm.log))
@@ -136,6 +140,10 @@ def test_every_message_reported_stored_arrives_in_order_and_once(
     )
     assert sum(stored.values()) > PARTITIONS * 10
     check_spooled(stored, arrived, exactly_once=guarantee == "exactly-once")
+    if any(len(deduplicated(*each)) < len(each[1]) for each in arrived.items()):
+        # What at least once leaves to deduplication is what exactly once must not show.
+        with pytest.raises(Violation, match="twice"):
+            check_spooled(stored, arrived, exactly_once=True)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +161,22 @@ def test_every_message_is_handled_and_no_position_is_ahead_of_finished_work(
     check_never_ahead(finished_by(chaos.swarm), chaos.observer.answered)
 
 
+def test_a_consumer_that_commits_by_time_is_caught(
+    shore: Shore, tmp_path: Path, chance: random.Random
+) -> None:
+    # HF301
+    chaos = Chaos(shore, tmp_path, chance.randrange(1 << 32), role="hasty", assignor="range")
+    chaos.run(1, until_committed)
+    with pytest.raises(Violation, match="ahead"):
+        check_never_ahead(finished_by(chaos.swarm), chaos.observer.answered)
+
+
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_a_processor_copies_every_message_once(
     assignor: str, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
 ) -> None:
     shore.engine.create_topic(TARGET, PARTITIONS)
+    shore.engine.create_topic(LETTERS, PARTITIONS)
     seed = chance.randrange(1 << 32)
     chaos = Chaos(shore, tmp_path, seed, role="processor", assignor=assignor, target=TARGET)
     chaos.run(kills, until_committed)
@@ -165,7 +184,28 @@ def test_a_processor_copies_every_message_once(
     assert source == {
         index: [some[offset] for offset in sorted(some)] for index, some in chaos.source.acknowledged.items()
     }
-    check_copied(source, shore.engine.read(TARGET, PARTITIONS))
+    good, poison = divided(source)
+    check_copied(good, shore.engine.read(TARGET, PARTITIONS))
+    check_copied(poison, shore.engine.read(LETTERS, PARTITIONS))
+
+
+def divided(source: Mapping[int, list[str]]) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """What is to be handled, and what is to be set aside."""
+    good = {index: [each for each in values if not is_poison(each)] for index, values in source.items()}
+    return good, {index: [each for each in values if is_poison(each)] for index, values in source.items()}
+
+
+def check_stored(chaos: Chaos, shore: Shore, url: str) -> None:
+    """Every message is in the table once, or set aside: there perhaps twice, by a sink that died on it."""
+    written = chaos.source.acknowledged
+    good = {
+        index: {offset: each for offset, each in some.items() if not is_poison(each)}
+        for index, some in written.items()
+    }
+    check_rows(good, rows_of(url))
+    aside = shore.engine.read(LETTERS, PARTITIONS)
+    for index, some in written.items():
+        assert set(aside[index]) == {each for each in some.values() if is_poison(each)}
 
 
 def prepare(url: str) -> None:
@@ -206,12 +246,13 @@ def test_a_sink_into_postgresql_stores_every_message_once(
     postgres: PostgresServer, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
 ) -> None:
     prepare(postgres.url)
+    shore.engine.create_topic(LETTERS, PARTITIONS)
     seed = chance.randrange(1 << 32)
     chaos = Chaos(
         shore, tmp_path, seed, postgres, role="sink", assignor="cooperative-sticky", database=postgres.url
     )
     chaos.run(kills, until_stored(postgres.url))
-    check_rows(chaos.source.acknowledged, rows_of(postgres.url))
+    check_stored(chaos, shore, postgres.url)
 
 
 def test_a_sink_into_sqlite_stores_every_message_once(
@@ -219,9 +260,10 @@ def test_a_sink_into_sqlite_stores_every_message_once(
 ) -> None:
     url = str(tmp_path / "sink.db")
     prepare(url)
+    shore.engine.create_topic(LETTERS, PARTITIONS)
     seed = chance.randrange(1 << 32)
     chaos = Chaos(shore, tmp_path, seed, role="sink", assignor="range", database=url)
     chaos.run(kills, until_stored(url))
-    check_rows(chaos.source.acknowledged, rows_of(url))
+    check_stored(chaos, shore, url)
     with sqlite3.connect(url) as connection:
         assert connection.execute("pragma integrity_check").fetchone() == ("ok",)

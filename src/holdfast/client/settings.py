@@ -22,7 +22,11 @@ DELIVERY_TIMEOUT_MS: Final = 300_000
 DELIVERY_TIMEOUT_MIN_MS: Final = 60_000
 """A restart of a broker takes this long with a large log; giving up earlier loses what was waiting."""
 RECOVERY: Final[Mapping[str, Any]] = {"metadata.recovery.strategy": "none"}
-"""librdkafka 2.16, when every broker is away, drops those it knew, and may then wait for ever on one it has dropped."""
+"""librdkafka 2.16, when every broker is away, drops those it knew, and may then wait for ever on one it has dropped:
+send_offsets_to_transaction does, after the one broker was killed, and a consumer's heartbeats stop until its session is
+over. `none` is what librdkafka did before it had the setting. In storms in which the broker is killed, frozen and cut
+off, clients with `none` always came back, of both group protocols, transactional or not (tests/crash).
+"""
 SESSION_TIMEOUT_MS: Final = 45_000
 SPOOL_BOUND: Final = "spool.max.bytes"
 SPOOL_BOUND_MIN: Final = 4096

@@ -138,6 +138,11 @@ class Swarm:
         self.alive.clear()
         return codes
 
+    def has_begun(self, name: str) -> bool:
+        """Whether a member has come as far as its history."""
+        path = self._directory / f"{name}.jsonl"
+        return path.exists() and path.stat().st_size > 0
+
     def said(self, name: str) -> str:
         """What a member wrote to its standard output and error."""
         return (self._directory / f"{name}.err").read_text(errors="replace")

@@ -91,7 +91,8 @@ class ClientStorm(Storm):
 
     def _act(self) -> None:
         swarm, chance = self._swarm, self._chance
-        running = sorted(swarm.alive.keys() - swarm.stopped.keys())
+        # Whoever is killed before it has begun proves nothing.
+        running = sorted(name for name in swarm.alive.keys() - swarm.stopped.keys() if swarm.has_begun(name))
         actions = ACTIONS if self._database is None else (*ACTIONS, "database")
         action = chance.choice(actions)
         seconds = chance.uniform(0.1, APART_SECONDS_MAX)
@@ -136,6 +137,15 @@ class ClientStorm(Storm):
 
 def clients(directory: Path, options: Mapping[str, Any]) -> Swarm:
     return Swarm(directory, options, module=MODULE)
+
+
+def await_event(swarm: Swarm, kind: str) -> None:
+    """Until one of them has done something of this kind."""
+    deadline = time.monotonic() + READ_SECONDS_MAX
+    while not any(event.what["kind"] == kind for event in swarm.events()):
+        swarm.require_alive()
+        assert time.monotonic() < deadline, f"nobody has {kind} anything"
+        time.sleep(0.05)
 
 
 def unclean(codes: Mapping[str, int], swarm: Swarm) -> list[str]:
