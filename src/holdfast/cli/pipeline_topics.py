@@ -13,8 +13,8 @@ from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection, interruptible
 from holdfast.cli.client_settings import translate
 from holdfast.cli.options import DEFAULT_CONNECT_TIMEOUT_MS
 from holdfast.pipeline.definition.explaining import TopicFacts
-from holdfast.pipeline.definition.model import PipelineDefinition
-from holdfast.pipeline.definition.naming import client_settings
+from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
+from holdfast.pipeline.definition.naming import client_settings, dead_letter_of
 from holdfast.pipeline.definition.secrets import expand_definition
 
 TOLD: Final = (
@@ -35,7 +35,9 @@ def ask_topics(definition: PipelineDefinition, bootstrap: str | None) -> list[To
     metadata = connection.reach(admin)
     source = expanded.source
     if source.pattern:
-        names = [name for name in metadata.topics if re.fullmatch(source.pattern, name)]
+        own = {dead_letter_of(expanded).topic}
+        own |= {sink.topic for sink in expanded.sinks if isinstance(sink, KafkaSink)}
+        names = [name for name in metadata.topics if re.fullmatch(source.pattern, name) and name not in own]
     else:
         names = list(source.topics)
     facts = []

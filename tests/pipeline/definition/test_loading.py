@@ -118,7 +118,7 @@ def test_every_key_reaches_the_definition(tmp_path: Path) -> None:
             Expect("expect-2", "id < 100"),
             Filter("f", "id <> 3"),
             Sql("q", "SELECT * FROM input", expand=True),
-            Python("py", "steps.py", "f", schema="`id` long, `s` string", mode="pandas"),
+            Python("py", "steps.py", "f", schema="id long, s string", mode="pandas"),
         ),
         sinks=(
             ParquetSink(
@@ -255,6 +255,8 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         (("sinks:", "steps: [{filter: {name: parse, where: a}}]\nsinks:"), "choose another name"),
         (("sinks:", "steps: [{filter: a, name: x}]\nsinks:"), "'name' belongs below 'filter'"),
         (("sinks:", "steps: [{filter: a, expect: b}]\nsinks:"), "start a new '- expect:' for this"),
+        (("pipeline: p", "pipeline: a--b"), "1:11: pipeline: 'a--b' cannot be a name"),
+        (("pipeline: p", "pipeline: a-"), "1:11: pipeline: 'a-' cannot be a name"),
         (("pipeline: p", "pipeline: a b"), "1:11: pipeline: 'a b' cannot be a name"),
         (("pipeline: p\n", ""), "a pipeline needs 'pipeline': The pipeline's name."),
     ],

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.pipeline.definition.model import (
     DeadLetter,
@@ -29,6 +29,9 @@ from holdfast.pipeline.definition.model import (
     SinkDefinition,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.engine.progress import Summary
 
 DecodingWords = str | Mapping[str, Any] | Decoding
 """A format's name, the words of YAML, or the value itself."""
@@ -130,6 +133,12 @@ class Pipeline:
         from holdfast.pipeline.definition.loading import from_document
 
         return from_document(self._document, directory=directory).definition
+
+    def run(self, *, directory: str = ".", **options: Any) -> Summary:
+        """Run it in this process, to the end that its trigger means; options as those of `run_pipeline`."""
+        from holdfast.pipeline.engine.running import run_pipeline
+
+        return run_pipeline(self.definition(directory=directory), **options)
 
     def _step(self, kind: str, **settings: Any) -> Pipeline:
         return self._with(steps=[*self._document["steps"], {kind: settings}])

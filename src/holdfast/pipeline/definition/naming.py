@@ -21,7 +21,8 @@ from holdfast.pipeline.definition.model import (
     Step,
 )
 
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAME: Final = re.compile(r"(?=.{1,100}\Z)[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
+"""No two separators meet, so that names joined by two of them can be told apart again."""
 TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 DEAD_LETTER_NAME: Final = "dead-letter"
 """The name of the dead letter sink; no other may have it."""

@@ -101,8 +101,8 @@ def _names(definition: PipelineDefinition) -> Iterator[Finding]:
 
 def _bad_name(name: str) -> str:
     return (
-        f"{name!r} cannot be a name: it begins with a letter or digit and goes on with letters, digits, "
-        "'.', '_' and '-', 100 at most"
+        f"{name!r} cannot be a name: it is made of letters and digits, with single '.', '_' or '-' between them, "
+        "100 characters at most"
     )
 
 
@@ -367,7 +367,10 @@ class _Topic:
 
 
 def _topics_apart(definition: PipelineDefinition) -> Iterator[Finding]:
-    """What a pipeline writes must not be what it reads, nor dead letters stand among rows."""
+    """What a pipeline writes must not be what it reads, nor dead letters stand among rows.
+
+    A pattern leaves out what the pipeline itself writes, so it cannot do that.
+    """
     source = definition.source
     written = [
         _Topic(sink.topic, sink.bootstrap, ("sinks", index, "kafka", "topic"))
@@ -378,7 +381,7 @@ def _topics_apart(definition: PipelineDefinition) -> Iterator[Finding]:
     dead_path: Path = ("dead_letter", "topic") if definition.dead_letter else ("source",)
     dead_letter = _Topic(dead.topic, dead.bootstrap, dead_path)
     for each in (*written, dead_letter):
-        if each.bootstrap in (None, source.bootstrap) and _reads(source, each.topic):
+        if each.bootstrap in (None, source.bootstrap) and each.topic in source.topics:
             what = "dead letters go to" if each is dead_letter else "this writes to"
             yield Finding(
                 each.path, f"{what} {each.topic!r}, which is also read: the pipeline would feed itself"
@@ -386,15 +389,6 @@ def _topics_apart(definition: PipelineDefinition) -> Iterator[Finding]:
     for each in written:
         if each.bootstrap == dead_letter.bootstrap and each.topic == dead_letter.topic:
             yield Finding(each.path, f"{each.topic!r} is the dead letter topic; rows need one of their own")
-
-
-def _reads(source: Source, topic: str) -> bool:
-    if source.pattern and not is_reference(source.pattern):
-        try:
-            return re.fullmatch(source.pattern, topic) is not None
-        except re.error:
-            return False
-    return topic in source.topics
 
 
 def _references(definition: PipelineDefinition) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ Every key stands here once, with the shape of its value, what it is for, and the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final, get_args
 
@@ -59,7 +60,12 @@ def _make_fields(values: Mapping[str, str], path: Path, findings: Findings) -> t
 
 def _make_columns(values: Mapping[str, str], path: Path, findings: Findings) -> str:
     """Columns given as a mapping, in Spark's one-line form."""
-    return ", ".join(f"`{name}` {text.strip().removesuffix('?').strip()}" for name, text in values.items())
+    columns = {name: text.strip().removesuffix("?").strip() for name, text in values.items()}
+    return ", ".join(f"{_quoted(name)} {text}" for name, text in columns.items())
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) else f"`{name}`"
 
 
 def _make_expect(that: str, name: str = UNNAMED, otherwise: OnBreak = "quarantine") -> Expect:
@@ -94,7 +100,7 @@ class SchemaFile:
 
 
 SETTINGS: Final = MapOf(Text(loose=True))
-NAME_DOC: Final = "Letters, digits, '.', '_' and '-'; counted and reported under this name."
+NAME_DOC: Final = "Letters and digits, with '.', '_' or '-' between them; rows are counted under it."
 SQL: Final = Text("an SQL expression")
 
 DECODING: Final = Record(
