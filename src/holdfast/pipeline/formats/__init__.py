@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from holdfast.errors import ConfigError
 from holdfast.pipeline.definition.model import Decoding, Field
-from holdfast.pipeline.formats.base import Decoded, Decoder, FormatError, Undecodable
-from holdfast.pipeline.formats.types import Column, parse_type, same_name
+from holdfast.pipeline.formats.base import Decoded, Decoder, FormatError, Undecodable, check_names
+from holdfast.pipeline.formats.types import Column, parse_type
 
 __all__ = ["Decoded", "Decoder", "FormatError", "Undecodable", "compile_columns", "compile_decoder"]
 
@@ -24,19 +24,11 @@ def compile_columns(fields: Sequence[Field]) -> list[Column]:
     """The definition's fields with their types read; raises `FormatError` for what cannot be a column."""
     columns: list[Column] = []
     for field in fields:
-        if not field.name or field.name.startswith("_"):
-            raise FormatError(
-                f"field {field.name!r}: names are not empty and do not start with an underscore"
-            )
         try:
             columns.append(Column(field.name, parse_type(field.type), field.required))
         except ConfigError as wrong:
             raise FormatError(f"field {field.name!r}: {wrong}") from None
-    twice = same_name(columns)
-    if twice is not None:
-        raise FormatError(
-            f"field {twice!r} stands twice (Spark does not tell names apart by case): rename one"
-        )
+    check_names(columns)
     return columns
 
 
@@ -57,4 +49,12 @@ def compile_decoder(decoding: Decoding, *, prefix: str = "") -> Decoder:
         from holdfast.pipeline.formats.plain import Plain
 
         return Plain(decoding, prefix, columns)
+    if decoding.format == "avro":
+        from holdfast.pipeline.formats.avro import avro_decoder
+
+        return avro_decoder(decoding, prefix, columns)
+    if decoding.format == "protobuf":
+        from holdfast.pipeline.formats.protobuf import protobuf_decoder
+
+        return protobuf_decoder(decoding, prefix, columns)
     raise FormatError(f"format {decoding.format!r}: choose json, avro, protobuf, csv, text or bytes")

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.pipeline.definition.model import Decoding
-from holdfast.pipeline.formats.types import Column, spark_ddl
+from holdfast.pipeline.formats.types import Column, same_name, spark_ddl
 
 CONTENT_SHOWN_MAX: Final = 60
 """Characters of a record shown in an error: a name and a value together stay under 80."""
@@ -40,6 +40,18 @@ class FormatError(ConfigError):
 
 class Undecodable(HoldfastError):
     """One record that is not what the definition says; the text is the reason its dead letter carries."""
+
+
+def check_names(columns: Sequence[Column]) -> None:
+    """Raises `FormatError` for names that cannot stand side by side in one table."""
+    for each in columns:
+        if not each.name or each.name.startswith("_"):
+            raise FormatError(f"field {each.name!r}: names are not empty and do not start with an underscore")
+    twice = same_name(columns)
+    if twice is not None:
+        raise FormatError(
+            f"field {twice!r} stands twice (Spark does not tell names apart by case): rename one"
+        )
 
 
 class Decoder(ABC):
