@@ -11,7 +11,8 @@ forgotten, and no money appears or disappears.
     echo '{"id": "t-1", "from": "ann", "to": "bob", "cents": 250}' | holdfast produce --topic transfers
 
 An account that is not known begins with 1,000.00. A transfer that would overdraw one is recorded as refused: that is an
-answer, not an error. Ctrl-C ends it.
+answer, not an error. A transfer that was *sent* twice is two transfers: send with `delivery="exactly-once"`, or make
+the id unique. Ctrl-C ends it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,184 @@
+"""The guides hold: every program in them runs, every command in them and in the examples exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from holdfast.testing.apache import die_with_parent
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.kafka_fixtures import unavailable
+from holdfast.testing.postgres import NoPostgres, PostgresServer
+from holdfast.testing.schema_registry import SchemaRegistry
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = (
+    "send-without-losing",
+    "process-without-losing",
+    "exactly-once-into-postgresql",
+    "processors-and-state",
+)
+GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in CLIENTS]
+TOPICS = ("orders", "payments", "by-customer", "order-counts", "avro-orders")
+FILLED = ("orders", "payments")
+WAIT_SECONDS_MAX = 100.0
+LOOK_SECONDS = 0.2
+
+
+def programs(guide: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", guide.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def fill(bootstrap_servers: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    for future in admin.create_topics([NewTopic(each, 3, 1) for each in TOPICS]).values():
+        future.result(60)
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for topic in FILLED:
+        for number in range(30):
+            order = {"id": number, "customer": f"customer-{number % 5}"}
+            producer.produce(topic, json.dumps(order), str(number))
+    assert producer.flush(60) == 0
+
+
+def has_caught_up(bootstrap_servers: str, group: str, topics: list[str]) -> bool:
+    """Whether nothing is left to read behind the positions of a group."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    try:
+        places = consumer.committed(
+            [TopicPartition(each, number) for each in topics for number in range(3)], 60
+        )
+        consumer.assign([TopicPartition(each.topic, each.partition, max(each.offset, 0)) for each in places])
+        for _ in places:
+            message: Any = consumer.poll(60)
+            if message.error() is None:
+                return False
+            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+        return True
+    finally:
+        consumer.close()
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A PostgreSQL for the guide that needs one."""
+    try:
+        server = PostgresServer()
+    except NoPostgres as missing:
+        unavailable(str(missing))
+    with server:
+        migrate(server.url)
+        yield server.url
+
+
+def migrate(url: str, directory: Path | None = None) -> None:
+    command = [sys.executable, "-m", "holdfast.cli", "sink", "migrate", "--database", url]
+    subprocess.run(command, check=True, timeout=60, cwd=directory, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.holdfast(settings={"group.initial.rebalance.delay.ms": "0"})
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda each: each.stem)
+def test_every_program_of_a_guide_runs(
+    guide: Path,
+    holdfast_broker: BrokerProcess,
+    holdfast_schema_registry: SchemaRegistry,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    addresses = {
+        "localhost:9092": holdfast_broker.bootstrap_servers,
+        "http://localhost:8081": holdfast_schema_registry.url,
+    }
+    if "postgresql://app@localhost/shop" in guide.read_text():
+        addresses["postgresql://app@localhost/shop"] = request.getfixturevalue("database")
+        migrate("shop.sqlite", tmp_path)
+    fill(holdfast_broker.bootstrap_servers)
+    found = programs(guide)
+    assert found
+    for text in found:
+        for written, real in addresses.items():
+            text = text.replace(written, real)
+        run(text, holdfast_broker, tmp_path)
+
+
+def run(text: str, broker: BrokerProcess, directory: Path) -> None:
+    """To its end; a program that has none is interrupted when there is nothing left to do for its group."""
+    errors = directory / "errors.txt"
+    with errors.open("w") as log:
+        program = subprocess.Popen(
+            [sys.executable, "-c", text],
+            cwd=directory,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            preexec_fn=die_with_parent(),
+        )
+    try:
+        groups = re.findall(r'group="([^"]+)"', text)
+        topics = re.findall(r'(?:topics=\[|@app.handler\()"([^"]+)"', text)
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while program.poll() is None and groups:
+            assert time.monotonic() < deadline, f"{text}\n{errors.read_text()}"
+            if all(has_caught_up(broker.bootstrap_servers, group, topics) for group in groups):
+                program.send_signal(signal.SIGINT)
+                break
+            time.sleep(LOOK_SECONDS)
+        assert program.wait(WAIT_SECONDS_MAX) == 0, f"{text}\n{errors.read_text()}"
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_every_guide_ends_with_what_it_does_not_protect_against() -> None:
+    for guide in GUIDES:
+        headings = re.findall(r"^## (.*)$", guide.read_text(), re.MULTILINE)
+        assert headings[-1] == "What it does not protect against", guide.name
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Commands with their flags."""
+    for line in re.findall(r"(?<![\w/])holdfast ((?:[a-z-]+ ?)+(?:[^`#\n|]*))", text):
+        words = line.split()
+        name = " ".join(
+            words[: next((i for i, word in enumerate(words) if not re.fullmatch("[a-z-]+", word)), None)]
+        )
+        yield name, [word.partition("=")[0] for word in words if word.startswith("--")]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*GUIDES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "examples" / "README.md"],
+    ids=lambda each: each.name,
+)
+def test_every_command_in_guides_and_examples_exists(page: Path) -> None:
+    reference = (ROOT / "docs" / "CLI.md").read_text()
+    pattern = re.compile(r"^## holdfast ([a-z -]+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+    sections: dict[str, str] = dict(pattern.findall(reference))
+    common = reference.partition("## Common flags")[2].partition("\n## ")[0]
+    for name, flags in commands(page.read_text()):
+        known = [each for each in sections if name == each or name.startswith(f"{each} ")]
+        if not flags and not known:
+            continue  # a sentence about holdfast
+        assert known, f"{page.name}: holdfast {name}"
+        for flag in flags:
+            assert f"`{flag}`" in sections[max(known, key=len)] + common, (
+                f"{page.name}: holdfast {name} {flag}"
+            )
