@@ -24,6 +24,9 @@ BESIDE_APACHE_KAFKA = (
 )
 """These share one JVM and what it takes seconds to prepare, so one worker runs them all."""
 
+BESIDE_THREE_BROKERS = "tests/client/risks/test_replicated.py"
+"""These go through one outage of a cluster."""
+
 BESIDE_SPARK = ("tests/pipeline/",)
 WITHOUT_SPARK = ("tests/pipeline/definition/", "tests/pipeline/formats/")
 """The same for tests of the pipeline and their one Spark session, but for those that need none."""
@@ -68,6 +71,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     def group(nodeid: str) -> Any:
         if nodeid.startswith(BESIDE_APACHE_KAFKA):
             return XDIST_GROUP
+        if nodeid.startswith(BESIDE_THREE_BROKERS):
+            return BESIDE_THREE_BROKERS
         if nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK):
             return "spark"
         return own_group(nodeid)

@@ -1,0 +1,187 @@
+"""Three Apache Kafka brokers on loopback, for what one broker cannot show: a leader that dies, followers that lag.
+
+Node 1 is broker and controller, nodes 2 and 3 are brokers. Each is a process that can be frozen, thawed and killed:
+
+    with ApacheCluster() as cluster:
+        cluster.create_topic("orders", leader=2)
+        cluster.freeze(1, 3)
+        ...
+        cluster.kill(2)
+        cluster.thaw(1, 3)
+
+While node 1 is frozen nobody is elected: what happens in between is not a race with the controller. Kill nodes 2 and 3
+only: with node 1 the controller would go.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from holdfast.testing.apache import START_TIMEOUT_S, ApacheKafka
+from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
+
+NODES: Final = (1, 2, 3)
+HEAP_OPTIONS: Final = ("-Xmx256M", "-Xms96M")
+JVM_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UseG1GC")
+PROPERTIES: Final[Mapping[str, str]] = {
+    # A dead broker is missed after this; a machine that is busy for as long would lose living ones.
+    "broker.session.timeout.ms": "6000",
+    "broker.heartbeat.interval.ms": "500",
+    # Followers that are frozen for a moment stay in sync, and so may be elected.
+    "replica.lag.time.max.ms": "120000",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.num.partitions": "1",
+    "num.network.threads": "2",
+    "num.io.threads": "2",
+    "background.threads": "2",
+    "log.cleaner.enable": "false",
+}
+
+
+class _Broker(ApacheKafka):
+    """A broker without a controller of its own, in the cluster of another node."""
+
+    def __init__(self, node: int, controller: ApacheKafka, cluster_id: str, directory: Path) -> None:
+        super().__init__(directory=directory, heap_options=HEAP_OPTIONS, jvm_options=JVM_OPTIONS)
+        self._node = node
+        self._controller = controller
+        self._cluster_id = cluster_id
+
+    def prepare(self) -> None:
+        """As the storage tool formats a broker, without a JVM for it."""
+        if self.port == 0:
+            self._choose_ports()
+        self._write_properties()
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        (self.data_dir / "meta.properties").write_text(
+            f"version=1\ncluster.id={self._cluster_id}\nnode.id={self._node}\ndirectory.id={_new_id()}\n",
+            encoding="ascii",
+        )
+
+    def _write_properties(self) -> None:
+        controller = self._controller
+        listener = f"PLAINTEXT://{self.host}:{self.port}"
+        self.properties = {
+            **PROPERTIES,
+            "process.roles": "broker",
+            "node.id": str(self._node),
+            "controller.quorum.bootstrap.servers": f"{controller.host}:{controller.controller_port}",
+            "listeners": listener,
+            "advertised.listeners": listener,
+        }
+        super()._write_properties()
+
+
+class ApacheCluster:
+    """Replication factor 3 is possible, and min.insync.replicas 2 means something."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="kafka-cluster-"))
+        self._first = ApacheKafka(
+            PROPERTIES,
+            directory=self.directory / "1",
+            heap_options=HEAP_OPTIONS,
+            jvm_options=JVM_OPTIONS,
+        )
+        self._nodes: dict[int, ApacheKafka] = {1: self._first}
+        self._admin: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(node.bootstrap_servers for node in self._nodes.values())
+
+    def start(self) -> None:
+        """Start all nodes at the same time, and wait until each knows of the others."""
+        self._first.prepare()
+        meta = (self._first.data_dir / "meta.properties").read_text(encoding="ascii")
+        cluster_id = next(
+            line.partition("=")[2] for line in meta.splitlines() if line.startswith("cluster.id=")
+        )
+        for number in NODES[1:]:
+            broker = _Broker(number, self._first, cluster_id, self.directory / str(number))
+            self._nodes[number] = broker
+            broker.prepare()
+        for node in self._nodes.values():
+            node.launch()
+        for node in self._nodes.values():
+            node.wait_until_ready()
+        self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, **QUIET})
+        wait_until(
+            lambda: len(self._admin.list_topics(timeout=WAIT_SECONDS).brokers) == len(NODES),
+            "all brokers are known",
+            START_TIMEOUT_S,
+        )
+
+    def close(self) -> None:
+        for node in self._nodes.values():
+            node.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # Breaking things
+
+    def freeze(self, *nodes: int) -> None:
+        """Nodes that do nothing any more, and hold on to their connections."""
+        for number in nodes:
+            os.kill(self._nodes[number].pid, signal.SIGSTOP)
+
+    def thaw(self, *nodes: int) -> None:
+        for number in nodes:
+            os.kill(self._nodes[number].pid, signal.SIGCONT)
+
+    def kill(self, node: int) -> None:
+        """As if its machine had gone."""
+        self._nodes[node].kill()
+
+    # Looking
+
+    def engine(self) -> Engine:
+        return Engine("a cluster of Apache Kafka", self.bootstrap_servers)
+
+    def create_topic(self, name: str, *, leader: int) -> str:
+        """A topic of one partition on all nodes, two of which must have a message before acks=all confirms it."""
+        replicas = [leader, *(number for number in NODES if number != leader)]
+        topic = NewTopic(name, 1, replica_assignment=[replicas], config={"min.insync.replicas": "2"})
+        self._admin.create_topics([topic])[name].result(WAIT_SECONDS)
+        wait_until(lambda: self._in_sync(name) == set(NODES), f"all nodes have {name}")
+        return name
+
+    def leader(self, topic: str) -> int:
+        """The leader of a topic; −1 when it has none."""
+        found = self._admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions
+        return int(found[0].leader) if 0 in found else -1
+
+    def _in_sync(self, topic: str) -> set[int]:
+        found = self._admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions
+        return set(found[0].isrs) if 0 in found else set()
+
+
+def _new_id() -> str:
+    """As Kafka writes its ids; a leading dash would be taken for an option somewhere."""
+    return "h" + urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")[1:]
