@@ -7,9 +7,10 @@ from holdfast.pipeline.definition.model import (
     KafkaSink,
     ParquetSink,
     PipelineDefinition,
+    PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.sinks.base import Sink
+from holdfast.pipeline.sinks.base import Sink, SinkError
 from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
@@ -22,7 +23,19 @@ def build_sink(definition: PipelineDefinition, sink: SinkDefinition) -> Sink:
             return ParquetSinkWriter(sink, definition.name, definition.directory)
         case KafkaSink():
             return KafkaSinkWriter(sink, definition.name)
+        case PostgresSink():
+            return _postgres(definition, sink)
     raise TypeError(f"no sink is made from {sink!r}")
+
+
+def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> Sink:
+    try:
+        from holdfast.pipeline.sinks.postgres import PostgresSinkWriter
+    except ImportError as error:
+        raise SinkError(
+            f"sink {sink.name!r} needs PostgreSQL's client: pip install 'holdfast[postgres]' ({error})"
+        ) from error
+    return PostgresSinkWriter(sink, definition.name)
 
 
 def build_dead_letter(definition: PipelineDefinition) -> Sink:

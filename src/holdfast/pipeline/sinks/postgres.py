@@ -1,0 +1,463 @@
+"""The PostgreSQL sink: tasks copy into a staging table, one transaction merges it and moves the ledger.
+
+Each task copies its rows, tagged with the attempt it is, into an unlogged table of this attempt at this batch, and
+reports how many. The driver's transaction
+
+1. adds the entry to `holdfast_ledger`, whose primary key (pipeline, sink, number) lets one of two copies through and
+   holds the other until the first is done;
+2. counts the staged rows of every attempt and gives up unless each has exactly what it reported: a server that crashed
+   has emptied unlogged tables;
+3. makes or widens the table, merges the reported attempts and no others, and drops the staging table.
+
+`append` adds rows. `upsert` keeps the last row of each key by topic, partition and offset, never lets an older offset
+of a partition overwrite a newer one, and deletes keys whose last row `delete_when` is true for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import errors, sql
+from psycopg.types.json import Jsonb
+
+from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.sinks.base import (
+    LINEAGE,
+    Batch,
+    Prepared,
+    Problem,
+    SchemaChanged,
+    SinkContext,
+    SinkError,
+    SinkFenced,
+)
+from holdfast.pipeline.sinks.columns import check_columns, fitting_schema, quoted, stored_schema
+from holdfast.pipeline.sinks.lineage import digest_of_lineage
+from holdfast.pipeline.sinks.postgres_sql import (
+    DELETE,
+    LINEAGE_COLUMNS,
+    Target,
+    create_ledger,
+    ledger,
+    stage_name,
+    stage_prefix,
+)
+from holdfast.pipeline.sinks.postgres_types import as_csv, is_fitting, postgres_type, travelling
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+REPORT = "attempt long, rows long, digest string"
+CONNECT_SECONDS = 10
+MERGE_MEMORY = "64MB"
+"""For sorting a batch by key: one transaction at a time has it."""
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class PreparedTable:
+    """Rows in a staging table."""
+
+    def __init__(
+        self,
+        sink: PostgresSinkWriter,
+        target: Target | None,
+        stage: str,
+        schema: StructType | None,
+        attempts: dict[int, int],
+        digest: int,
+    ) -> None:
+        self.rows = sum(attempts.values())
+        self.digest: int | None = digest
+        self.target = target
+        """None for a batch that has nothing to write by its range."""
+        self.stage = stage
+        self.schema = schema
+        self.attempts = attempts
+        self._sink = sink
+
+    def commit(self, entry: Entry) -> None:
+        self._sink.merge(self, entry)
+
+    def discard(self) -> None:
+        if self.target is not None:
+            self._sink.drop(self.target, self.stage)
+
+
+class PostgresSinkWriter:
+    """The sink to the engine."""
+
+    def __init__(self, definition: PostgresSink, pipeline: str) -> None:
+        self.name = definition.name
+        self._definition = definition
+        self._pipeline = pipeline
+        self._connection: Connection | None = None
+
+    # Definition
+
+    def check(self, rows: StructType) -> list[Problem]:
+        stored = {field.name: field.dataType for field in stored_schema(rows).fields}
+        problems = check_columns(rows)
+        for name, kind in stored.items():
+            if postgres_type(kind) is None:
+                problems.append(
+                    Problem("", f"column {name!r} is {kind.simpleString()}, which PostgreSQL has no type for")
+                )
+        key, mode = self._definition.key, self._definition.mode
+        if mode == "upsert" and not key:
+            problems.append(Problem("key", "upsert needs the columns that make a row one of its own"))
+        if mode == "append" and key:
+            problems.append(Problem("key", "append keeps every row; a key is for `mode: upsert`"))
+        problems += [Problem("key", f"there is no column {name!r}") for name in key if name not in stored]
+        if mode == "upsert" and key and set(stored) - {LINEAGE} <= set(key):
+            problems.append(
+                Problem("key", "it names every column; rows that have nothing else need no upsert")
+            )
+        return problems + self._check_deletes(rows)
+
+    def _check_deletes(self, rows: StructType) -> list[Problem]:
+        from pyspark.errors import AnalysisException, ParseException
+        from pyspark.sql import SparkSession
+
+        text = self._definition.delete_when
+        if text is None:
+            return []
+        if self._definition.mode != "upsert":
+            return [Problem("delete_when", "only `mode: upsert` deletes")]
+        spark = SparkSession.getActiveSession()
+        if spark is None:
+            return []
+        try:
+            kind = spark.createDataFrame([], rows).selectExpr(f"({text}) AS it").schema[0].dataType
+        except (AnalysisException, ParseException) as error:
+            return [Problem("delete_when", str(error).splitlines()[0])]
+        if kind.simpleString() != "boolean":
+            return [Problem("delete_when", f"it gives {kind.simpleString()}, and has to be true or false")]
+        return []
+
+    # Life
+
+    def open(self, context: SinkContext, spark: SparkSession | None) -> None:
+        self._connection = self._connect()
+        if spark is None:
+            return
+        with self._explained() as connection:
+            if self._oid(connection, "holdfast_ledger") is None:
+                with contextlib.suppress(errors.UniqueViolation, errors.DuplicateTable):  # made meanwhile
+                    connection.execute(create_ledger(self._definition.schema_name))
+            # Of earlier attempts: whoever made them is gone, or is fenced at its next merge.
+            found = connection.execute(
+                "SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)",
+                (self._definition.schema_name, stage_prefix(self._pipeline, self.name)),
+            ).fetchall()
+            for (table,) in found:
+                name = sql.Identifier(self._definition.schema_name, table)
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(name))
+
+    def _connect(self) -> Connection:
+        try:
+            return psycopg.connect(
+                self._definition.url,
+                autocommit=True,
+                connect_timeout=CONNECT_SECONDS,
+                application_name=f"holdfast {self._pipeline}",
+            )
+        except psycopg.Error as error:
+            raise SinkError(
+                f"sink {self.name!r}: PostgreSQL cannot be reached: {str(error).strip()}"
+            ) from error
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[Connection]:
+        """A connection that works, and what the server refuses in words."""
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        try:
+            yield self._connection
+        except errors.InsufficientPrivilege as error:
+            raise SinkError(
+                f"sink {self.name!r}: {_first(error)}; nothing was committed. The pipeline's user needs the right to "
+                f"use and create tables in the schema {self._definition.schema_name!r}"
+            ) from error
+        except errors.DiskFull as error:
+            raise SinkError(
+                f"sink {self.name!r}: PostgreSQL's disk is full; nothing was committed"
+            ) from error
+        except psycopg.Error as error:
+            raise SinkError(f"sink {self.name!r}: {_first(error)}") from error
+
+    def last_entry(self) -> Entry | None:
+        with self._explained() as connection:
+            document = self._newest(connection, "entry")
+        return None if document is None else Entry.from_json(document)
+
+    def unfinished(self) -> Entry | None:
+        return None
+
+    def _newest(self, connection: Connection, column: str) -> Any:
+        if self._oid(connection, "holdfast_ledger") is None:
+            return None
+        found = connection.execute(
+            sql.SQL(
+                "SELECT {0} FROM {1} WHERE pipeline = %s AND sink = %s AND {0} IS NOT NULL "
+                "ORDER BY number DESC LIMIT 1"
+            ).format(sql.Identifier(column), ledger(self._definition.schema_name)),
+            (self._pipeline, self.name),
+        ).fetchone()
+        return None if found is None else found[0]
+
+    def forget(self) -> None:
+        with self._explained() as connection:
+            if self._oid(connection, "holdfast_ledger") is not None:
+                connection.execute(
+                    sql.SQL("DELETE FROM {} WHERE pipeline = %s AND sink = %s").format(
+                        ledger(self._definition.schema_name)
+                    ),
+                    (self._pipeline, self.name),
+                )
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def drop(self, target: Target, stage: str) -> None:
+        """Take back what was staged; where the server is gone, the next `open` does."""
+        with contextlib.suppress(SinkError), self._explained() as connection:
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(target.stage(stage)))
+
+    # Batches
+
+    def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
+        from pyspark.sql.types import StructType
+
+        with self._explained() as connection:
+            known = self._newest(connection, "columns")
+            held = None if known is None else StructType.fromJson(known)
+            if not batch.range:
+                return PreparedTable(self, None, "", held, {}, 0)
+            schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
+            target = self._target(connection, schema, is_known=held is not None)
+            stage = stage_name(self._pipeline, self.name, batch.label)
+            connection.execute(target.create_stage(stage))
+        reports = self._copy(rows, schema, target, stage)
+        attempts = {row["attempt"]: row["rows"] for row in reports}
+        digest = sum(int(row["digest"]) for row in reports) & MASK
+        return PreparedTable(self, target, stage, schema, attempts, digest)
+
+    def _target(self, connection: Connection, schema: StructType, *, is_known: bool) -> Target:
+        """The table with its columns as they are, or will be."""
+        there = self._columns(connection)
+        if there is None and is_known:
+            raise SinkError(
+                f"sink {self.name!r}: the table {self._table} is gone, and the ledger says that it has rows. Bring it "
+                "back, or start over with `holdfast pipeline reset`"
+            )
+        columns = dict(LINEAGE_COLUMNS)
+        for field in schema.fields:
+            if field.name != LINEAGE:
+                kind = postgres_type(field.dataType)
+                if kind is None:
+                    raise SinkError(
+                        f"sink {self.name!r}: column {field.name!r} is {field.dataType.simpleString()}, which "
+                        "PostgreSQL has no type for"
+                    )
+                columns[field.name] = kind
+        for name, kind in columns.items():
+            held = None if there is None else there.get(name)
+            if held is not None and not is_fitting(held, kind):
+                raise SchemaChanged(
+                    f"sink {self.name!r}: column {name!r} of {self._table} is {held}, and the rows bring {kind}; cast "
+                    "it in a step, or give it another name"
+                )
+            columns[name] = held or kind
+        missing = [name for name in columns if there is not None and name not in there]
+        if missing and self._definition.schema == "fail":
+            raise SchemaChanged(
+                f"sink {self.name!r}: {self._table} lacks the columns {', '.join(map(repr, missing))}. Allow them to "
+                "be added with `schema: add-columns`, or add them"
+            )
+        definition = self._definition
+        key = definition.key if definition.mode == "upsert" else ()
+        has_deletes = bool(key) and definition.delete_when is not None
+        return Target(definition.schema_name, definition.table, columns, key, has_deletes)
+
+    @property
+    def _table(self) -> str:
+        return f"{self._definition.schema_name}.{self._definition.table}"
+
+    def _oid(self, connection: Connection, table: str) -> int | None:
+        found = connection.execute(
+            "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
+            (self._definition.schema_name, table),
+        ).fetchone()
+        return None if found is None else int(found[0])
+
+    def _columns(self, connection: Connection) -> dict[str, str] | None:
+        """Types by column, as PostgreSQL prints them; None when there is no table."""
+        oid = self._oid(connection, self._definition.table)
+        if oid is None:
+            return None
+        found = connection.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped",
+            (oid,),
+        ).fetchall()
+        return {str(name): str(kind) for name, kind in found}
+
+    def _copy(self, rows: DataFrame, schema: StructType, target: Target, stage: str) -> list[Any]:
+        from pyspark.sql import functions
+
+        url = self._definition.url
+        present = set(rows.columns)
+        columns = [functions.col(LINEAGE)]
+        for name in target.columns:
+            if name in LINEAGE_COLUMNS:
+                columns.append(functions.col(f"{LINEAGE}.{name.removeprefix('_hf_')}").alias(name))
+                continue
+            kind = schema[name].dataType
+            value = quoted(name) if name in present else functions.lit(None).cast(kind)
+            columns.append(travelling(value, kind).alias(name))
+        if target.has_deletes:
+            condition = functions.expr(self._definition.delete_when or "false")
+            columns.append(functions.coalesce(condition, functions.lit(False)).alias(DELETE))
+
+        with self._explained() as connection:
+            statement = target.copy(stage).as_string(connection)
+
+        def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return copy_task(batches, url, statement)
+
+        return rows.select(*columns).mapInArrow(task, REPORT).collect()
+
+    def merge(self, prepared: PreparedTable, entry: Entry) -> None:
+        """Everything becomes visible in one transaction, or nothing does."""
+        try:
+            with self._explained() as connection, connection.transaction():
+                self._advance(connection, prepared, entry)
+                if prepared.target is not None:
+                    self._verify(connection, prepared, prepared.target)
+                    self._change(connection, prepared, prepared.target)
+        except SinkError as error:
+            cause = error.__cause__
+            if isinstance(cause, errors.UniqueViolation) and cause.diag.table_name == "holdfast_ledger":
+                raise self._fenced(entry) from cause
+            if isinstance(cause, psycopg.OperationalError):
+                raise SinkError(
+                    f"{error}. If the connection broke, whether the batch was committed is not known; run again: the "
+                    "ledger tells"
+                ) from cause
+            raise
+
+    def _advance(self, connection: Connection, prepared: PreparedTable, entry: Entry) -> None:
+        table = ledger(self._definition.schema_name)
+        columns = None if prepared.schema is None else Jsonb(json.loads(prepared.schema.json()))
+        connection.execute(
+            sql.SQL(
+                "INSERT INTO {} (pipeline, sink, number, entry, columns) VALUES (%s, %s, %s, %s, %s)"
+            ).format(table),
+            (self._pipeline, self.name, entry.number, Jsonb(entry.as_json()), columns),
+        )
+        found = connection.execute(
+            sql.SQL("SELECT max(number) FROM {} WHERE pipeline = %s AND sink = %s AND number <> %s").format(
+                table
+            ),
+            (self._pipeline, self.name, entry.number),
+        ).fetchone()
+        before = -1 if found is None or found[0] is None else int(found[0])
+        if before != entry.number - 1:
+            raise self._fenced(entry)
+
+    def _fenced(self, entry: Entry) -> SinkFenced:
+        return SinkFenced(
+            f"sink {self.name!r}: entry {entry.number} does not follow the ledger in {self._table}; another copy of "
+            "the pipeline writes there. This copy has written nothing"
+        )
+
+    def _verify(self, connection: Connection, prepared: PreparedTable, target: Target) -> None:
+        try:
+            counted = connection.execute(target.count(prepared.stage)).fetchall()
+        except errors.UndefinedTable as error:
+            raise SinkError(
+                f"sink {self.name!r}: the staging table of this batch is gone: another copy of the pipeline has "
+                "started. Nothing was committed"
+            ) from error
+        found: dict[int, int] = dict(counted)
+        for attempt, rows in prepared.attempts.items():
+            if found.get(attempt, 0) != rows:
+                raise SinkError(
+                    f"sink {self.name!r}: {rows} rows were staged and {found.get(attempt, 0)} are there: the server "
+                    "was restarted in between. Nothing was committed; run again"
+                )
+
+    def _change(self, connection: Connection, prepared: PreparedTable, target: Target) -> None:
+        there = self._columns(connection)
+        if there is None:
+            connection.execute(target.create())
+        else:
+            missing = [name for name in target.columns if name not in there]
+            if missing:
+                connection.execute(target.add(missing))
+        connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(MERGE_MEMORY))
+        statement = target.upsert(prepared.stage) if target.key else target.append(prepared.stage)
+        try:
+            connection.execute(statement, {"attempts": list(prepared.attempts)})
+        except errors.InvalidColumnReference as error:
+            raise SinkError(
+                f"sink {self.name!r}: {self._table} has no primary key or unique constraint on "
+                f"({', '.join(target.key)}), which upsert needs. Nothing was committed; add one"
+            ) from error
+        connection.execute(sql.SQL("DROP TABLE {}").format(target.stage(prepared.stage)))
+
+
+def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
+    """What one task does: copies its rows in a transaction of its own, then reports them."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    attempt = 0 if context is None else context.taskAttemptId()
+    rows, digest = 0, 0
+    connection: Connection | None = None
+    try:
+        with contextlib.ExitStack() as stack:
+            copy: Any = None
+            for batch in batches:
+                if batch.num_rows == 0:
+                    continue
+                if connection is None:
+                    connection = psycopg.connect(url, connect_timeout=CONNECT_SECONDS)
+                    connection.execute(
+                        "SET synchronous_commit = off"
+                    )  # an unlogged table has nothing to wait for
+                    copy = stack.enter_context(connection.cursor().copy(statement.encode()))
+                tag = pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows)
+                values = batch.select(batch.schema.names[1:])
+                copy.write(as_csv(values.add_column(0, "attempt", tag)))
+                rows += batch.num_rows
+                digest += digest_of_lineage(batch.column(0))
+        if connection is not None:
+            connection.commit()
+    finally:
+        if connection is not None:
+            connection.close()
+    yield pa.record_batch(
+        {
+            "attempt": pa.array([attempt], pa.int64()),
+            "rows": pa.array([rows], pa.int64()),
+            "digest": pa.array([str(digest & MASK)], pa.string()),
+        }
+    )
+
+
+def _first(error: psycopg.Error) -> str:
+    """What the server said, without its context."""
+    return error.diag.message_primary or str(error).strip().split("\n")[0]

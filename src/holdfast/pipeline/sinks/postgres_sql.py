@@ -1,0 +1,152 @@
+"""The statements of the PostgreSQL sink, composed; nothing here talks to a server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+
+LEDGER = "holdfast_ledger"
+LINEAGE_COLUMNS: Mapping[str, str] = {
+    "_hf_topic": "text",
+    "_hf_partition": "integer",
+    "_hf_offset": "bigint",
+    "_hf_index": "integer",
+}
+ATTEMPT = "_hf_attempt"
+DELETE = "_hf_delete"
+STAGE_PREFIX = "holdfast_stage"
+
+
+def stage_prefix(pipeline: str, sink: str) -> str:
+    return f"{STAGE_PREFIX}_{_short(f'{pipeline}/{sink}')}_"
+
+
+def stage_name(pipeline: str, sink: str, label: str) -> str:
+    """A name of one attempt at one batch, within the 63 bytes of an identifier."""
+    return stage_prefix(pipeline, sink) + _short(label)
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def names(columns: Sequence[str], prefix: str | None = None) -> sql.Composed:
+    parts = [sql.Identifier(name) if prefix is None else sql.Identifier(prefix, name) for name in columns]
+    return sql.SQL(", ").join(parts)
+
+
+def typed(columns: Mapping[str, str]) -> sql.Composed:
+    """`"name" type, …`; types come from PostgreSQL itself or from our own table of them."""
+    return sql.SQL(", ").join(sql.Identifier(name) + sql.SQL(" " + kind) for name, kind in columns.items())
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table, the columns it is given and what makes a row one of its own."""
+
+    schema: str
+    table: str
+    columns: Mapping[str, str]
+    """Types by name, lineage included."""
+    key: tuple[str, ...] = ()
+    has_deletes: bool = False
+
+    @property
+    def name(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.table)
+
+    def create(self) -> sql.Composed:
+        parts = typed(self.columns)
+        if self.key:
+            parts = sql.SQL("{}, PRIMARY KEY ({})").format(parts, names(self.key))
+        return sql.SQL("CREATE TABLE {} ({})").format(self.name, parts)
+
+    def add(self, columns: Sequence[str]) -> sql.Composed:
+        added = sql.SQL(", ").join(
+            sql.SQL("ADD COLUMN ") + typed({name: self.columns[name]}) for name in columns
+        )
+        return sql.SQL("ALTER TABLE {} {}").format(self.name, added)
+
+    def stage(self, name: str) -> sql.Identifier:
+        return sql.Identifier(self.schema, name)
+
+    def create_stage(self, name: str) -> sql.Composed:
+        columns = {ATTEMPT: "bigint", **self.columns}
+        if self.has_deletes:
+            columns[DELETE] = "boolean"
+        return sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(self.stage(name), typed(columns))
+
+    def copy(self, name: str) -> sql.Composed:
+        columns = [ATTEMPT, *self.columns, *([DELETE] if self.has_deletes else [])]
+        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(self.stage(name), names(columns))
+
+    def count(self, name: str) -> sql.Composed:
+        return sql.SQL("SELECT {}, count(*) FROM {} GROUP BY 1").format(
+            sql.Identifier(ATTEMPT), self.stage(name)
+        )
+
+    def append(self, name: str) -> sql.Composed:
+        columns = list(self.columns)
+        return sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} WHERE {} = ANY(%(attempts)s)").format(
+            self.name, names(columns), names(columns), self.stage(name), sql.Identifier(ATTEMPT)
+        )
+
+    def upsert(self, name: str) -> sql.Composed:
+        """The last row of each key, unless the table has a newer one of the same partition."""
+        columns = list(self.columns)
+        last = sql.SQL(
+            "last AS MATERIALIZED (SELECT DISTINCT ON ({key}) * FROM {stage} WHERE {attempt} = ANY(%(attempts)s) "
+            "ORDER BY {key}, _hf_topic DESC, _hf_partition DESC, _hf_offset DESC, _hf_index DESC)"
+        ).format(key=names(self.key), stage=self.stage(name), attempt=sql.Identifier(ATTEMPT))
+        steps: list[sql.Composable] = [last]
+        only: sql.Composable = sql.SQL("")
+        if self.has_deletes:
+            same = sql.SQL(" AND ").join(
+                sql.SQL("held.{0} = last.{0}").format(sql.Identifier(column)) for column in self.key
+            )
+            steps.append(
+                sql.SQL("gone AS (DELETE FROM {} AS held USING last WHERE last.{} AND {} AND {})").format(
+                    self.name, sql.Identifier(DELETE), same, _not_older("last")
+                )
+            )
+            only = sql.SQL(" WHERE NOT {}").format(sql.Identifier(DELETE))
+        changes = sql.SQL(", ").join(
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(column))
+            for column in columns
+            if column not in self.key
+        )
+        return sql.SQL(
+            "WITH {} INSERT INTO {} AS held ({}) SELECT {} FROM last{} ON CONFLICT ({}) DO UPDATE SET {} WHERE {}"
+        ).format(
+            sql.SQL(", ").join(steps),
+            self.name,
+            names(columns),
+            names(columns),
+            only,
+            names(self.key),
+            changes,
+            _not_older("excluded"),
+        )
+
+
+def _not_older(new: str) -> sql.SQL:
+    """The row in the table is not from this place or a later one of the same partition."""
+    return sql.SQL(
+        f"(held._hf_topic = {new}._hf_topic AND held._hf_partition = {new}._hf_partition "
+        f"AND (held._hf_offset, held._hf_index) >= ({new}._hf_offset, {new}._hf_index)) IS NOT TRUE"
+    )
+
+
+def create_ledger(schema: str) -> sql.Composed:
+    return sql.SQL(
+        "CREATE TABLE IF NOT EXISTS {} (pipeline text NOT NULL, sink text NOT NULL, number bigint NOT NULL, "
+        "entry jsonb NOT NULL, columns jsonb, written timestamptz NOT NULL DEFAULT now(), "
+        "PRIMARY KEY (pipeline, sink, number))"
+    ).format(ledger(schema))
+
+
+def ledger(schema: str) -> sql.Identifier:
+    return sql.Identifier(schema, LEDGER)

@@ -1,0 +1,96 @@
+"""Spark's types in PostgreSQL, and the text in which their values travel.
+
+Rows are copied as CSV, which Arrow writes without a Python object per value; every PostgreSQL type reads its own text,
+so a table that was made by hand may use narrower or other types of the same family (`uuid` or `varchar(20)` for a
+string) and checks the values itself. What is nested becomes `jsonb`.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.csv
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import DataType
+
+_PLAIN = {
+    "boolean": "boolean",
+    "tinyint": "smallint",
+    "smallint": "smallint",
+    "int": "integer",
+    "bigint": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "string": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamp with time zone",
+    "timestamp_ntz": "timestamp without time zone",
+}
+_NESTED = ("array", "map", "struct")
+_WHOLE = ("smallint", "integer", "bigint", "numeric", "oid")
+_FLOATING = ("real", "double precision", "numeric")
+_TIMES = ("timestamp with time zone", "timestamp without time zone")
+_FAMILIES = {
+    "boolean": ("boolean",),
+    "smallint": _WHOLE,
+    "integer": _WHOLE,
+    "bigint": _WHOLE,
+    "real": _FLOATING,
+    "double precision": _FLOATING,
+    "numeric": (*_FLOATING, *_WHOLE),
+    "bytea": ("bytea",),
+    "date": ("date", *_TIMES),
+    "timestamp with time zone": _TIMES,
+    "timestamp without time zone": _TIMES,
+    "jsonb": ("jsonb", "json", "text"),
+}
+_NOT_TEXT = {"boolean", "bytea", "date", *_WHOLE, *_FLOATING, *_TIMES}
+
+
+def postgres_type(kind: DataType) -> str | None:
+    """The type of a column for these values, as PostgreSQL prints it; None when there is none."""
+    text = kind.simpleString()
+    if text in _PLAIN:
+        return _PLAIN[text]
+    if text.startswith("decimal"):
+        return text.replace("decimal", "numeric")
+    if text.startswith(("varchar", "char")):
+        return "text"
+    return "jsonb" if text.startswith(_NESTED) else None
+
+
+def is_fitting(held: str, wanted: str) -> bool:
+    """Whether a column of the type `held` reads values meant for `wanted`."""
+    base = held.split("(")[0]
+    family = wanted.split("(")[0]
+    if family == "text":
+        return base not in _NOT_TEXT
+    return base in _FAMILIES[family]
+
+
+def travelling(value: Column, kind: DataType) -> Column:
+    """A value in a form that Arrow's CSV writes as PostgreSQL reads it."""
+    from pyspark.sql import functions
+
+    text = kind.simpleString()
+    if text == "binary":
+        return functions.concat(functions.lit("\\x"), functions.hex(value))
+    if text.startswith(_NESTED):
+        return functions.to_json(
+            value, {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+        )
+    if text.startswith("decimal"):
+        return value.cast("string")
+    return value
+
+
+def as_csv(batch: pa.RecordBatch) -> bytes:
+    """Strings quoted, nulls as nothing: so an empty string is none."""
+    sink = io.BytesIO()
+    pyarrow.csv.write_csv(batch, sink, pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed"))
+    return sink.getvalue()

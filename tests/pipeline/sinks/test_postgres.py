@@ -1,0 +1,385 @@
+"""The PostgreSQL sink on a real server: staged, verified, merged with the ledger, or not at all."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.sinks.base import SchemaChanged, SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.postgres import PostgresSinkWriter
+from holdfast.testing.postgres import PostgresServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def database(server: PostgresServer) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to an empty schema `public`."""
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+        yield connection
+
+
+Make = Callable[..., PostgresSinkWriter]
+
+
+@pytest.fixture
+def make(server: PostgresServer, database: Any, context: SinkContext, spark: SparkSession) -> Iterator[Make]:
+    opened: list[PostgresSinkWriter] = []
+
+    def build(**settings: Any) -> PostgresSinkWriter:
+        sink = PostgresSinkWriter(PostgresSink(server.url, "orders", **settings), "shop")
+        sink.open(context, spark)
+        opened.append(sink)
+        return sink
+
+    yield build
+    for sink in opened:
+        sink.close()
+
+
+def ids(*numbers: int) -> list[dict[str, Any]]:
+    return [{"id": number, "name": f"n{number}"} for number in numbers]
+
+
+def table(database: Any, columns: str = "id", *, where: str = "") -> list[Any]:
+    found = database.execute(f"SELECT {columns} FROM orders {where} ORDER BY 1").fetchall()
+    return [row[0] if len(row) == 1 else row for row in found]
+
+
+def stages(database: Any) -> list[str]:
+    found = database.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'holdfast_stage%'")
+    return [row[0] for row in found.fetchall()]
+
+
+def test_rows_are_appended_with_their_lineage_and_the_ledger_moves(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(), batches("postgres")
+    assert sink.last_entry() is None
+    cut.write(sink, cut.at(0, 0), rows([]))
+    first = cut.write(sink, cut.at(0, 4), rows(ids(*range(4))).repartition(2))
+    assert (first.rows, sink.last_entry()) == (4, first)
+    second = cut.write(sink, cut.at(4, 6), rows([]))
+    assert make().last_entry() == second
+    assert table(database, "id, name, _hf_topic, _hf_partition, _hf_offset, _hf_index")[3] == (
+        3,
+        "n3",
+        "orders",
+        0,
+        3,
+        0,
+    )
+    assert stages(database) == []
+
+
+def test_every_type_arrives_as_it_was(make: Make, database: Any, rows: Any, batches: Any) -> None:
+    sink, cut = make(), batches("postgres")
+    columns = (
+        "id bigint, flag boolean, small smallint, real float, many double, price decimal(12,3), text string, "
+        "raw binary, day date, at timestamp, tags array<string>, nested struct<a:int>"
+    )
+    utc = datetime.UTC
+    value = {
+        "id": 1,
+        "flag": True,
+        "small": -3,
+        "real": 1.5,
+        "many": float("inf"),
+        "price": decimal.Decimal("-12345.678"),
+        "text": 'quotes " and , commas\nand \\N backslashes \\ \t ü 🦊',
+        "raw": b"\x00\xff",
+        "day": datetime.date(2026, 2, 28),
+        "at": datetime.datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=utc),
+        "tags": ["a", 'b"c', None],
+        "nested": {"a": 7},
+    }
+    cut.write(sink, cut.at(0, 3), rows([value, {"id": 2}, {"id": 3, "text": ""}], columns))
+    names = [part.split()[0] for part in columns.split(", ")]
+    found = database.execute(f"SELECT {', '.join(names)} FROM orders ORDER BY id").fetchall()
+    assert dict(zip(names, found[0], strict=True)) == value
+    assert found[1][1:] == (None,) * (len(names) - 1)
+    assert found[2][6] == ""
+
+
+def test_upsert_keeps_the_last_row_of_a_key_and_never_an_older_one(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(mode="upsert", key=("id",)), batches("postgres")
+    values = [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"}]
+    entry = cut.write(sink, cut.at(0, 3), rows(values).repartition(3))
+    assert entry.rows == 3
+    assert table(database, "id, name") == [(1, "c"), (2, "b")]
+    cut.write(sink, cut.at(3, 4), rows([{"id": 2, "name": "d"}], start=3))
+    # A replay from before, after a reset: the table knows better.
+    sink.forget()
+    cut.write(sink, cut.at(0, 2), rows([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]))
+    assert table(database, "id, name, _hf_offset") == [(1, "c", 2), (2, "d", 3)]
+
+
+def test_upsert_deletes_the_keys_whose_last_row_says_so(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink = make(mode="upsert", key=("id",), delete_when="_tombstone OR name = 'gone'")
+    cut = batches("postgres")
+    cut.write(sink, cut.at(0, 3), rows(ids(1, 2, 3)))
+    values = [
+        {"id": 1, "_tombstone": True},
+        {"id": 2, "name": "gone"},
+        {"id": 2, "name": "back"},
+        {"id": 4, "name": "new"},
+        {"id": 4, "name": "gone"},
+    ]
+    cut.write(sink, cut.at(3, 8), rows(values, start=3))
+    assert table(database, "id, name") == [(2, "back"), (3, "n3")]
+
+
+def test_a_server_that_crashes_between_copy_and_merge_takes_nothing_in_half(
+    server: PostgresServer, make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(), batches("postgres")
+    first = cut.write(sink, cut.at(0, 2), rows(ids(0, 1)))
+    prepared = sink.prepare(cut.at(2, 5), rows(ids(2, 3, 4), start=2).coalesce(1))
+    server.crash()
+    server.start()
+    with pytest.raises(SinkError):
+        prepared.commit(cut.entry(cut.at(2, 5), first, 3))  # the connection is gone
+    with pytest.raises(SinkError, match="3 rows were staged and 0 are there"):
+        prepared.commit(cut.entry(cut.at(2, 5), first, 3))
+    prepared.discard()
+    assert sink.last_entry() == first
+    cut.write(sink, cut.at(2, 5), rows(ids(2, 3, 4), start=2))
+    with psycopg.connect(server.url) as again:
+        assert table(again) == [0, 1, 2, 3, 4]
+        assert stages(again) == []
+
+
+@pytest.mark.parametrize("step", ["_advance", "_verify", "_change"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failure_at_any_step_of_the_merge_leaves_nothing(
+    make: Make,
+    database: Any,
+    rows: Any,
+    batches: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    when: str,
+) -> None:
+    sink, cut = make(), batches("postgres")
+    honest = getattr(PostgresSinkWriter, step)
+
+    def failing(*arguments: Any) -> None:
+        if when == "after":
+            honest(*arguments)
+        raise ConnectionAbortedError("the driver dies here")
+
+    prepared = sink.prepare(cut.at(0, 2), rows(ids(0, 1)))
+    with monkeypatch.context() as patch:
+        patch.setattr(PostgresSinkWriter, step, failing)
+        with pytest.raises(ConnectionAbortedError):
+            prepared.commit(cut.entry(cut.at(0, 2), None, 2))
+    assert sink.last_entry() is None
+    assert database.execute("SELECT to_regclass('orders')").fetchone() == (None,)
+    # A new run: what was staged is swept up.
+    again = make()
+    assert stages(database) == []
+    cut.write(again, cut.at(0, 2), rows(ids(0, 1)))
+    assert table(database) == [0, 1]
+
+
+def test_a_commit_whose_answer_was_lost_is_found_in_the_ledger(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(), batches("postgres")
+    entry = cut.write(sink, cut.at(0, 2), rows(ids(0, 1)))
+    sink.close()
+    again = make()
+    assert again.last_entry() == entry
+    with pytest.raises(SinkFenced):
+        again.prepare(cut.at(0, 2), rows(ids(0, 1))).commit(entry)
+    assert table(database) == [0, 1]
+
+
+def test_of_two_copies_that_commit_at_once_one_is_fenced(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    """HF408: two copies of one pipeline."""
+    one, two, cut = make(), make(), batches("postgres")
+    batch = cut.at(0, 2)
+    prepared = [sink.prepare(cut.at(0, 2), rows(ids(0, 1))) for sink in (one, two)]
+    entry = cut.entry(batch, None, 2)
+    outcomes: list[str] = []
+
+    def commit(each: Any) -> None:
+        try:
+            each.commit(entry)
+            outcomes.append("written")
+        except SinkFenced:
+            outcomes.append("fenced")
+
+    threads = [threading.Thread(target=commit, args=(each,)) for each in prepared]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(outcomes) == ["fenced", "written"]
+    assert table(database) == [0, 1]
+
+
+def test_a_copy_whose_stage_was_swept_up_by_a_later_one_writes_nothing(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    old, cut = make(), batches("postgres")
+    prepared = old.prepare(cut.at(0, 1), rows(ids(0)))
+    make()
+    with pytest.raises(SinkError, match="another copy"):
+        prepared.commit(cut.entry(cut.at(0, 1), None, 1))
+    assert old.last_entry() is None
+
+
+def test_rows_of_an_attempt_that_was_not_reported_are_not_merged(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    """A task that copied its rows, and died before it could say so, ran again."""
+    sink, cut = make(), batches("postgres")
+    prepared: Any = sink.prepare(cut.at(0, 2), rows(ids(0, 1)))
+    name = sql.Identifier(prepared.stage)
+    database.execute(sql.SQL("INSERT INTO {} (_hf_attempt, id) VALUES (-5, 99)").format(name))
+    prepared.commit(cut.entry(cut.at(0, 2), None, 2))
+    assert table(database) == [0, 1]
+
+
+def test_a_task_that_dies_half_way_leaves_nothing(
+    make: Make, database: Any, rows: Any, batches: Any, spark: SparkSession, tmp_path: Path
+) -> None:
+    marker = str(tmp_path / "failed")
+
+    def fail_once(parts: Any) -> Any:
+        yield from parts
+        if not os.path.exists(marker):
+            open(marker, "w").close()
+            raise RuntimeError("worker dies")
+
+    sink, cut = make(), batches("postgres")
+    frame = rows(ids(*range(10))).coalesce(1)
+    flaky = frame.mapInArrow(fail_once, frame.schema)
+    with pytest.raises(Exception, match="worker dies"):
+        sink.prepare(cut.at(0, 10), flaky)
+    cut.write(sink, cut.at(0, 10), flaky)
+    assert table(database) == list(range(10))
+
+
+def test_columns_are_added_in_the_transaction_where_that_is_allowed(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    cut = batches("postgres")
+    strict = make()
+    cut.write(strict, cut.at(0, 1), rows(ids(1)))
+    wider = rows([{"id": 2, "name": "b", "size": 1.5}], "id bigint, name string, size double", start=1)
+    with pytest.raises(SchemaChanged, match="'size'"):
+        strict.prepare(cut.at(1, 2), wider)
+    adding = make(schema="add-columns")
+    with pytest.raises(SchemaChanged, match=r"'id' as bigint.*as string"):
+        adding.prepare(cut.at(1, 2), rows([{"id": "x"}], "id string", start=1))
+    prepared = adding.prepare(cut.at(1, 2), wider)
+    assert "size" not in columns_of(database)
+    prepared.commit(cut.entry(cut.at(1, 2), adding.last_entry(), 1))
+    assert table(database, "id, name, size") == [(1, "n1", None), (2, "b", 1.5)]
+
+
+def columns_of(database: Any) -> list[str]:
+    found = database.execute("SELECT column_name FROM information_schema.columns WHERE table_name = 'orders'")
+    return [row[0] for row in found.fetchall()]
+
+
+def test_a_table_made_by_hand_is_used_as_it_is(make: Make, database: Any, rows: Any, batches: Any) -> None:
+    database.execute("CREATE TABLE orders (id integer PRIMARY KEY, name varchar(5))")
+    cut = batches("postgres")
+    with pytest.raises(SchemaChanged, match="lacks the columns '_hf_topic'"):
+        make().prepare(cut.at(0, 1), rows(ids(1)))
+    sink = make(schema="add-columns", mode="upsert", key=("id",))
+    cut.write(sink, cut.at(0, 1), rows(ids(1)))
+    assert table(database, "id, name") == [(1, "n1")]
+    with pytest.raises(Exception, match="too long"):
+        sink.prepare(cut.at(1, 2), rows([{"id": 2, "name": "far too long"}], start=1))
+    database.execute("ALTER TABLE orders ALTER COLUMN name TYPE date USING NULL")
+    with pytest.raises(SchemaChanged, match=r"'name' of public.orders is date"):
+        sink.prepare(cut.at(1, 2), rows(ids(2), start=1))
+
+
+def test_upsert_into_a_table_without_a_key_is_explained(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    database.execute("CREATE TABLE orders (id bigint, name text)")
+    sink, cut = make(schema="add-columns", mode="upsert", key=("id",)), batches("postgres")
+    with pytest.raises(SinkError, match="no primary key or unique constraint"):
+        cut.write(sink, cut.at(0, 1), rows(ids(1)))
+
+
+def test_a_table_that_was_dropped_stops_the_pipeline(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(), batches("postgres")
+    cut.write(sink, cut.at(0, 1), rows(ids(1)))
+    database.execute("DROP TABLE orders")
+    with pytest.raises(SinkError, match="is gone"):
+        sink.prepare(cut.at(1, 2), rows(ids(2), start=1))
+
+
+def test_a_user_without_rights_is_told_which(
+    server: PostgresServer, database: Any, context: SinkContext, spark: SparkSession
+) -> None:
+    database.execute("DROP ROLE IF EXISTS guest")
+    database.execute("CREATE ROLE guest LOGIN")
+    url = server.url.replace("holdfast@", "guest@")
+    sink = PostgresSinkWriter(PostgresSink(url, "orders"), "shop")
+    with pytest.raises(SinkError, match="right to use and create tables"):
+        sink.open(context, spark)
+    sink.close()
+
+
+def test_a_server_that_is_away_is_told_without_the_password(
+    context: SinkContext, spark: SparkSession
+) -> None:
+    sink = PostgresSinkWriter(PostgresSink("postgresql://u:secret@127.0.0.1:1/db", "orders"), "shop")
+    with pytest.raises(SinkError, match="cannot be reached") as told:
+        sink.open(context, spark)
+    assert "secret" not in str(told.value)
+
+
+def test_a_definition_that_does_not_fit_is_told(rows: Any) -> None:
+    schema = rows([]).schema
+    checks = {
+        PostgresSink("", "t", mode="upsert"): "key",
+        PostgresSink("", "t", key=("id",)): "key",
+        PostgresSink("", "t", mode="upsert", key=("no",)): "key",
+        PostgresSink("", "t", mode="upsert", key=("id", "name")): "key",
+        PostgresSink("", "t", delete_when="true"): "delete_when",
+        PostgresSink("", "t", mode="upsert", key=("id",), delete_when="id"): "delete_when",
+        PostgresSink("", "t", mode="upsert", key=("id",), delete_when="nothing"): "delete_when",
+    }
+    for definition, where in checks.items():
+        problems = PostgresSinkWriter(definition, "shop").check(schema)
+        assert [problem.where for problem in problems] == [where], definition
+    assert PostgresSinkWriter(PostgresSink("", "t", mode="upsert", key=("id",)), "shop").check(schema) == []
