@@ -10,6 +10,7 @@ Nothing of the fetched bytes is kept in the result: the buffer they are in may b
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, Final, NamedTuple
@@ -71,7 +72,9 @@ def _headers_type() -> pa.DataType:
 
 
 def warm() -> None:
-    """Load everything decoding needs; worth it before a process forks its workers."""
+    """Load everything reading needs; worth it before a process forks its workers."""
+    importlib.import_module("holdfast.reader.topic_reader")
+    importlib.import_module("holdfast.reader.fetching")
     kernel.load()
     _crc_tables()
     SCHEMA()
@@ -410,7 +413,7 @@ def _timestamp_types(table: Table, offsets: Array, rows: int) -> pa.Array:
     if types.all() or not types.any():
         return _repeated_number(int(types[0]), rows)
     batches = np.searchsorted(table[:, layout.LAST_OFFSET], offsets[:rows])
-    return pa.array(types[batches].astype(np.int32))
+    return _numbers(types[batches].astype(np.int32))
 
 
 def _headers(parsed: _Parsed, rows: int, wanted: bool) -> pa.Array:
@@ -473,11 +476,16 @@ def _text_of_length(text: str, rows: int) -> pa.Array:
 
 
 def _number_of_length(number: int, rows: int) -> pa.Array:
-    return pa.array(np.full(rows, number, np.int32))
+    return _numbers(np.full(rows, number, np.int32))
+
+
+def _numbers(numbers: npt.NDArray[np.int32]) -> pa.Array:
+    """Not by `pa.array`, which imports pandas to find out that this is none of it."""
+    return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)], 0)
 
 
 def _no_headers_of_length(rows: int) -> pa.Array:
-    items = pa.array([], _headers_type().value_type)
+    items = pa.nulls(0, _headers_type().value_type)
     ends = pa.py_buffer(np.zeros(rows + 1, np.int32))
     return pa.Array.from_buffers(_headers_type(), rows, [None, ends], 0, children=[items])
 
