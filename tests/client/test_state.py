@@ -17,8 +17,9 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.messages import Message
+from holdfast.client.messages import DeadLetter, Message
 from holdfast.client.processor import Output
+from holdfast.client.retries import RetryPolicy
 from holdfast.client.state import State, StatefulProcessor
 from holdfast.errors import UsageError
 from holdfast.testing.broker import BrokerProcess
@@ -97,7 +98,7 @@ def expected(count: int) -> Counter[tuple[bytes, bytes]]:
     return outputs
 
 
-def processor(broker: BrokerProcess, topic: str, directory: Path) -> StatefulProcessor:
+def processor(broker: BrokerProcess, topic: str, directory: Path, **arguments: Any) -> StatefulProcessor:
     return StatefulProcessor(
         broker.bootstrap_servers,
         group=f"{topic}-group",
@@ -106,6 +107,7 @@ def processor(broker: BrokerProcess, topic: str, directory: Path) -> StatefulPro
         commit_seconds=0.05,
         commit_messages=20,
         consumer_config={"session.timeout.ms": 3000, "heartbeat.interval.ms": 300},
+        **arguments,
     )
 
 
@@ -159,6 +161,31 @@ def test_a_failure_takes_state_back_with_its_messages(broker: BrokerProcess, tmp
     left = 100 - len(read(broker, "unsteady-totals"))
     run_until(processor(broker, "unsteady", tmp_path), left)
     assert Counter(read(broker, "unsteady-totals")) == expected(100)
+
+
+def test_a_message_that_fails_has_changed_nothing_and_is_tried_again_or_set_aside(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    create(broker, "fragile", "fragile-totals", "fragile-dlt")
+    fill(broker, "fragile", range(40))
+    failed: set[bytes | None] = set()
+
+    def fail(message: Message, state: State) -> list[Output]:
+        state[b"touched"] = b"by %s" % (message.value or b"")
+        del state[b"touched"]
+        if message.value == b"39":
+            state[message.key or b""] = b"1000 1000"
+            raise DeadLetter("never")
+        outputs = total(message, state)
+        if int(message.value or b"") % 3 == 0 and message.value not in failed:
+            failed.add(message.value)
+            raise ValueError("not at once")
+        return outputs
+
+    running = processor(broker, "fragile", tmp_path, retry=RetryPolicy(attempts=3, first_seconds=0.01))
+    run_until(running, 40, fail)
+    assert Counter(read(broker, "fragile-totals")) == expected(39)
+    assert [value for _, value in read(broker, "fragile-dlt")] == [b"39"]
 
 
 def test_deleted_state_stays_deleted(broker: BrokerProcess, tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ BATCH_MESSAGES: Final = 500
 ANSWER_SECONDS: Final = 60.0
 
 
-Transform: TypeAlias = Callable[[Message], Iterable[Output] | Retry | DeadLetter | None]
+Outcome: TypeAlias = Iterable[Output] | Retry | DeadLetter | None
+Transform: TypeAlias = Callable[[Message], Outcome]
 
 
 class Processor:
@@ -133,7 +134,7 @@ class Processor:
         return self._is_stopping
 
 
-def _made(outcome: Iterable[Output] | Retry | DeadLetter | None) -> list[Output]:
+def _made(outcome: Outcome) -> list[Output]:
     """What a transform made; an outcome that was returned counts like one that was raised."""
     if isinstance(outcome, Retry | DeadLetter):
         raise outcome
@@ -367,7 +368,7 @@ class _Running:
     def _try_again(self) -> None:
         now = time.monotonic()
         for key, (message, until) in list(self._held.items()):
-            if until > now or key not in self._held:
+            if until > now or key not in self._held or key in self._preparing:
                 continue
             del self._held[key]
             self._process(message)
@@ -375,7 +376,9 @@ class _Running:
                 self._go_on(key)
 
     def _go_on(self, key: PartitionKey) -> None:
-        """Read a partition that was paused from where it stands."""
+        """Read a partition that was paused from where it stands; one that is being prepared goes on when it is."""
+        if key in self._preparing:
+            return
         place = TopicPartition(*key, self._next.get(key, self._starts[key]))
         seek(self._consumer, place)
         self._consumer.resume([place])

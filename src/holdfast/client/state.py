@@ -30,14 +30,24 @@ from confluent_kafka import KafkaException
 
 from holdfast.client.changelog import DELETIONS_KEPT_MS, Changelogs, Restoration, Target
 from holdfast.client.consuming.assignment import LostPositions
-from holdfast.client.messages import Message
-from holdfast.client.processor import Output, Processor
+from holdfast.client.consuming.member import dead_letters_of
+from holdfast.client.dead_letter_dialects import Dialect
+from holdfast.client.messages import DeadLetter, Message, Retry
+from holdfast.client.processor import Outcome, Output, Processor
+from holdfast.client.retries import RetryPolicy
 from holdfast.client.signals import say
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.state_cache import CacheTaken, StateCache
 
 STEP_SECONDS: Final = 0.1
 RETRY_SECONDS: Final = 1.0
+
+
+class _Unchanged:
+    """The open transaction has not touched it."""
+
+
+_UNCHANGED: Final = _Unchanged()
 
 
 class State(MutableMapping[bytes, bytes]):
@@ -48,6 +58,25 @@ class State(MutableMapping[bytes, bytes]):
         self.changed: dict[bytes, bytes | None] = {}
         self.last_offset = -1
         """Of the changes of the open transaction in the changelog, as far as is known."""
+        self._before: dict[bytes, bytes | _Unchanged | None] = {}
+        """What the message that is being handled has changed, as it was before."""
+
+    def begin_message(self) -> None:
+        self._before.clear()
+
+    def take_message_back(self) -> None:
+        """Nothing since the message began has happened."""
+        for key, value in self._before.items():
+            if isinstance(value, _Unchanged):
+                del self.changed[key]
+            else:
+                self.changed[key] = value
+        self._before.clear()
+
+    def _change(self, key: bytes, value: bytes | None) -> None:
+        if key not in self._before:
+            self._before[key] = self.changed.get(key, _UNCHANGED)
+        self.changed[key] = value
 
     def __getitem__(self, key: bytes) -> bytes:
         value = self.changed[key] if key in self.changed else self.cache.get(key)
@@ -58,11 +87,11 @@ class State(MutableMapping[bytes, bytes]):
     def __setitem__(self, key: bytes, value: bytes) -> None:
         if not isinstance(key, bytes) or not isinstance(value, bytes):
             raise TypeError("keys and values of state are bytes: they travel as messages")
-        self.changed[key] = value
+        self._change(key, value)
 
     def __delitem__(self, key: bytes) -> None:
         self[key]
-        self.changed[key] = None
+        self._change(key, None)
 
     def __iter__(self) -> Iterator[bytes]:
         gone = {key for key, value in self.changed.items() if value is None}
@@ -78,10 +107,11 @@ class State(MutableMapping[bytes, bytes]):
 
     def forget_changes(self) -> None:
         self.changed = {}
+        self._before = {}
         self.last_offset = -1
 
 
-StatefulTransform: TypeAlias = Callable[[Message, State], Iterable[Output] | None]
+StatefulTransform: TypeAlias = Callable[[Message, State], Outcome]
 
 
 class StatefulProcessor:
@@ -94,18 +124,29 @@ class StatefulProcessor:
         directory: str,
         commit_seconds: float = 0.5,
         commit_messages: int = 5000,
+        retry: RetryPolicy | None = None,
+        dead_letter_topic: Callable[[str], str] = dead_letters_of,
+        dead_letter_dialect: Dialect = "holdfast",
+        create_topics: bool = False,
         lost_positions: LostPositions = "stop",
         consumer_config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
-        """As `Processor`; the changelog of a topic is `<group>-<topic>-changelog`, made when it is missing."""
+        """As `Processor`; the changelog of a topic is `<group>-<topic>-changelog`, made when it is missing.
+
+        A transform that fails has changed nothing.
+        """
         self._processor = Processor(
             bootstrap,
             group=group,
             topics=topics,
             commit_seconds=commit_seconds,
             commit_messages=commit_messages,
+            retry=retry,
+            dead_letter_topic=dead_letter_topic,
+            dead_letter_dialect=dead_letter_dialect,
+            create_topics=create_topics,
             lost_positions=lost_positions,
             consumer_config=consumer_config,
             producer_config=producer_config,
@@ -125,12 +166,26 @@ class StatefulProcessor:
         return self._processor.committed
 
     def run(self, transform: StatefulTransform) -> None:
-        """Process until stopped. An exception of `transform` takes the open transaction back and is raised."""
+        """Process until stopped. Without `retry` an exception of `transform` takes the open transaction back and is
+        raised."""
         states = _States(self._group, self._directory, self._processor._consumer_settings)
         for topic in self._topics:
             states.changelogs.ensure(states.changelog(topic), topic)
+
+        def with_state(message: Message) -> Outcome:
+            state = states.of(message)
+            state.begin_message()
+            try:
+                outcome = transform(message, state)
+                if isinstance(outcome, Retry | DeadLetter):
+                    raise outcome
+                return list(outcome or ())
+            except Exception:
+                state.take_message_back()
+                raise
+
         try:
-            self._processor._run(lambda message: transform(message, states.of(message)), states)
+            self._processor._run(with_state, states)
         finally:
             states.close()
 
