@@ -32,6 +32,8 @@ class Row:
     """The same when higher is better."""
     below: float | None = None
     """A bound on our own value, whatever theirs is."""
+    above: float | None = None
+    """The same from the other side."""
     or_reaches: str | None = None
     """A metric that meets the target too when ours reaches it: the machine's own limit."""
     or_reaches_with: str | None = None
@@ -46,6 +48,8 @@ class Row:
             return f"≥ {self.at_least:g}×" + (" or the disk's rate" if self.or_reaches else "")
         if self.below is not None:
             return f"< {self.below:g} {self.unit}"
+        if self.above is not None:
+            return f"≥ {self.above:,g} {self.unit}"
         return "report"
 
 

@@ -48,6 +48,8 @@ def _verdict(row: Row, ours: Summary, ratio: Summary | None, result: MeasureResu
         verdicts.append(ratio.median >= row.at_least or _reaches_limit(row, result))
     if row.below is not None:
         verdicts.append(ours.median < row.below)
+    if row.above is not None:
+        verdicts.append(ours.median >= row.above)
     if not verdicts:
         return "reported"
     return "met" if all(verdicts) else "not met"

@@ -78,7 +78,7 @@ def session(home: Path, **settings: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def stream(spark: SparkSession, side: str, broker: Broker, topic: str) -> DataFrame:
+def stream(spark: SparkSession, side: str, broker: Broker, topic: str, **more: str) -> DataFrame:
     """The topic as a stream, by our source or by Spark's connector, with the same guarantees asked of both."""
     options = {
         "kafka.bootstrap.servers": broker.bootstrap_servers,
@@ -89,7 +89,7 @@ def stream(spark: SparkSession, side: str, broker: Broker, topic: str) -> DataFr
     }
     if side == "ours":
         options["maxOffsetsPerTrigger"] = "100000000"
-    return spark.readStream.format(SOURCES[side]).options(**options).load()
+    return spark.readStream.format(SOURCES[side]).options(**options, **more).load()
 
 
 def drain(frame: DataFrame, checkpoint: Path) -> float:

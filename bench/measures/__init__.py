@@ -17,6 +17,7 @@ from bench.measures.latency import Latency, LatencyRaw
 from bench.measures.many import ManyPartitions
 from bench.measures.partitions100 import Partitions100
 from bench.measures.recovery import Recovery
+from bench.measures.spark_pipeline import SparkBatches, SparkPipeline, SparkPostgres, SparkSlope
 from bench.measures.spark_source import SparkFirstQuery, SparkSource
 from bench.measures.startup import Startup
 from bench.measures.transactions import Transactions
@@ -41,4 +42,8 @@ ALL: Final[tuple[Measure, ...]] = (
     Heartbeats(),
     SparkSource(),
     SparkFirstQuery(),
+    SparkPipeline(),
+    SparkBatches(),
+    SparkPostgres(),
+    SparkSlope(),
 )
