@@ -57,6 +57,8 @@ NOT_ALLOWED: Final = frozenset(
         KafkaError.INVALID_REPLICATION_FACTOR,
     )
 )
+WARNINGS: Final = 4
+"""What librdkafka logs of clients that come and go; more is for those that are asked for."""
 MISSING: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 
 
@@ -106,7 +108,7 @@ class GroupMemory:
         topic: str = MEMORY_TOPIC,
     ) -> None:
         self._group = group
-        self._shared = shared_settings(settings)
+        self._shared = {"log_level": WARNINGS, **shared_settings(settings)}
         self._say = say
         self._topic = topic
         self._asked: set[PartitionKey] = set()
@@ -252,6 +254,8 @@ class GroupMemory:
         shared = {name: value for name, value in self._shared.items() if name != "bootstrap.servers"}
         settings = producer_settings(str(self._shared["bootstrap.servers"]), shared)
         settings["message.timeout.ms"] = int(WRITE_SECONDS * 1000)
+        # A mark that is written twice is the same mark.
+        settings["enable.idempotence"] = False
         return RawProducer(settings)
 
     def _write(self, producer: Any, keys: Collection[PartitionKey]) -> None:
