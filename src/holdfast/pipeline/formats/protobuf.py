@@ -7,8 +7,9 @@ value or null. Fields without presence always have a value, others are null when
 integer type they fit in, float as double.
 
 Errors: bytes that do not parse, a field written with another wire type, a number that the enum lacks, a required field
-that is absent. An empty value is a message with nothing set. Fields that no column takes follow `unknown`, as do numbers that the schema does not name: kept, they
-are in `_unknown` under their name or number (those of the message itself, not of messages within it).
+that is absent. An empty value is a message with nothing set. Fields that no column takes follow `unknown`, as do
+numbers that the schema does not name: kept, they are in `_unknown` under their name or number (those of the message
+itself, not of messages within it).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Schema:
         except (binascii.Error, DecodeError, ValueError):
             return None
         if not files:
-            raise Mismatch("its FileDescriptorSet is empty")
+            return None
         for file in files:
             for name in file.dependency:
                 found = well_known(name)
@@ -231,7 +232,8 @@ def _convert_one(field: FieldDescriptor, kind: Type, path: str, unknown: str) ->
     if field.message_type is not None:
         return _convert_message(field.message_type, kind, path, unknown)
     if field.type == D.TYPE_ENUM and kind.kind == "string":
-        names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+        # Of names for one number the first counts: the others are aliases.
+        names = {value.number: value.name for value in reversed(field.enum_type.values)}
         return checked(lambda number: _enum_name(names, number), path, kind)
     if field.type in INTEGERS and kind.kind in INTEGER_BITS:
         bits = INTEGER_BITS[kind.kind]
@@ -334,7 +336,7 @@ def _json_ready(value: Any) -> Any:
         return {str(each.field_number): _json_ready(each.data) for each in value}
     if hasattr(value, "items"):
         return {_key(key): _json_ready(value[key]) for key in value}
-    if isinstance(value, bytes | str) or not hasattr(value, "__iter__"):
+    if isinstance(value, bytes | str) or not hasattr(value, "__getitem__"):
         return value
     return [_json_ready(each) for each in value]
 
