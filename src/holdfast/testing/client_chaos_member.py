@@ -2,8 +2,8 @@
 
 Its one argument is a JSON object: `role` (producer, consumer, hasty, processor or sink), `name`, `bootstrap_servers`,
 `topic`, `history` (a file it appends to, see `chaos_member`), and what the role needs: `home` and `delivery`; `group`,
-`order` and `assignor`; `target`; `database`. It runs until SIGTERM. Unlike the members of `chaos_member` it has no
-watchdog and never starts over: whatever happens to the broker is our clients' business.
+`order` and `assignor`; `target`; `database` and `pipeline`. It runs until SIGTERM. Unlike the members of `chaos_member`
+it has no watchdog and never starts over: whatever happens to the broker is our clients' business.
 """
 
 from __future__ import annotations
@@ -180,6 +180,7 @@ def store(options: Mapping[str, Any], history: History) -> None:
                 batch_messages=100,
                 batch_seconds=0.05,
                 retry=Trouble.RETRY,
+                pipeline=options.get("pipeline", False),
                 config=_consuming(options),
             ).run(keep)
         except DatabaseUnreachable:
