@@ -37,6 +37,8 @@ def print_explanation(explanation: Explanation) -> None:
         is_last = place == len(explanation.sinks)
         _print_hop(console, hop, "  └ " if is_last else "  ├ ", "    " if is_last else "  │ ")
     console.print()
+    if not any(hop.kind == "topic" for hop in explanation.before):
+        console.print("How durable the topics are is not known here: --ask-broker asks.", style="dim")
     weakest = explanation.weakest
     if weakest.strength is Strength.EXACTLY_ONCE:
         console.print("Every hop is exactly once.", style="green")

@@ -172,3 +172,26 @@ def test_expansion_never_fails_otherwise_and_values_are_not_expanded_again(text:
 def test_what_was_redacted_holds_no_value(value: str, before: str, after: str) -> None:
     shown = Redactor({value: "«»"}).redact(before + value + after)
     assert value not in shown or value in "«»"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("sasl.password", True),
+        ("ssl.key.password", True),
+        ("sasl.jaas.config", True),
+        ("basic.auth.user.info", True),
+        ("ssl.key.pem", True),
+        ("sasl.oauthbearer.client.secret", True),
+        ("ssl.key.location", False),
+        ("sasl.oauthbearer.token.endpoint.url", False),
+        ("sasl.mechanism", False),
+        ("security.protocol", False),
+    ],
+)
+def test_which_settings_hold_secrets(name: str, is_secret: bool) -> None:
+    text = YAML.replace("security.protocol: SASL_SSL", f"{name}: something").replace(
+        "sasl.password: ${PASSWORD}", "", 1
+    )
+    text = text.replace("    ssl.key.password: file:key.txt\n", "")
+    assert bool(parse_yaml(text).warnings) is is_secret

@@ -2,7 +2,7 @@
 
 It is the SHA-256 of the definition's canonical JSON: the same for YAML and Python that say the same, on every machine.
 Left out is what cannot change a row: where files lie, how large batches are, when they run, which group shows the
-lag. Secrets are in it as references, functions as their source text.
+lag. Secrets are in it as references, functions as their own source text; what they call is not looked at.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Functions of Python steps: found, loaded, and told apart by their source.
 
 A step names its function by a file beside the definition, by `module:function`, or is given the function itself. A
-file's module is not left among the imported ones, so that Spark sends its functions to workers by value: a worker that
-runs elsewhere does not need the file.
+file's module, and those beside it that it imports, are not left among the imported ones: Spark then sends its functions
+to workers by value, so that a worker elsewhere does not need the files, and two pipelines of one process do not get
+each other's `helpers`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def run_file(path: str, name: str | None = None) -> ModuleType:
         raise FunctionMissing(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     beside = os.path.dirname(os.path.abspath(path))
+    before = set(sys.modules)
     sys.path.insert(0, beside)
     sys.modules[name] = module  # dataclasses and typing look their module up while it runs
     try:
@@ -69,7 +71,18 @@ def run_file(path: str, name: str | None = None) -> ModuleType:
     finally:
         sys.modules.pop(name, None)
         sys.path.remove(beside)
+        for neighbour in set(sys.modules) - before:
+            if _lies_in(sys.modules[neighbour], beside):
+                del sys.modules[neighbour]
     return module
+
+
+def _lies_in(module: ModuleType, directory: str) -> bool:
+    """Whether a module is the author's own; what is installed below the directory is not."""
+    file = getattr(module, "__file__", None)
+    if not file or not os.path.abspath(file).startswith(directory + os.sep):
+        return False
+    return not {"site-packages", "dist-packages"} & set(os.path.abspath(file).split(os.sep))
 
 
 def _cause(error: Exception) -> str:

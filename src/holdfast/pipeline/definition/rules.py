@@ -148,7 +148,7 @@ def _settings(settings: Mapping[str, str], path: Path) -> Iterator[Finding]:
     for name, value in settings.items():
         if name in OURS:
             yield Finding((*path, name), f"{name} cannot be set: {OURS[name]}")
-        elif SECRET_NAME.search(name) and not is_reference(value):
+        elif SECRET_NAME.match(name) and not is_reference(value):
             yield Finding(
                 (*path, name),
                 f"{name} is written in the definition for everybody to read; use ${{VARIABLE}} or file:/path",

@@ -39,7 +39,12 @@ FILE_PREFIX: Final = "file:"
 SHORT: Final = 4
 """Values shorter than this are taken out only where they stand alone: `1` must not eat every digit of a log."""
 SECRET_BYTES_MAX: Final = 1 << 20
-SECRET_NAME: Final = re.compile(r"password|secret|token|jaas|user\.info|credential|\.key\b", re.IGNORECASE)
+SECRET_NAME: Final = re.compile(
+    r"(?!.*\.(?:url|location|type|algorithm|mechanisms?)\Z)"
+    r".*(?:password|secret|token|jaas|user\.info|credential|key\.pem|keystore\.key)",
+    re.IGNORECASE,
+)
+"""Settings whose values are nobody's business, by name."""
 
 
 class SecretMissing(DefinitionError):
@@ -177,7 +182,7 @@ class _Expansion:
     def settings(self, settings: Mapping[str, str], where: Path) -> dict[str, str]:
         expanded = {name: self.secret(value, (*where, name)) for name, value in settings.items()}
         for name, value in expanded.items():
-            if SECRET_NAME.search(name) and value == settings[name]:
+            if SECRET_NAME.match(name) and value == settings[name]:
                 self.redactor.add(value, "***")  # written in the file itself; no reason to show it to others
         return expanded
 
