@@ -52,7 +52,13 @@ def lines(*events: Event) -> list[str]:
 
 def test_without_a_terminal_each_batch_is_a_line() -> None:
     assert lines(
-        STARTED, batch(), Waiting(), Waiting(), Retrying("no broker", 500), Warned("w"), Stopping("SIGTERM")
+        STARTED,
+        batch(),
+        Waiting(),
+        Waiting(),
+        Retrying("no broker", 500),
+        Warned("w"),
+        Stopping("SIGTERM: ending"),
     ) == [
         "pipeline orders: 5,000 offsets to read, to dead-letter, parquet",
         "batch 1: 1,000 records in 500 ms (2,000/s), main 980, dead letter: parse 10, filtered: no-tests 10; "
@@ -60,7 +66,7 @@ def test_without_a_terminal_each_batch_is_a_line() -> None:
         "waiting for records",
         "trying again in 0.5 s: no broker",
         "warning: w",
-        "stopping at the end of this batch: SIGTERM",
+        "SIGTERM: ending",
     ]
 
 
@@ -95,7 +101,7 @@ def test_the_table_says_what_it_waits_for() -> None:
     assert "starting Spark" in drawn()
     assert "waiting for records" in drawn(STARTED, Waiting())
     assert "trying again in 2 s: [no] broker" in drawn(STARTED, Retrying("[no] broker", 2_000))
-    assert "stopping after this batch (SIGTERM)" in drawn(STARTED, Stopping("SIGTERM"))
+    assert "SIGTERM: ending" in drawn(STARTED, Stopping("SIGTERM: ending"))
     assert "warning: [x]" in drawn(Warned("[x]"))
 
 

@@ -66,7 +66,7 @@ class Figures:
             case Retrying():
                 self.state = f"trying again in {event.in_ms / 1000:.0f} s: {event.reason}"
             case Stopping():
-                self.state = f"stopping after this batch ({event.why})"
+                self.state = event.why
 
     @property
     def rows_per_s(self) -> float:
@@ -127,7 +127,7 @@ class PlainProgress:
             case Retrying():
                 return f"trying again in {event.in_ms / 1000:.1f} s: {event.reason}"
             case Stopping():
-                return f"stopping at the end of this batch: {event.why}"
+                return event.why
             case Warned():
                 return f"warning: {event.message}"
 
@@ -185,7 +185,7 @@ class LiveProgress:
         table.add_column(justify="right")
         table.add_column(style="dim")
         table.add_row(seen.pipeline, f"{elapsed_s:,.0f} s", Text(seen.state))
-        table.add_row("records", f"{seen.records:,}", f"{seen.rows_per_s:,.0f}/s, {seen.batches:,} batches")
+        table.add_row("records", f"{seen.records:,}", f"{seen.rows_per_s:,.0f}/s, {_batches(seen.batches)}")
         table.add_row("lag", f"{seen.lag:,}", "")
         for name, count in route_texts(seen.routes):
             table.add_row(Text(name), f"{count:,}", _share(count, seen.routes.total))
@@ -195,6 +195,10 @@ class LiveProgress:
             phases = " ".join(f"{phase} {took}" for phase, took in seen.last.times_ms.items())
             table.add_row("last batch", f"{seen.last.duration_ms:,} ms", phases)
         return table
+
+
+def _batches(count: int) -> str:
+    return "1 batch" if count == 1 else f"{count:,} batches"
 
 
 def _share(count: int, total: int) -> str:

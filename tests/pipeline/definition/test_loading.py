@@ -307,3 +307,29 @@ def test_any_text_is_a_definition_or_an_error_with_findings(text: str) -> None:
     with pytest.raises(DefinitionError) as caught:
         parse_yaml(text, file="p.yaml")
     assert caught.value.findings
+
+
+def test_schemas_are_read_from_the_files_they_stand_in(tmp_path: Path) -> None:
+    schema = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
+    (tmp_path / "order.avsc").write_text(schema)
+    text = MINIMAL.replace("value: text", "value: {format: avro, schema_file: order.avsc}")
+    assert parse_yaml(text, directory=str(tmp_path)).definition.source.value.schema == schema
+
+
+def test_a_schema_that_is_none_is_said(tmp_path: Path) -> None:
+    (tmp_path / "order.avsc").write_text('{"type": "recrd"}')
+    text = MINIMAL.replace("value: text", "value: {format: avro, schema_file: order.avsc}")
+    (line,) = errors(text, str(tmp_path))
+    assert line.startswith("p.yaml:4:10: source.value: ")
+
+
+def test_a_proto_file_and_its_compiled_form_both_load(tmp_path: Path) -> None:
+    from google.protobuf import descriptor_pb2
+
+    file = descriptor_pb2.FileDescriptorProto(name="order.proto", syntax="proto3")
+    file.message_type.add(name="Order").field.add(name="id", number=1, type=3, label=1)
+    (tmp_path / "order.desc").write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    (tmp_path / "order.proto").write_text('syntax = "proto3";\nmessage Order { int64 id = 1; }\n')
+    for name in ("order.desc", "order.proto"):
+        text = MINIMAL.replace("value: text", f"value: {{format: protobuf, schema_file: {name}}}")
+        assert parse_yaml(text, directory=str(tmp_path)).definition.source.value.schema

@@ -6,10 +6,11 @@ is not repeated: it would be a consequence.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from holdfast.pipeline.definition.documents import Findings, Node, from_values, from_yaml
 from holdfast.pipeline.definition.errors import DefinitionError, Finding, Path
@@ -18,6 +19,9 @@ from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules import check_rules
 from holdfast.pipeline.definition.shapes import WRONG
 from holdfast.pipeline.definition.table import PIPELINE, UNNAMED, SchemaFile
+
+COMPILED_SCHEMAS: Final = (".desc", ".pb", ".binpb")
+"""Files of protoc's descriptor sets; a definition holds them in Base64."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,12 @@ def _with_schema(decoding: Decoding | SchemaFile, directory: str, path: Path, fi
     if decoding.decoding.schema is not None:
         findings.add((*path, "schema_file"), "the schema is given already; keep 'schema' or 'schema_file'")
     try:
-        with open(os.path.join(directory, decoding.file), encoding="utf-8") as file:
-            return replace(decoding.decoding, schema=file.read())
+        with open(os.path.join(directory, decoding.file), "rb") as file:
+            content = file.read()
+        compiled = decoding.file.endswith(COMPILED_SCHEMAS)
+        return replace(
+            decoding.decoding, schema=base64.b64encode(content).decode() if compiled else content.decode()
+        )
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         findings.add((*path, "schema_file"), f"cannot read {decoding.file!r}: {reason}")

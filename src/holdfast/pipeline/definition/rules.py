@@ -174,8 +174,6 @@ def _decoding_keys(decoding: Decoding, path: Path) -> Iterator[Finding]:
         yield Finding(path, f"{format_} needs 'schema_file' (or 'schema'), or a 'registry'")
     if not takes_schema and (decoding.schema is not None or decoding.message is not None):
         yield Finding((*path, "schema"), f"{format_} takes no schema; list its 'fields'")
-    if format_ == "protobuf" and decoding.schema is not None and decoding.message is None:
-        yield Finding(path, "protobuf needs 'message', the full name of the message in the schema")
     if decoding.csv and format_ != "csv":
         yield Finding((*path, "csv"), f"the format is {format_}, not csv")
     for name, text in decoding.csv.items():

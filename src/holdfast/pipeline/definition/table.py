@@ -119,8 +119,16 @@ DECODING: Final = Record(
             default="ignore",
         ),
         Key("schema", Text("a schema"), "Avro or Protobuf: the schema itself."),
-        Key("schema_file", Text("a file"), "Avro or Protobuf: the file the schema stands in."),
-        Key("message", Text("a message's name"), "Protobuf: the message's full name."),
+        Key(
+            "schema_file",
+            Text("a file"),
+            "Avro or Protobuf: the file the schema stands in (.avsc, .proto, or protoc's .desc, .pb, .binpb).",
+        ),
+        Key(
+            "message",
+            Text("a message's name"),
+            "Protobuf: the message's full name; not needed when the schema has one message.",
+        ),
         Key(
             "registry",
             Either(Text("an address"), SETTINGS),
