@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewPartitions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.client import Consumer, Message, PositionLost
+from holdfast.client import Consumer, Message, Output, PositionLost, Processor
 from holdfast.client.consuming.memory import (
     MEMORY_TOPIC,
     GroupMemory,
@@ -233,3 +233,29 @@ def test_what_is_no_mark_is_none(key: bytes | None, value: bytes | None) -> None
 @given(st.text())
 def test_a_note_is_kept_under_its_flag(note: str) -> None:
     assert without_flag(flagged(note)) == (note, True)
+
+
+def test_a_processor_whose_positions_vanished_stops_before_it_produces_anything_again(here: Scene) -> None:
+    source, target = here.create_topic("processed"), here.create_topic("processed-out")
+    here.write(source, {0: numbers(0, 3)})
+
+    def run(count: int, **options: Any) -> None:
+        processor = Processor(
+            here.bootstrap_servers, group=source, topics=[source], commit_seconds=0.05, **options
+        )
+        running = Background(lambda: processor.run(lambda message: [Output(target, message.value)]))
+        try:
+            wait_until(lambda: processor.committed == count or not running.is_alive, "it is done")
+        finally:
+            processor.stop()
+            running.finish()
+
+    run(3)
+    here.write(source, {0: ["3"]})
+    run(1)
+    forget(here, source)
+    with pytest.raises(PositionLost, match="has worked here since"):
+        run(1)
+    assert here.read(target) == {0: numbers(0, 4)}
+    run(4, lost_positions="earliest")
+    assert here.read(target) == {0: [*numbers(0, 4), *numbers(0, 4)]}

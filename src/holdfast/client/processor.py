@@ -30,6 +30,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from holdfast.client.consuming.assignment import Assignment, LostPositions, messages
 from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.consuming.member import dead_letters_of
+from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory, flagged
 from holdfast.client.consuming.seeking import is_member, seek
 from holdfast.client.dead_letter_dialects import Dialect, Headers
 from holdfast.client.dead_letters import failure_of, headers_of
@@ -69,6 +70,7 @@ class Processor:
         dead_letter_dialect: Dialect = "holdfast",
         create_topics: bool = False,
         lost_positions: LostPositions = "stop",
+        memory_topic: str | None = MEMORY_TOPIC,
         consumer_config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
@@ -84,6 +86,7 @@ class Processor:
         self._commit_seconds = commit_seconds
         self._commit_messages = commit_messages
         self._lost_positions = lost_positions
+        self._memory_topic = memory_topic
         self._retry = retry
         self._bootstrap, self._group = bootstrap, group
         self._dead_letter_topic = dead_letter_topic
@@ -221,8 +224,14 @@ class _Running:
         self._companion = companion
         settings = processor._consumer_settings
         self._consumer = RawConsumer(settings)
+        topic = processor._memory_topic
+        self._memory = None if topic is None else GroupMemory(processor._group, settings, say, topic)
         self._assignment = Assignment(
-            self._consumer, processor._lost_positions, is_incremental=is_incremental(settings), say=say
+            self._consumer,
+            processor._lost_positions,
+            is_incremental=is_incremental(settings),
+            say=say,
+            memory=self._memory,
         )
         self._producer = TransactionalProducer(processor._producer_settings, lambda: processor.is_stopping)
         self._next: dict[PartitionKey, int] = {}
@@ -257,6 +266,8 @@ class _Running:
             finally:
                 self._consumer.close()
                 self._letters.close()
+                if self._memory is not None:
+                    self._memory.close()
         if self._error is not None:
             raise self._error
 
@@ -402,6 +413,7 @@ class _Running:
         if self._failures is not None:
             for key, position in self._next.items():
                 self._failures.passed(key, position)
+        self._remember(self._next)
         self._next = {}
         if self._companion is not None:
             self._hold_back(self._companion.committed())
@@ -414,7 +426,17 @@ class _Running:
         if self._companion is not None:
             for output, on_delivery in self._companion.changes():
                 self._producer.produce(output, on_delivery)
-        self._producer.commit([TopicPartition(*key, offset) for key, offset in self._next.items()], metadata)
+        self._producer.commit([self._asking(key, offset) for key, offset in self._next.items()], metadata)
+
+    def _asking(self, key: PartitionKey, offset: int) -> TopicPartition:
+        if self._memory is not None and self._memory.is_remembered(key):
+            return TopicPartition(*key, offset, metadata=flagged(""))
+        return TopicPartition(*key, offset)
+
+    def _remember(self, positions: Mapping[PartitionKey, int]) -> None:
+        """That this group has positions."""
+        if self._memory is not None:
+            self._memory.remember(key for key, position in positions.items() if position >= 0)
 
     def _go_back(self, taken_back: TakenBack) -> None:
         """Process again what was taken back, from where the group stands."""
@@ -471,6 +493,7 @@ class _Running:
         try:
             starts = self._assignment.begin(partitions)
             self._starts.update(starts)
+            self._remember(starts)
             if self._companion is not None:
                 self._hold_back(list(starts))
         except (KafkaException, HoldfastError) as error:

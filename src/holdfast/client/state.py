@@ -31,6 +31,7 @@ from confluent_kafka import KafkaException
 from holdfast.client.changelog import DELETIONS_KEPT_MS, Changelogs, Restoration, Target
 from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.member import dead_letters_of
+from holdfast.client.consuming.memory import MEMORY_TOPIC
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.messages import DeadLetter, Message, Retry
 from holdfast.client.processor import Outcome, Output, Processor
@@ -129,6 +130,7 @@ class StatefulProcessor:
         dead_letter_dialect: Dialect = "holdfast",
         create_topics: bool = False,
         lost_positions: LostPositions = "stop",
+        memory_topic: str | None = MEMORY_TOPIC,
         consumer_config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
@@ -148,6 +150,7 @@ class StatefulProcessor:
             dead_letter_dialect=dead_letter_dialect,
             create_topics=create_topics,
             lost_positions=lost_positions,
+            memory_topic=memory_topic,
             consumer_config=consumer_config,
             producer_config=producer_config,
             unsafe=unsafe,

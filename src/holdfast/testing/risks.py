@@ -96,6 +96,10 @@ class Background:
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits
             self._error = error
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def finish(self) -> None:
         self._thread.join(WAIT_SECONDS)
         if self._thread.is_alive():
