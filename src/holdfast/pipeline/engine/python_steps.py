@@ -10,6 +10,7 @@ What the function raises is told with the step's name and the line of the functi
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -223,7 +224,9 @@ def _where(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.endswith("engine/python_steps.py")
     ]
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [
+        frame for frame in frames if os.path.isabs(frame.filename) and "site-packages" not in frame.filename
+    ]
     if not frames:
         return ""
     frame = (own or frames)[-1]
