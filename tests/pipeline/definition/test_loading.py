@@ -212,6 +212,14 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
             "source.value: avro needs 'schema_file' (or 'schema'), or a 'registry'",
         ),
         (
+            ("value: text", "value: {format: avro, registry: 'http://r'}"),
+            "name the 'fields' that become columns",
+        ),
+        (
+            ("value: text", "value: {format: avro, registry: here, fields: {a: int}}"),
+            "source.value.registry: it needs a 'url' such as http://127.0.0.1:8081",
+        ),
+        (
             ("value: text", "value: {format: avro, schema_file: no.avsc}"),
             "cannot read 'no.avsc': No such file",
         ),

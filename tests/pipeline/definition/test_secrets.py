@@ -28,6 +28,7 @@ source:
     ssl.key.password: file:key.txt
   value:
     format: avro
+    fields: {id: long}
     registry: {url: "http://r", basic.auth.user.info: "u:${PASSWORD}"}
 sinks:
   - postgres: {url: "postgresql://u:${PASSWORD}@${HOST:-h}/d", table: t}

@@ -172,6 +172,19 @@ def _decoding_keys(decoding: Decoding, path: Path) -> Iterator[Finding]:
         yield Finding((*path, "fields"), f"{format_} becomes one column; name one field, or none for 'value'")
     if takes_schema and decoding.schema is None and decoding.registry is None:
         yield Finding(path, f"{format_} needs 'schema_file' (or 'schema'), or a 'registry'")
+    if takes_schema and decoding.registry is not None and not decoding.fields and decoding.schema is None:
+        yield Finding(
+            path,
+            "name the 'fields' that become columns (or give a 'schema_file'): the registry is asked by record, "
+            "and columns must be known before",
+        )
+    url = "" if decoding.registry is None else decoding.registry.get("url", "")
+    if (
+        decoding.registry is not None
+        and not is_reference(url)
+        and not url.startswith(("http://", "https://"))
+    ):
+        yield Finding((*path, "registry"), "it needs a 'url' such as http://127.0.0.1:8081")
     if not takes_schema and (decoding.schema is not None or decoding.message is not None):
         yield Finding((*path, "schema"), f"{format_} takes no schema; list its 'fields'")
     if decoding.csv and format_ != "csv":
