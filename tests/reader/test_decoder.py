@@ -133,6 +133,113 @@ def test_random_records_in_a_valid_batch_are_refused_unless_they_are_records(
     assert found in (by_reference(memoryview(batch), 0, 1000, check_crc=False), CORRUPT)
 
 
+def varint(number: int) -> bytes:
+    encoded = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while encoded >= 0x80:
+        out.append(encoded & 0x7F | 0x80)
+        encoded >>= 7
+    return bytes([*out, encoded])
+
+
+def record(*fields: int | bytes, size: int | None = None) -> bytes:
+    """A record of these fields, numbers as varints, under its own length or another."""
+    body = b"\0" + b"".join(each if isinstance(each, bytes) else varint(each) for each in fields)
+    return varint(len(body) if size is None else size) + body
+
+
+def with_records(*records: bytes, last_delta: int = 9) -> memoryview:
+    batch = bytearray(make_batch([b"x"] * len(records)))
+    batch[61:] = b"".join(records)
+    batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+    batch[23:27] = last_delta.to_bytes(4, "big")
+    return memoryview(batch)
+
+
+GOOD = record(0, 0, 1, b"k", 2, b"vv", 1, 1, b"h", -1)
+
+
+@pytest.mark.parametrize(
+    ("records", "status"),
+    [
+        ([GOOD], layout.FINE),
+        ([record(5, 3, -1, -1, 0), record(5, 4, -7, 0, 0)], layout.FINE),
+        ([record(0, 3, -1, -1, 0), record(0, 3, -1, -1, 0)], layout.BAD_OFFSET),
+        ([record(0, 3, -1, -1, 0), record(0, 2, -1, -1, 0)], layout.BAD_OFFSET),
+        ([record(0, 10, -1, -1, 0)], layout.BAD_OFFSET),
+        ([record(0, -1, -1, -1, 0)], layout.BAD_OFFSET),
+        ([record(0, 0, -1, -1, 0, size=7)], layout.BAD_RECORD),
+        ([record(0, 0, -1, -1, 0, size=5)], layout.BAD_RECORD),
+        ([record(0, 0, -1, -1, 0, size=-1)], layout.BAD_RECORD),
+        ([b"\xff" * 12], layout.BAD_VARINT),
+        ([record(b"\xff" * 9 + b"\x02", 0, -1, -1, 0)], layout.BAD_VARINT),
+        ([record(b"\xff" * 9 + b"\x01", 0, -1, -1, 0)], layout.FINE),
+        ([record(0, b"\x80\x80\x80\x80\x80")], layout.BAD_VARINT),
+        ([record(0, 0, 5, b"k", -1, 0)], layout.BAD_KEY),
+        ([record(0, 0, 2**62, b"k", -1, 0)], layout.BAD_KEY),
+        ([record(0, 0, -1, 3, b"v", 0)], layout.BAD_VALUE),
+        ([record(0, 0, -1, 2**62, b"v", 0)], layout.BAD_VALUE),
+        ([record(0, 0, -1, 1, b"v", -1)], layout.BAD_HEADERS),
+        ([record(0, 0, -1, 1, b"v", 2**40)], layout.BAD_HEADERS),
+        ([record(0, 0, -1, 1, b"v", 2, 1, b"h", -1)], layout.BAD_HEADERS),
+        ([record(0, 0, -1, 1, b"v", 1, -1, -1)], layout.BAD_HEADERS),
+        ([record(0, 0, -1, 1, b"v", 1, 9, b"h", -1)], layout.BAD_HEADERS),
+        ([record(0, 0, -1, 1, b"v", 1, 1, b"h", 9, b"v")], layout.BAD_HEADERS),
+        ([record(0, 0, -1, 1, b"v", 0, b"rest")], layout.BAD_HEADERS),
+        ([GOOD + b"rest"], layout.LEFT_OVER),
+        ([GOOD + record(0, 1, -1, -1, 0)], layout.LEFT_OVER),
+        ([GOOD, b""], layout.BAD_COUNT),
+        ([record(0, 0, -1, 9, b"123456789", 0), b""], layout.BAD_VARINT),
+    ],
+)
+def test_each_way_in_which_records_are_wrong_has_its_name(records: list[bytes], status: int) -> None:
+    data = with_records(*records)
+    expected = by_reference(data, 0, 100, check_crc=False)
+    wanted = PartitionRange("t", TOPIC_ID, 0, 0, 100)
+    reading = arrow.Reading(wanted, 0, RangeReport(wanted), (), True, 1 << 20, check_crc=False)
+    surveyed = arrow.survey(data, check_crc=False)
+    if status == layout.FINE:
+        assert expected == by_arrow(data, 0, 100, check_crc=False) != CORRUPT
+        return
+    with pytest.raises(CorruptBatch) as corrupt:
+        list(arrow.decode(surveyed, reading))
+    assert layout.MEANINGS[status] in str(corrupt.value)
+    assert expected == CORRUPT
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "status"),
+    [
+        (16, b"\x03", layout.BAD_MAGIC),
+        (16, b"\x01", layout.BAD_MAGIC),
+        (8, (40).to_bytes(4, "big"), layout.BAD_LENGTH),
+        (8, b"\xff\xff\xff\xff", layout.BAD_LENGTH),
+        (17, b"\0\0\0\0", layout.BAD_CRC),
+    ],
+)
+def test_each_way_in_which_a_header_is_wrong_has_its_name(place: int, change: bytes, status: int) -> None:
+    batch = bytearray(make_batch([b"x"]))
+    batch[place : place + len(change)] = change
+    surveyed = arrow.survey(memoryview(batch))
+    assert len(surveyed.table) == 0
+    assert surveyed.problem.startswith(layout.MEANINGS[status])
+
+
+@pytest.mark.parametrize(
+    ("base_offset", "delta", "count"),
+    [(2, 0, 1), (-1, 0, 1), (2**63 - 1, 0, 1), (9, -1, 1), (9, 0, 2), (9, 0, -1)],
+)
+def test_headers_that_contradict_those_before_them_or_themselves(
+    base_offset: int, delta: int, count: int
+) -> None:
+    batch = bytearray(make_batch([b"x"]))
+    batch[0:8] = base_offset.to_bytes(8, "big", signed=True)
+    batch[23:27] = delta.to_bytes(4, "big", signed=True)
+    batch[57:61] = count.to_bytes(4, "big", signed=True)
+    data = memoryview(make_batch([b"a", b"b", b"c"]) + bytes(batch))
+    assert by_arrow(data, 0, 100, check_crc=False) == by_reference(data, 0, 100, check_crc=False) == CORRUPT
+
+
 def test_every_truncation_of_a_run_gives_its_whole_batches() -> None:
     parts = [make_batch([b"a", b"b"], base_offset=0), make_batch([b"c"], base_offset=2)]
     data = b"".join(parts)

@@ -195,7 +195,8 @@ class RangesReader:
         for each in ranges:
             each.needs_leader = False
             topic = known.get(each.wanted.topic)
-            if topic is not None and topic.topic_id == each.wanted.topic_id:
+            is_same = topic is not None and topic.topic_id == each.wanted.topic_id
+            if topic is not None and is_same and each.wanted.partition in topic.partitions:
                 each.contradictions = 0
                 self._check_epoch(each)
                 continue
@@ -203,6 +204,10 @@ class RangesReader:
             each.needs_leader = True
             if topic is None:
                 each.problem = TopicMissing(f"there is no topic '{each.wanted.topic}' any more")
+            elif is_same:
+                each.problem = TopicMissing(
+                    f"topic '{topic.name}' has no partition {each.wanted.partition}; it has {len(topic.partitions)}"
+                )
             else:
                 each.problem = TopicRecreated(
                     f"topic '{each.wanted.topic}' was deleted and created again: its id is {topic.topic_id}, "
@@ -328,8 +333,12 @@ class RangesReader:
         if not self._pending:
             time.sleep(wait_s)
             return None
-        ready, _, _ = select.select(list(self._pending), [], [], wait_s)
-        return ready[0] if ready else None
+        poll = select.poll()
+        by_descriptor = {connection.fileno(): connection for connection in self._pending}
+        for descriptor in by_descriptor:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(wait_s * 1000)
+        return by_descriptor[ready[0][0]] if ready else None
 
     def _judge(self, answer: FetchAnswer, asked: list[_Range]) -> list[_Found]:
         if answer.error_code:

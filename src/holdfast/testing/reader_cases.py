@@ -162,6 +162,19 @@ def damaged(chance: random.Random, data: bytes) -> bytes:
     return bytes(broken)
 
 
+def shortened(chance: random.Random, data: bytes) -> bytes:
+    """A run whose last batch lost the end of its records and says so in its length, or claims a longer field.
+
+    What accidents rarely bring about: lengths that agree with each other and not with the bytes there are.
+    """
+    records = [_random_record(chance, delta) for delta in range(chance.randrange(1, 4))]
+    batch = bytearray(build_batch(records, base_offset=5000))
+    cut = chance.randrange(61, len(batch))
+    del batch[cut:]
+    batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
+    return data + bytes(batch)
+
+
 class GuardedMemory:
     """Memory that ends where the process may not look: a read past the end of what is put here is fatal."""
 
@@ -192,7 +205,10 @@ def fuzz(seed: int, rounds: int) -> None:
     for number in range(seed, seed + rounds):
         chance = random.Random(number)
         data, behind = random_run(chance)
-        data = damaged(chance, data)
+        if number % 3:
+            data = damaged(chance, data)
+        else:
+            data, behind = shortened(chance, b""), 5003
         start, end = 0, behind + 5
         if chance.random() < 0.5:
             start = chance.randrange(behind + 10)
