@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.pipeline.definition.model import (
     DeadLetter,
+    DeltaSink,
     KafkaSink,
     ParquetSink,
     PipelineDefinition,
@@ -12,6 +13,7 @@ from holdfast.pipeline.definition.model import (
 )
 from holdfast.pipeline.sinks.base import Sink, SinkError
 from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
+from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 
@@ -23,9 +25,10 @@ def build_sink(definition: PipelineDefinition, sink: SinkDefinition) -> Sink:
             return ParquetSinkWriter(sink, definition.name, definition.directory)
         case KafkaSink():
             return KafkaSinkWriter(sink, definition.name)
+        case DeltaSink():
+            return DeltaSinkWriter(sink, definition.name, definition.directory)
         case PostgresSink():
             return _postgres(definition, sink)
-    raise TypeError(f"no sink is made from {sink!r}")
 
 
 def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> Sink:

@@ -33,6 +33,17 @@ class Disk:
     def open_new(self, path: str) -> IO[bytes]:
         return open(path, "xb")
 
+    def open_existing(self, path: str) -> IO[bytes]:
+        return open(path, "rb")
+
+    def size(self, path: str) -> int:
+        return os.path.getsize(path)
+
+    def remove(self, path: str) -> None:
+        """Remove a file; one that is not there is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
     def flush_file(self, path: str) -> None:
         """Make the content of a file durable, whoever wrote it."""
         handle = os.open(path, os.O_RDONLY)
@@ -72,8 +83,7 @@ class Disk:
     def replace(self, path: str, data: bytes) -> None:
         """Put new content in the place of a small file, durably."""
         aside = path + ".new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
+        self.remove(aside)
         self.write(aside, data)
         self.rename(aside, path)
         self.flush_directory(os.path.dirname(path))

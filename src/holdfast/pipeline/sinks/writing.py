@@ -215,14 +215,15 @@ class _OpenFile:
         self._handle = None
         path = os.path.join(self._files.directory, self._name)
         self._files.disk.flush_file(path)
-        rows, digest = lineage_of(path)
-        self._done.append(WrittenFile(self._name, rows, os.path.getsize(path), digest, self.partition))
+        rows, digest = lineage_of(path, self._files.disk)
+        size = self._files.disk.size(path)
+        self._done.append(WrittenFile(self._name, rows, size, digest, self.partition))
 
 
-def lineage_of(path: str) -> tuple[int, int]:
+def lineage_of(path: str, disk: Disk) -> tuple[int, int]:
     """How many rows a file holds and the digest of their lineage, from the file itself."""
     rows, total = 0, 0
-    with pq.ParquetFile(path) as file:
+    with disk.open_existing(path) as handle, pq.ParquetFile(handle) as file:
         for batch in file.iter_batches(batch_size=ROW_GROUP_ROWS, columns=[LINEAGE]):
             rows += batch.num_rows
             total += digest_of_lineage(batch.column(0))

@@ -1,0 +1,226 @@
+"""The Delta sink: files, ledger and rows in one commit on one handle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from holdfast.pipeline.definition.model import DeltaSink
+from holdfast.pipeline.ledger import LedgerMismatch
+from holdfast.pipeline.sinks import delta
+from holdfast.pipeline.sinks.base import SchemaChanged, SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.delta import DeltaSinkWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+Make = Callable[..., DeltaSinkWriter]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+@pytest.fixture
+def make(table: str, context: SinkContext, spark: SparkSession) -> Make:
+    def build(**settings: Any) -> DeltaSinkWriter:
+        sink = DeltaSinkWriter(DeltaSink(table, **settings), "shop")
+        sink.open(context, spark)
+        return sink
+
+    return build
+
+
+def ids(*numbers: int) -> list[dict[str, Any]]:
+    return [{"id": number, "name": f"n{number}"} for number in numbers]
+
+
+def seen(table: str) -> list[int]:
+    return sorted(DeltaTable(table).to_pyarrow_table().column("id").to_pylist())
+
+
+def test_rows_and_ledger_are_one_commit(make: Make, table: str, rows: Any, batches: Any) -> None:
+    sink, cut = make(), batches("delta")
+    assert sink.last_entry() is None
+    cut.write(sink, cut.at(0, 0), rows([]))
+    entry = cut.write(sink, cut.at(0, 4), rows(ids(*range(4))).repartition(2))
+    assert (entry.rows, sink.last_entry()) == (4, entry)
+    last = cut.write(sink, cut.at(4, 9), rows([]))
+    assert make().last_entry() == last
+    assert seen(table) == [0, 1, 2, 3]
+    held = DeltaTable(table)
+    application = f"hf-shop-delta/{cut.place.topic_id}/0"
+    assert held.transaction_version(application) == 9
+    assert json.loads(held.history(1)[0]["holdfast"])["number"] == 2
+
+
+def test_rows_are_partitioned_by_values_of_their_columns(
+    make: Make, table: str, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(partition_by=("country",)), batches("delta")
+    values = [{"id": at, "country": name} for at, name in enumerate(["nl", "a/b %", None, "nl"])]
+    cut.write(sink, cut.at(0, 4), rows(values, "id bigint, country string"))
+    found = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert {row["id"]: row["country"] for row in found} == {0: "nl", 1: "a/b %", 2: None, 3: "nl"}
+    with pytest.raises(SinkError, match="partitioned by country"):
+        make()
+
+
+def test_nothing_is_seen_of_files_no_commit_names(
+    make: Make, table: str, rows: Any, batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, cut = make(), batches("delta")
+    cut.write(sink, cut.at(0, 1), rows(ids(0)))
+    prepared = sink.prepare(cut.at(1, 2), rows(ids(1), start=1))
+    assert seen(table) == [0]
+    prepared.discard()
+    assert len([name for name in os.listdir(table) if name.endswith(".parquet")]) == 1
+
+    def die(*arguments: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaSinkWriter, "_commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            cut.write(sink, cut.at(1, 2), rows(ids(1), start=1))
+    again = make()
+    assert again.last_entry().number == 0  # type: ignore[union-attr]
+    cut.write(again, cut.at(1, 2), rows(ids(1), start=1))
+    assert seen(table) == [0, 1]
+
+
+def test_a_commit_whose_answer_was_lost_is_found(
+    make: Make, table: str, rows: Any, batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, cut = make(), batches("delta")
+    honest = DeltaSinkWriter._commit
+
+    def lost(*arguments: Any) -> bool:
+        honest(*arguments)
+        return False
+
+    prepared = sink.prepare(cut.at(0, 2), rows(ids(0, 1)))
+    entry = cut.entry(cut.at(0, 2), None, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaSinkWriter, "_commit", lost)
+        prepared.commit(entry)
+    assert sink.last_entry() == entry
+    prepared.discard()
+    assert seen(table) == [0, 1]
+
+
+def test_the_slower_of_two_copies_is_fenced(make: Make, table: str, rows: Any, batches: Any) -> None:
+    """HF408: `deltalake` itself takes the same application transaction twice."""
+    one, two, cut = make(), make(), batches("delta")
+    batch = cut.at(0, 2)
+    prepared = [sink.prepare(cut.at(0, 2), rows(ids(0, 1))) for sink in (one, two)]
+    entry = cut.entry(batch, None, 2)
+    prepared[1].commit(entry)
+    with pytest.raises(SinkFenced):
+        prepared[0].commit(entry)
+    prepared[0].discard()
+    assert seen(table) == [0, 1]
+
+
+def test_a_copy_that_commits_between_check_and_commit_is_noticed(
+    make: Make, table: str, rows: Any, batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, fast, cut = make(), make(), batches("delta")
+    prepared = [sink.prepare(cut.at(0, 2), rows(ids(0, 1))) for sink in (slow, fast)]
+    entry = cut.entry(cut.at(0, 2), None, 2)
+    honest = slow._commit
+
+    def late(*arguments: Any) -> bool:
+        if fast.last_entry() is None:
+            prepared[1].commit(entry)
+        return honest(*arguments)
+
+    monkeypatch.setattr(slow, "_commit", late)
+    with pytest.raises(SinkFenced):
+        prepared[0].commit(entry)
+    assert seen(table) == [0, 1]
+
+
+def test_somebody_else_writing_to_the_table_costs_a_try_and_nothing_more(
+    make: Make, table: str, rows: Any, batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, cut = make(), batches("delta")
+    cut.write(sink, cut.at(0, 1), rows(ids(0)))
+    honest, calls = sink._commit, 0
+
+    def crowded(*arguments: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            write_deltalake(table, DeltaTable(table).to_pyarrow_table(), mode="append")
+        return honest(*arguments)
+
+    monkeypatch.setattr(sink, "_commit", crowded)
+    cut.write(sink, cut.at(1, 2), rows(ids(1), start=1))
+    assert (calls, seen(table)) == (2, [0, 0, 1])
+
+
+def test_columns_are_added_where_that_is_allowed(make: Make, table: str, rows: Any, batches: Any) -> None:
+    cut = batches("delta")
+    strict = make()
+    cut.write(strict, cut.at(0, 1), rows(ids(1)))
+    wider = rows([{"id": 2, "name": "b", "size": 1.5}], "id bigint, name string, size double", start=1)
+    with pytest.raises(SchemaChanged, match="'size'"):
+        strict.prepare(cut.at(1, 2), wider)
+    adding = make(schema="add-columns")
+    with pytest.raises(SchemaChanged, match=r"'id' as bigint.*as string"):
+        adding.prepare(cut.at(1, 2), rows([{"id": "x"}], "id string", start=1))
+    cut.write(adding, cut.at(1, 2), wider)
+    cut.write(adding, cut.at(2, 3), rows([{"id": 3}], "id bigint", start=2))
+    found = DeltaTable(table).to_pyarrow_table().sort_by("id").to_pylist()
+    assert [(row["id"], row["name"], row["size"]) for row in found] == [
+        (1, "n1", None),
+        (2, "b", 1.5),
+        (3, None, None),
+    ]
+
+
+def test_the_ledger_outlives_checkpoints_and_its_file_can_be_found_again(
+    make: Make, table: str, rows: Any, batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "CHECKPOINT_EVERY", 2)
+    sink, cut = make(), batches("delta")
+    for at in range(4):
+        entry = cut.write(sink, cut.at(at, at + 1), rows([]))
+    assert any("checkpoint.parquet" in name for name in os.listdir(f"{table}/_delta_log"))
+    assert make().last_entry() == entry
+    for name in os.listdir(sink.ledger.directory):
+        os.unlink(f"{sink.ledger.directory}/{name}")
+    assert make().last_entry() == entry
+
+
+def test_an_entry_that_contradicts_the_table_is_refused(
+    make: Make, table: str, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(), batches("delta")
+    cut.write(sink, cut.at(0, 3), rows(ids(0)))
+    (name,) = os.listdir(sink.ledger.directory)
+    path = Path(sink.ledger.directory) / name
+    document = json.loads(path.read_text())
+    document["positions"]["orders"]["partitions"]["0"][0] = 99
+    path.write_text(json.dumps(document))
+    with pytest.raises(LedgerMismatch, match="stands at 99"):
+        sink.last_entry()
+
+
+def test_a_reset_keeps_rows_and_begins_a_new_ledger(make: Make, table: str, rows: Any, batches: Any) -> None:
+    sink, cut = make(), batches("delta")
+    cut.write(sink, cut.at(0, 1), rows(ids(0)))
+    sink.forget()
+    assert sink.last_entry() is None
+    entry = cut.write(sink, cut.at(0, 1), rows(ids(0)))
+    assert (entry.number, sink.last_entry(), seen(table)) == (0, entry, [0, 0])
