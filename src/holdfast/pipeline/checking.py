@@ -68,12 +68,16 @@ def check_definition(
 
 
 def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Finding], DataFrame | None]:
-    """Step by step; after one that fails there is no schema to check the next ones with."""
+    """Step by step. A rule that fails leaves the schema as it was; a query or function that does leaves none."""
+    findings: list[Finding] = []
     for index, step in enumerate(definition.steps):
         kind = kind_of_step(step)
         path: Path = ("steps", index, kind, TEXT_KEYS[kind])
-        findings, after = _check_step(definition, step, path, frame)
-        if findings or after is None:
+        found, after = _check_step(definition, step, path, frame)
+        findings += found
+        if isinstance(step, Expect | Filter):
+            continue
+        if found or after is None:
             later = definition.steps[index + 1 :]
             if later:
                 names = ", ".join(step.name for step in later)
@@ -81,7 +85,7 @@ def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Find
                 findings.append(Finding(("steps", index + 1), note, "warning"))
             return findings, None
         frame = after
-    return [], frame
+    return findings, frame
 
 
 def _check_step(

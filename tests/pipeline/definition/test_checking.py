@@ -108,9 +108,18 @@ def test_what_is_wrong_is_said_with_its_place(spark: SparkSession, pipeline: Pip
     assert any(expected in line for line in found), found
 
 
-def test_steps_behind_one_that_fails_are_named_as_unchecked(spark: SparkSession) -> None:
-    found = findings(spark, WITH_SINK.filter("nmae = 1").expect("also_wrong", name="later"))
-    assert found[1:] == ["warning: steps[1]: not checked, since they stand behind step 'filter-1': later"]
+def test_rules_that_fail_do_not_hide_what_comes_behind(spark: SparkSession) -> None:
+    pipeline = BASE.filter("nmae = 1").expect("idd > 0").write("parquet", path="o", partition_by="dya")
+    assert [line.split(": ")[0] for line in findings(spark, pipeline)] == [
+        "steps[0].filter.where",
+        "steps[1].expect.that",
+        "sinks[0].parquet.partition_by",
+    ]
+
+
+def test_steps_behind_a_query_that_fails_are_named_as_unchecked(spark: SparkSession) -> None:
+    found = findings(spark, WITH_SINK.sql("SELECT *, nmae FROM input").expect("also_wrong", name="later"))
+    assert found[1:] == ["warning: steps[1]: not checked, since they stand behind step 'sql-1': later"]
 
 
 def test_a_missing_secret_is_a_warning(spark: SparkSession) -> None:

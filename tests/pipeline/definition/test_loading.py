@@ -192,6 +192,7 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         (("topics: t", "topics: a: b"), "3:12: this is not YAML: a ':' stands where none can"),
         (("value: text", "value: {a: string?}"), "inside { } a text with '?' must be quoted"),
         (("sinks:", "--- \nsinks:"), "this is not YAML: there is a second document ('---')"),
+        (("topics: t", "topics: !x t"), "3:11: source.topics: !x is a tag of YAML"),
         (("topics: t", "topics:"), "3:10: source.topics: expected a list, found empty"),
         (("topics: t", "topics: [t, t]"), "source.topics[1]: 't' is listed twice"),
         (("topics: t", "topics: orders-*"), "for several topics by a regular expression use 'pattern'"),

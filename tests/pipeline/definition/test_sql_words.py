@@ -76,6 +76,7 @@ def test_expressions_that_cannot_parse(sql: str, problem: str) -> None:
         ("SELECT a FROM input", "loses _hf"),
         ("SELECT * FROM input LIMIT 3", "LIMIT keeps other rows"),
         ("SELECT *, uuid() AS u FROM input", "uuid() changes"),
+        ("SELECT * FROM input TABLESAMPLE (10 PERCENT)", "TABLESAMPLE keeps other rows"),
     ],
 )
 def test_queries_that_cannot_be_steps(sql: str, problem: str) -> None:
@@ -90,6 +91,8 @@ def test_queries_that_cannot_be_steps(sql: str, problem: str) -> None:
         "WITH x AS (SELECT * FROM input) SELECT * FROM x",
         "SELECT *, now AS n FROM `input`",
         "SELECT *, 1 AS current_date FROM input",
+        "SELECT *, limit - 3 AS rest, _hf.offset FROM input WHERE limit > 3",
+        "(SELECT * FROM input)",
     ],
 )
 def test_queries_that_can(sql: str) -> None:

@@ -120,6 +120,11 @@ class _Conversion:
         if id(node) in within:
             self._findings.add(path, "an alias (*) cannot stand inside what it names", mark)
             return Node("null", mark=mark)
+        if not node.tag.startswith("tag:yaml.org,2002:"):
+            message = (
+                f"{node.tag} is a tag of YAML, which mean nothing here; quote a text that begins with '!'"
+            )
+            self._findings.add(path, message, mark)
         if id(node) not in self._done:
             self._done[id(node)] = self._convert(node, path, within | {id(node)}, mark)
         return self._done[id(node)]

@@ -6,6 +6,7 @@ is made again after a crash must come out as it was.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -47,9 +48,6 @@ TIMES: Final = frozenset(
 )
 BARE: Final = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
 """Those that SQL calls without parentheses."""
-ARBITRARY: Final = frozenset({"limit", "offset", "tablesample"})
-"""Clauses that keep some rows, and others the next time."""
-
 _TOKEN: Final = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
       | (?P<literal>'(?:[^'\\]|\\.|'')*(?:'|\Z)|"(?:[^"\\]|\\.|"")*(?:"|\Z))
@@ -93,7 +91,7 @@ def problems_of_query(sql: str) -> Iterator[str]:
     words = {token.word for token in found}
     names = words | {token.text.strip("`").lower() for token in found if token.kind == "quoted"}
     yield from problems_of_expression(sql.rstrip().removesuffix(";"))
-    if not found or found[0].word not in ("select", "with", "from", "values"):
+    if not found or (found[0].word not in ("select", "with", "from", "values") and found[0].text != "("):
         yield "a step's query begins with SELECT (or WITH)"
         return
     if "input" not in names:
@@ -104,9 +102,12 @@ def problems_of_query(sql: str) -> Iterator[str]:
             "it loses _hf, the place each row comes from; select it (SELECT _hf, …), "
             "or rows could not be accounted for"
         )
-    for clause in sorted(words & ARBITRARY):
-        if clause != "offset" or "limit" in words:
-            yield f"{clause.upper()} keeps other rows when the batch is made again; use WHERE or a filter step"
+    for token, behind in itertools.pairwise(found):
+        if (token.word, behind.kind) == ("limit", "number") or (token.word, behind.text) == (
+            "tablesample",
+            "(",
+        ):
+            yield f"{token.text} keeps other rows when the batch is made again; use WHERE or a filter step"
 
 
 def _unbalanced(found: list[Token]) -> Iterator[str]:
