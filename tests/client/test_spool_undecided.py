@@ -19,6 +19,7 @@ from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolStore
 from holdfast.real import RealFileSystem, RealRandomness
+from holdfast.testing.engines import wait_until
 from holdfast.testing.fake_producer import FakeCluster
 from holdfast.testing.faulty_files import FaultyFiles
 
@@ -167,7 +168,7 @@ def test_without_room_for_the_second_copies_moving_waits(
         delivery.wait_stored(30)
     files.fail("write", errno.ENOSPC, ".spool")
     cluster.back()
-    cluster.wait_until(lambda: not sender._own.mover.asked())
+    wait_until(lambda: not sender._own.mover.asked(), "the number of partitions is known")
     assert not any(delivery.is_settled for delivery in deliveries)
     files.mend()
     for delivery in deliveries:

@@ -126,8 +126,8 @@ class Swallowing:
         self._broker = ("127.0.0.1", port)
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def swallow(self, api_key: int, count: int = 1) -> None:
-        """The next so many answers to requests of this kind do not arrive."""
+    def swallow(self, api_key: int, count: int) -> None:
+        """The next so many answers to requests of this kind do not arrive; with the last the connection is lost."""
         self._left[api_key] = count
 
     @property
@@ -158,10 +158,12 @@ class Swallowing:
         for frame in _frames(broker, client):
             (correlation,) = struct.unpack_from(">i", frame, 4)
             key = asked.pop(correlation, -1)
-            if self._left.get(key, 0):
-                self._left[key] -= 1
+            if not self._left.get(key):
+                client.sendall(frame)
+                continue
+            self._left[key] -= 1
+            if not self._left[key]:
                 return
-            client.sendall(frame)
 
 
 def _frames(source: socket.socket, other: socket.socket) -> Iterator[bytes]:

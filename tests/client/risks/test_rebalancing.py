@@ -11,8 +11,8 @@ from holdfast.testing.engines import wait_until
 from holdfast.testing.risks import Background, Scene, numbers, take, value_of
 
 SHORT_POLLS: dict[str, Any] = {
-    "max.poll.interval.ms": 1000,
-    "session.timeout.ms": 1000,
+    "max.poll.interval.ms": 2000,
+    "session.timeout.ms": 2000,
     "heartbeat.interval.ms": 100,
 }
 

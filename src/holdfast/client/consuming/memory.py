@@ -170,7 +170,7 @@ class GroupMemory:
         while len(ended) < partitions:
             if time.monotonic() > deadline:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-            for raw in reader.consume(1000, 0.1):
+            for raw in reader.consume(1000, 0.02):
                 error = raw.error()
                 if error is None:
                     mark = decode_mark(raw.key(), raw.value())
