@@ -82,9 +82,10 @@ class Unbalanced(PipelineError):
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same batch may simply be tried again later: brokers restart, elections take time."""
+    from holdfast.pipeline.formats.registry import RegistryUnavailable
     from holdfast.reader.errors import EndNotReached, Unreachable
 
-    return isinstance(error, Unreachable | EndNotReached)
+    return isinstance(error, Unreachable | EndNotReached | RegistryUnavailable)
 
 
 def explain_failure(error: BaseException) -> HoldfastError:
@@ -149,11 +150,12 @@ def _with_code(error: HoldfastError) -> HoldfastError:
 
 def _code_of(error: HoldfastError) -> int:
     from holdfast.errors import UsageError
+    from holdfast.pipeline.formats.registry import RegistryUnavailable
     from holdfast.reader.errors import NotAuthorised, TopicMissing, Unreachable
 
     if isinstance(error, UsageError | TopicMissing):
         return USAGE
-    if isinstance(error, Unreachable | NotAuthorised):
+    if isinstance(error, Unreachable | NotAuthorised | RegistryUnavailable):
         return ENVIRONMENT
     return FINDINGS
 

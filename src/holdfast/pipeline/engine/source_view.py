@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.pipeline.definition.model import Source
 from holdfast.pipeline.engine.failures import DefinitionWrong
@@ -16,6 +16,10 @@ from holdfast.reader import OffsetSpec, TopicInfo, TopicPartition
 
 if TYPE_CHECKING:
     from holdfast.reader.cluster import Cluster
+
+
+LEDGER_PREFIX: Final = "hf-ledger-"
+"""Of topics in which sinks keep their ledgers: no pattern means them."""
 
 
 class SourceView:
@@ -67,13 +71,16 @@ class SourceView:
         """Whether the definition reads this topic."""
         if self._source.pattern is None:
             return topic in self._source.topics
-        return topic not in self._own_topics and re.fullmatch(self._source.pattern, topic) is not None
+        return not self._is_own(topic) and re.fullmatch(self._source.pattern, topic) is not None
 
     def _topics(self) -> dict[str, TopicInfo]:
         if self._source.pattern is None:
             return self.cluster.refresh(self._source.topics)
         found = self.cluster.topics(pattern=self._source.pattern)
-        return {name: info for name, info in found.items() if name not in self._own_topics}
+        return {name: info for name, info in found.items() if not self._is_own(name)}
+
+    def _is_own(self, topic: str) -> bool:
+        return topic in self._own_topics or topic.startswith(LEDGER_PREFIX)
 
     def _require(self, topics: Mapping[str, TopicInfo]) -> None:
         missing = [name for name in self._source.topics if name not in topics]
