@@ -52,8 +52,10 @@ def test_tls_without_one_is_refused_unless_asked_for() -> None:
             read_all(fake, {"security.protocol": "SSL", **QUICK})
         settings = {"security.protocol": "SSL", "enable.ssl.certificate.verification": "false"}
         assert read_all(fake, settings) == 200
-        with pytest.raises(reader.Unreachable):
+        with pytest.raises(reader.Unreachable, match=r"is security\.protocol right\?"):
             read_all(fake, {"security.protocol": "PLAINTEXT", **QUICK})
+    with FakeCluster() as fake, pytest.raises(reader.Unreachable):
+        read_all(fake, {"security.protocol": "SSL", **QUICK})
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])

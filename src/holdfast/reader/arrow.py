@@ -97,6 +97,11 @@ class Survey(NamedTuple):
         return int(self.table[-1, layout.LAST_OFFSET]) + 1 if len(self.table) else -1
 
     @property
+    def batch_bytes_max(self) -> int:
+        """The size of the largest batch, the one cut off included."""
+        return max(self.wanted_bytes, int(self.table[:, layout.SIZE].max()) if len(self.table) else 0)
+
+    @property
     def leader_epoch(self) -> int:
         return int(self.table[-1, layout.LEADER_EPOCH]) if len(self.table) else -1
 

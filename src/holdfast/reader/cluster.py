@@ -61,6 +61,9 @@ LATEST: Final = -1
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
+BATCH_BYTES_USUAL_MAX: Final = 1 << 20
+"""Larger batches are the exception: they are asked for one by one."""
+
 DENIED: Final = frozenset(
     {
         ErrorCode.topic_authorization_failed,
@@ -80,6 +83,8 @@ class Cluster(AbstractContextManager["Cluster"]):
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, PartitionInfo] = {}
         self._last_good: Address | None = None
+        self.batch_bytes: dict[str, int] = {}
+        """By topic: how large the batches are that its producers write."""
 
     def __enter__(self) -> Self:
         return self
@@ -228,6 +233,10 @@ class Cluster(AbstractContextManager["Cluster"]):
         if address is None:
             raise Unreachable(f"broker {broker_id} is not in the cluster's metadata")
         return self._connected(address)
+
+    def note_batch_bytes(self, topic: str, size: int) -> None:
+        """A batch of this size was seen: what is asked for of this topic should have room for one."""
+        self.batch_bytes[topic] = max(self.batch_bytes.get(topic, 0), min(size, BATCH_BYTES_USUAL_MAX))
 
     def is_at(self, broker_id: int, connection: Connection) -> bool:
         """Whether this is the connection to that broker."""

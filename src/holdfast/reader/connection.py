@@ -261,7 +261,10 @@ class Connection:
         reason = (
             (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         )
-        return Unreachable(f"the broker at {text_of(self.address)} cannot be spoken to: {reason}")
+        # A broker that expects TLS hangs up on plain bytes, and one that does not answers TLS with nonsense.
+        is_doubtful = not self._offered and isinstance(error, ConnectionResetError | ssl.SSLError)
+        hint = "; is security.protocol right?" if is_doubtful else ""
+        return Unreachable(f"the broker at {text_of(self.address)} cannot be spoken to: {reason}{hint}")
 
 
 def tls_context(tls: TlsSettings | None) -> ssl.SSLContext | None:

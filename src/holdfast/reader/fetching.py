@@ -126,10 +126,14 @@ class _Range:
     def is_done(self) -> bool:
         return self.position >= self.wanted.end
 
-    def fetch_bytes(self, most: int) -> int:
-        """About what the rest of the range takes, so that little is fetched beyond its end."""
+    def fetch_bytes(self, most: int, usual_batch_bytes: int) -> int:
+        """About what the rest of the range takes, so that little is fetched beyond its end.
+
+        A batch larger than this comes cut off, unless its range stands first, and has come in vain.
+        """
         rest = int((self.wanted.end - self.position) * self.bytes_per_offset * 1.1)
-        return min(max(min(rest + FETCH_BYTES_MIN, most), self.batch_bytes), FETCH_BYTES_MAX)
+        least = max(FETCH_BYTES_MIN, usual_batch_bytes)
+        return min(max(min(rest + least, most), self.batch_bytes), FETCH_BYTES_MAX)
 
 
 class _Pending(NamedTuple):
@@ -279,7 +283,7 @@ class RangesReader:
                     each.wanted.partition,
                     leader.leader_epoch,
                     each.position,
-                    each.fetch_bytes(self.batch_bytes),
+                    each.fetch_bytes(self.batch_bytes, self.cluster.batch_bytes.get(each.wanted.topic, 0)),
                 )
             )
         if not asked:
@@ -388,6 +392,7 @@ class RangesReader:
         start, end = each.position, each.wanted.end
         surveyed = survey(fetched.records)
         next_offset = surveyed.next_offset
+        self.cluster.note_batch_bytes(each.wanted.topic, surveyed.batch_bytes_max)
         if not len(surveyed.table) and surveyed.problem:
             raise CorruptBatch(f"{each.name}: the batch at offset {start} is damaged: {surveyed.problem}")
         if next_offset <= start:
