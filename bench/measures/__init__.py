@@ -8,6 +8,9 @@ from bench.driver import Measure
 from bench.measures.alternatives import Alternatives
 from bench.measures.bulk import Bulk
 from bench.measures.clients16 import Clients16, Clients16Raw
+from bench.measures.clients_consumer import ClientConsumer
+from bench.measures.clients_database import ClientDatabase
+from bench.measures.clients_producer import ClientMemory, ClientProducer
 from bench.measures.compaction import Compaction
 from bench.measures.cpu import Cpu
 from bench.measures.end_to_end import EndToEnd
@@ -40,6 +43,10 @@ ALL: Final[tuple[Measure, ...]] = (
     GroupJoin(),
     GroupSuccession(),
     Heartbeats(),
+    ClientProducer(),
+    ClientConsumer(),
+    ClientDatabase(),
+    ClientMemory(),
     SparkSource(),
     SparkFirstQuery(),
     SparkPipeline(),
