@@ -52,11 +52,11 @@ def _rows() -> list[Row]:
                     BARE,
                 ),
                 Row(
-                    f"`Producer`, {what}",
+                    f"`Producer`, beside a bare loop that polls after each message, {what}",
                     "messages/s",
                     key.format("direct"),
                     key.format("polling"),
-                    f"{BARE} that polls after each message",
+                    BARE,
                 ),
             ]
     return rows
