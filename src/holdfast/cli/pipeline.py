@@ -234,7 +234,7 @@ def status(
         print_json(found.as_json())
     else:
         print_status(found)
-    if any(sink.problem for sink in found.sinks):
+    if found.source_problem or any(sink.problem for sink in found.sinks):
         raise Exit(ExitCode.FINDINGS)
 
 

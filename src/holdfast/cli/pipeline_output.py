@@ -77,9 +77,10 @@ def print_status(status: Status) -> None:
         print_table(("SINK", "PARTITION", "STANDS AT"), places)
     for sink in status.sinks:
         if sink.problem:
-            complain(f"sink {sink.name}: {sink.problem}")
+            named = sink.problem.startswith("sink ")
+            complain(sink.problem if named else f"sink {sink.name!r}: {sink.problem}")
         elif not sink.is_of_this_definition:
-            complain(f"sink {sink.name}: its last batch was made by another version of the definition")
+            complain(f"sink {sink.name!r}: its last batch was made by another version of the definition")
     if status.source_problem:
         complain(f"source: {status.source_problem}")
 
