@@ -24,6 +24,7 @@ from holdfast.client.spool.progress import read_progress
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolFull
+from holdfast.client.spool.writer import GROUP_BYTES_MAX
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
 from holdfast.testing.faulty_files import FaultyFiles
@@ -443,16 +444,17 @@ def test_memory_stays_bounded_while_the_broker_is_away(
     feed._fresh_bytes_max = 50_000
     spool.send(b"first").wait(30)
     cluster.away()
-    for _ in range(2000):
-        spool.send(b"x" * 200)
+    for _ in range(10_000):
+        spool.send(b"x" * 400)
     spool.sender._own.writer.wait_stored(30)
     window = spool.sender._own.deliverer._window
-    assert window.bytes <= 2 * 50_000 + 256 * 1024
+    # What is looked at last before it is full is one group, whatever its size.
+    assert window.bytes <= 50_000 + 2 * GROUP_BYTES_MAX
     assert feed.fresh_bytes <= 50_000
     assert len(feed._held) == 0
     cluster.back()
     assert spool.flush() == 0
-    assert len(in_order(cluster)) == 2001
+    assert len(in_order(cluster)) == 10_001
 
 
 # Ends
