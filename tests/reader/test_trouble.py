@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -358,3 +359,37 @@ def test_errors_survive_the_way_between_processes() -> None:
     assert (str(refused), refused.code) == ("y", ErrorCode.invalid_request)
     report = RangeReport(PartitionRange("t", FakeCluster().add_topic("t").topic_id, 0, 5, 9))
     assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_time_the_caller_takes_is_not_counted(fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = fake.add_topic("t")
+    fill(topic.partitions[0])
+    passed = [0.0]
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+    with connect(fake, QUICK) as cluster:
+        batches = cluster.read(whole(cluster, "t"), batch_bytes=1)
+        rows = rows_of([next(batches)])
+        passed[0] = 3600.0
+        fake.script(FETCH, CLOSE)
+        fake.stop(0)  # an hour later the connection is gone
+        fake.start(0)
+        rows += rows_of(batches)
+    assert [row.value for row in rows] == ALL
+
+
+def test_an_election_noticed_by_one_range_is_checked_for_the_others(fake: FakeCluster) -> None:
+    topic = fake.add_topic("t", partitions=2)
+    for partition in topic.partitions:
+        fill(partition)
+    with connect(fake) as cluster:
+        batches = cluster.read(whole(cluster, "t"), batch_bytes=1)
+        read: list[int] = []
+        while sorted(set(read)) != [0, 1]:
+            read += next(batches).column("partition").to_pylist()
+        topic.partitions[1].epoch_ends[0] = 0
+        fake.move("t", 1, broker=0)
+        fake.move("t", 0, broker=1)
+        cluster.topics(["t"])  # whoever asks, the cluster now knows the new leaders
+        with pytest.raises(reader.OffsetGone, match=r"t-1: .* an election has cut the log"):
+            list(batches)

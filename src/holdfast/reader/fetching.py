@@ -70,6 +70,8 @@ FETCH_BYTES_MAX: Final = 1 << 30
 OFFSET_BYTES_GUESS: Final = 1024
 """What one offset takes, before anything is known of a range."""
 
+FORGIVEN_S_MIN: Final = 0.1
+
 ELSEWHERE: Final = frozenset(
     {
         ErrorCode.unknown_topic_or_partition,
@@ -83,7 +85,7 @@ ELSEWHERE: Final = frozenset(
         ErrorCode.replica_not_available,
     }
 )
-"""Answers after which it is asked again who leads."""
+"""Answers that another broker, or better knowledge of who leads, may change, whatever the table of errors says."""
 
 
 @dataclass
@@ -98,7 +100,7 @@ class _Range:
     last_epoch: int
     """The leader epoch of the last batch read."""
     asked_epoch: int = -1
-    """The leader epoch of the last fetch."""
+    """The leader epoch of the last fetch; -1 before the first."""
     bytes_per_offset: float = OFFSET_BYTES_GUESS
     batch_bytes: int = 0
     """The size of a batch that did not fit the last answer."""
@@ -182,7 +184,10 @@ class RangesReader:
                 self._active = [each for each in self._active if not each.is_done]
                 self._ask(connection)
                 for surveyed, reading in found:
-                    yield from decode(surveyed, reading)
+                    for batch in decode(surveyed, reading):
+                        yielded_s = time.monotonic()
+                        yield batch
+                        self._forgive(time.monotonic() - yielded_s)
         finally:
             for connection in self._pending:
                 connection.abandon()
@@ -193,6 +198,12 @@ class RangesReader:
     def _deadline_s(self) -> float:
         return time.monotonic() + self.cluster.settings.deadline_ms / 1000
 
+    def _forgive(self, seconds: float) -> None:
+        """The time our caller takes between two batches is not the brokers' fault."""
+        if seconds > FORGIVEN_S_MIN:
+            for each in self._active:
+                each.deadline_s += seconds
+
     def _locate(self, ranges: Sequence[_Range]) -> None:
         """Find out who leads, and whether the topics are still the ones we want."""
         known = self.cluster.refresh(each.wanted.topic for each in ranges)
@@ -202,7 +213,6 @@ class RangesReader:
             is_same = topic is not None and topic.topic_id == each.wanted.topic_id
             if topic is not None and is_same and each.wanted.partition in topic.partitions:
                 each.contradictions = 0
-                self._check_epoch(each)
                 continue
             each.contradictions += 1
             each.needs_leader = True
@@ -221,22 +231,20 @@ class RangesReader:
             if each.contradictions >= CONFIRMATIONS:
                 raise each.problem
 
-    def _check_epoch(self, each: _Range) -> None:
-        """After a change of leaders: does its log still hold what we have read?"""
-        leader = self.cluster.leader(each.place)
-        epoch = leader.leader_epoch if leader is not None else -1
-        is_news = each.asked_epoch >= 0 and epoch > each.asked_epoch
-        if not is_news or each.last_epoch < 0 or each.position == 0:
-            return
-        _, end = self.cluster.epoch_ends({each.place: each.last_epoch})[each.place]
-        if 0 <= end < each.position:
-            raise OffsetGone(
-                f"{each.name}: records before offset {each.position} were read, but the log of its new leader "
-                f"has them only up to {end}: an election has cut the log",
-                offset=each.position,
-                log_start=-1,
-                log_end=end,
-            )
+    def _check_epoch(self, each: _Range, epoch: int) -> None:
+        """Before the first fetch in a new epoch: does the new leader's log still hold what we have read?"""
+        is_new = 0 <= each.asked_epoch < epoch
+        has_read = each.last_epoch >= 0 and each.position > each.wanted.start
+        if is_new and has_read:
+            _, end = self.cluster.epoch_ends({each.place: each.last_epoch})[each.place]
+            if 0 <= end < each.position:
+                raise OffsetGone(
+                    f"{each.name}: records before offset {each.position} were read, but the log of its new "
+                    f"leader has them only up to {end}: an election has cut the log",
+                    offset=each.position,
+                    log_start=-1,
+                    log_end=end,
+                )
         each.asked_epoch = epoch
 
     def _ask_idle_brokers(self) -> None:
@@ -246,7 +254,7 @@ class RangesReader:
             self._refresh_not_before_s = now_s + self.cluster.settings.retry_backoff_ms / 1000
             self._locate(lost)
         busy = {id(each) for pending in self._pending.values() for each in pending.asked}
-        leaders = {}
+        leaders: dict[int, list[_Range]] = {}
         for each in self._active:
             if id(each) in busy or each.needs_leader:
                 continue
@@ -254,12 +262,13 @@ class RangesReader:
             if leader is None or leader.leader < 0:
                 self._lose(each, Unreachable(f"{each.name} has no leader"))
             else:
-                leaders[leader.leader] = each
-        for leader_id, each in leaders.items():
+                leaders.setdefault(leader.leader, []).append(each)
+        for leader_id, led in leaders.items():
             try:
                 self._ask(self.cluster.connection(leader_id))
             except Unreachable as error:
-                self._lose(each, error)
+                for each in led:
+                    self._lose(each, error)
 
     def _ask(self, connection: Connection) -> None:
         """Send the next fetch to a broker, for all ranges it leads, unless one is under way."""
@@ -275,9 +284,13 @@ class RangesReader:
                 continue
             if not self.cluster.is_at(leader.leader, connection):
                 continue
+            try:
+                self._check_epoch(each, leader.leader_epoch)
+            except Unreachable as error:
+                self._lose(each, error)
+                continue
             keys.add(each.key)
             asked.append(each)
-            each.asked_epoch = leader.leader_epoch
             topics.setdefault(each.wanted.topic_id, []).append(
                 Asked(
                     each.wanted.partition,
@@ -380,12 +393,9 @@ class RangesReader:
         if error is ErrorCode.corrupt_message:
             raise CorruptBatch(f"{each.name}: the broker finds its log damaged at offset {each.position}")
         problem = Refused(f"{each.name}: {error_table.describe(error)}", error)
-        if error in ELSEWHERE:
-            self._lose(each, problem)
-        elif error_table.is_retriable(error):
-            each.problem = problem
-        else:
+        if error not in ELSEWHERE and not error_table.is_retriable(error):
             raise problem
+        self._lose(each, problem)
 
     def _take(self, each: _Range, fetched: Fetched, is_first: bool) -> _Found | None:
         """What an answer holds for a range; moves its position behind it."""
