@@ -270,7 +270,8 @@ def reset(
 
 
 @app.command(
-    help="Merge the small files of old batches in file sinks. Readers see the same rows before and after.",
+    help="Merge the small files of old batches in Parquet and Delta sinks, while the pipeline is not running. "
+    "Readers see the same rows before and after.",
     epilog=examples(
         "holdfast pipeline compact orders.yaml", "holdfast pipeline compact o.yaml --sink parquet"
     ),
