@@ -26,7 +26,7 @@ from holdfast.pipeline.definition.model import (
     Step,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
-from holdfast.pipeline.definition.secrets import SecretMissing, expand_definition
+from holdfast.pipeline.definition.secrets import SecretMissing, expand_definition, is_reference
 from holdfast.pipeline.engine.failures import StepError, spark_message
 from holdfast.pipeline.sinks.base import LINEAGE
 
@@ -198,7 +198,8 @@ def checking_session(definition: PipelineDefinition) -> Iterator[SparkSession]:
     from holdfast.pipeline.session import spark_session
 
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as home:
-        session = spark_session(definition.name, home, master="local[1]", settings=dict(definition.spark))
+        settings = {name: text for name, text in definition.spark.items() if not is_reference(text)}
+        session = spark_session(definition.name, home, master="local[1]", settings=settings)
         try:
             yield session
         finally:

@@ -297,10 +297,17 @@ def _sinks(definition: PipelineDefinition) -> Iterator[Finding]:
     if definition.dead_letter is not None:
         yield from _topic(definition.dead_letter.topic, ("dead_letter", "topic"))
         yield from _settings(definition.dead_letter.settings, ("dead_letter", "settings"))
-    if definition.spark.get("spark.speculation", "false").lower() == "true":
-        yield Finding(
-            ("spark", "spark.speculation"), "two copies of one task would write twice; leave it off"
-        )
+    yield from _spark(definition.spark)
+
+
+def _spark(settings: Mapping[str, str]) -> Iterator[Finding]:
+    from holdfast.pipeline.session import FIXED
+
+    for name, value in settings.items():
+        if not name.startswith("spark."):
+            yield Finding(("spark", name), f"settings of Spark begin with 'spark.', as spark.{name}")
+        elif name in FIXED and value.lower() != FIXED[name].lower():
+            yield Finding(("spark", name), f"exactly-once output rests on {FIXED[name]!r}; leave it out")
 
 
 def _sink(sink: SinkDefinition, path: Path) -> Iterator[Finding]:
