@@ -58,7 +58,7 @@ def test_rows_and_ledger_are_one_commit(make: Make, table: str, rows: Any, batch
     assert make().last_entry() == last
     assert seen(table) == [0, 1, 2, 3]
     held = DeltaTable(table)
-    application = f"hf-shop-delta/{cut.place.topic_id}/0"
+    application = f"hf-shop--delta/{cut.place.topic_id}/0"
     assert held.transaction_version(application) == 9
     assert json.loads(held.history(1)[0]["holdfast"])["number"] == 2
 
@@ -89,7 +89,7 @@ def test_nothing_is_seen_of_files_no_commit_names(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaSinkWriter, "_commit", die)
+        patch.setattr(DeltaSinkWriter, "commit_actions", die)
         with pytest.raises(KeyboardInterrupt):
             cut.write(sink, cut.at(1, 2), rows(ids(1), start=1))
     again = make()
@@ -102,7 +102,7 @@ def test_a_commit_whose_answer_was_lost_is_found(
     make: Make, table: str, rows: Any, batches: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink, cut = make(), batches("delta")
-    honest = DeltaSinkWriter._commit
+    honest = DeltaSinkWriter.commit_actions
 
     def lost(*arguments: Any) -> bool:
         honest(*arguments)
@@ -111,7 +111,7 @@ def test_a_commit_whose_answer_was_lost_is_found(
     prepared = sink.prepare(cut.at(0, 2), rows(ids(0, 1)))
     entry = cut.entry(cut.at(0, 2), None, 2)
     with monkeypatch.context() as patch:
-        patch.setattr(DeltaSinkWriter, "_commit", lost)
+        patch.setattr(DeltaSinkWriter, "commit_actions", lost)
         prepared.commit(entry)
     assert sink.last_entry() == entry
     prepared.discard()
@@ -137,14 +137,14 @@ def test_a_copy_that_commits_between_check_and_commit_is_noticed(
     slow, fast, cut = make(), make(), batches("delta")
     prepared = [sink.prepare(cut.at(0, 2), rows(ids(0, 1))) for sink in (slow, fast)]
     entry = cut.entry(cut.at(0, 2), None, 2)
-    honest = slow._commit
+    honest = slow.commit_actions
 
     def late(*arguments: Any) -> bool:
         if fast.last_entry() is None:
             prepared[1].commit(entry)
         return honest(*arguments)
 
-    monkeypatch.setattr(slow, "_commit", late)
+    monkeypatch.setattr(slow, "commit_actions", late)
     with pytest.raises(SinkFenced):
         prepared[0].commit(entry)
     assert seen(table) == [0, 1]
@@ -155,7 +155,7 @@ def test_somebody_else_writing_to_the_table_costs_a_try_and_nothing_more(
 ) -> None:
     sink, cut = make(), batches("delta")
     cut.write(sink, cut.at(0, 1), rows(ids(0)))
-    honest, calls = sink._commit, 0
+    honest, calls = sink.commit_actions, 0
 
     def crowded(*arguments: Any) -> bool:
         nonlocal calls
@@ -164,7 +164,7 @@ def test_somebody_else_writing_to_the_table_costs_a_try_and_nothing_more(
             write_deltalake(table, DeltaTable(table).to_pyarrow_table(), mode="append")
         return honest(*arguments)
 
-    monkeypatch.setattr(sink, "_commit", crowded)
+    monkeypatch.setattr(sink, "commit_actions", crowded)
     cut.write(sink, cut.at(1, 2), rows(ids(1), start=1))
     assert (calls, seen(table)) == (2, [0, 0, 1])
 

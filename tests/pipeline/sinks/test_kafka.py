@@ -265,10 +265,10 @@ def test_a_reset_forgets_the_ledger_and_keeps_the_rows(
 def test_a_ledger_of_another_pipeline_is_refused(
     make: Any, rows: Any, batches: Any, bootstrap: str, context: SinkContext, spark: SparkSession
 ) -> None:
-    sink, cut = make(name="b-c"), batches("b-c")
+    sink, cut = make(name="b--c"), batches("b--c")
     cut.write(sink, cut.at(0, 1), rows(ids(1)))
-    other = KafkaSinkWriter(KafkaSink("out", name="c"), "shop-b")
-    with pytest.raises(SinkError, match="belongs to the sink 'b-c'"):
+    other = KafkaSinkWriter(KafkaSink("out", name="c"), "shop--b")
+    with pytest.raises(SinkError, match="belongs to the sink 'b--c'"):
         other.open(replace(context, source={"bootstrap.servers": bootstrap}), spark)
 
 

@@ -72,6 +72,8 @@ class Batch:
     batch_time_ms: int
     label: str
     """Unique to this attempt at this batch."""
+    rows: int | None = None
+    """How many rows the frame has, where they were counted before: nothing needs to be run for none."""
 
 
 class Prepared(Protocol):

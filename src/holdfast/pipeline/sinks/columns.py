@@ -1,8 +1,9 @@
 """What a sink stores of a row, and whether it fits what the sink holds already.
 
-A sink stores the lineage `_hf` and every column whose name does not start with an underscore; the reserved ones are
-there for its expressions. Columns may be added where `schema: add-columns` says so; one that is gone is then stored as
-null. A column that changes its type always stops the pipeline: no cast is ever guessed.
+A sink stores the lineage `_hf`, unknown fields that are kept, and every column whose name does not start with an
+underscore; the other reserved ones are there for its expressions. Columns may be added where `schema: add-columns` says
+so; one that is gone is then stored as null. A column that changes its type always stops the pipeline: no cast is ever
+guessed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 RESERVED = "_"
+UNKNOWN = "_unknown"
+"""Fields the definition does not name, kept as JSON where it says `unknown: keep`: the one reserved column stored."""
 
 
 def is_stored(name: str) -> bool:
-    return name == LINEAGE or not name.startswith(RESERVED)
+    return name in (LINEAGE, UNKNOWN) or not name.startswith(RESERVED)
 
 
 def stored_schema(rows: StructType) -> StructType:

@@ -2,12 +2,12 @@
 
 The commit carries application transactions, which outlive the log's checkpoints:
 
-    hf-<pipeline>-<sink>/<topic id>/<partition>    version: the offset the sink stands at
-    hf-<pipeline>-<sink>/number                    version: the number of the last entry
-    hf-<pipeline>-<sink>/entry                     version: the name of its file
+    hf-<pipeline>--<sink>/<topic id>/<partition>    version: the offset the sink stands at
+    hf-<pipeline>--<sink>/number                    version: the number of the last entry
+    hf-<pipeline>--<sink>/entry                     version: the name of its file
 
-and the entry itself is a file `_hf/<pipeline>-<sink>/<name>.json`, durable before the commit that names it; people also
-find it in the commit's metadata. On reading, file and versions are compared.
+and the entry itself is a file `_hf/<pipeline>--<sink>/<name>.json`, durable before the commit that names it; people
+also find it in the commit's metadata. On reading, file and versions are compared.
 
 `deltalake` does not refuse a version it has seen. So versions are checked on a handle of the table, and the commit is
 made on that same handle for exactly the next version of the log, without retries of its own: if anybody has written
@@ -62,8 +62,8 @@ class DeltaLedger:
         self.name = name
         self.uri = uri
         self.disk = disk
-        self._application = f"hf-{pipeline}-{name}"
-        self.directory = f"{uri}/_hf/{pipeline}-{name}"
+        self._application = f"hf-{pipeline}--{name}"
+        self.directory = f"{uri}/_hf/{pipeline}--{name}"
 
     def table(self) -> DeltaTable | None:
         """A new handle: what the log says now."""
@@ -101,7 +101,7 @@ class DeltaLedger:
             told = commit.get(METADATA)
             if told is not None:
                 document = json.loads(told)
-                if document["number"] == number and f"hf-{document['pipeline']}-{document['sink']}" == (
+                if document["number"] == number and f"hf-{document['pipeline']}--{document['sink']}" == (
                     self._application
                 ):
                     return document
@@ -197,7 +197,7 @@ class DeltaSinkWriter:
     def forget(self) -> None:
         table = self.ledger.table()
         if table is not None and self.ledger.number(table) is not None:
-            self._commit(table, [], self.ledger.forgetting(), {})
+            self.commit_actions(table, [], self.ledger.forgetting(), {})
 
     def close(self) -> None:
         """A table has nothing to let go of."""
@@ -251,12 +251,12 @@ class DeltaSinkWriter:
             ledger.disk.write(f"{ledger.directory}/{name}.json", text.encode())
             ledger.disk.flush_directory(ledger.directory)
             ledger.disk.flush_directory(ledger.uri)
-        actions = [self._named(file) for file in prepared.written]
+        actions = [self.named(file) for file in prepared.written]
         for _ in range(COMMIT_TRIES):
             table = self._checked(entry)
             if prepared.schema is not None:
                 table = self._widened(table, prepared.schema)
-            if self._commit(table, actions, ledger.transactions(entry, name), {METADATA: text}):
+            if self.commit_actions(table, actions, ledger.transactions(entry, name), {METADATA: text}):
                 return
             again = ledger.table()
             if again is not None and ledger.entry_name(again) == name:
@@ -295,7 +295,7 @@ class DeltaSinkWriter:
             self.ledger.flush_log(before + 1, table.version())
         return table
 
-    def _named(self, file: WrittenFile) -> AddAction:
+    def named(self, file: WrittenFile) -> AddAction:
         values = dict(zip(self._definition.partition_by, file.partition, strict=True))
         return AddAction(
             file.path,
@@ -306,10 +306,10 @@ class DeltaSinkWriter:
             json.dumps({"numRecords": file.rows}),
         )
 
-    def _commit(
+    def commit_actions(
         self,
         table: DeltaTable,
-        actions: list[AddAction],
+        actions: list[Any],
         transactions: list[Transaction],
         metadata: dict[str, str],
     ) -> bool:
@@ -317,7 +317,7 @@ class DeltaSinkWriter:
         version = table.version() + 1
         try:
             table.create_write_transaction(
-                actions,  # type: ignore[arg-type]
+                actions,
                 "append",
                 table.schema(),
                 list(self._definition.partition_by),

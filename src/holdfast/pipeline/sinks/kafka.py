@@ -30,7 +30,7 @@ from holdfast.pipeline.sinks.base import (
     SinkError,
     SinkFenced,
 )
-from holdfast.pipeline.sinks.columns import RESERVED, quoted
+from holdfast.pipeline.sinks.columns import is_stored, quoted
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, standing_of
 from holdfast.pipeline.sinks.kafka_records import Records, set_aside
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
@@ -136,7 +136,7 @@ class KafkaSinkWriter:
 
     @property
     def ledger_topic(self) -> str:
-        return f"hf-ledger-{self._pipeline}-{self.name}"
+        return f"hf-ledger-{self._pipeline}--{self.name}"
 
     @property
     def topic(self) -> str:
@@ -160,7 +160,7 @@ class KafkaSinkWriter:
         self._writers = [
             Writer(
                 self.name,
-                f"hf-{self._pipeline}-{self.name}-{number}",
+                f"hf-{self._pipeline}--{self.name}-{number}",
                 self._settings,
                 self._batch_bytes,
             )
@@ -245,7 +245,7 @@ class KafkaSinkWriter:
 
         if self._definition.value is not None:
             return _as_bytes(functions.expr(self._definition.value), rows)
-        named = [quoted(name) for name in rows.columns if not name.startswith(RESERVED)]
+        named = [quoted(name) for name in rows.columns if name != LINEAGE and is_stored(name)]
         text = functions.to_json(functions.struct(*named), JSON_OPTIONS) if named else functions.lit("{}")
         value = functions.encode(text, "utf-8")
         if "_tombstone" in rows.columns:

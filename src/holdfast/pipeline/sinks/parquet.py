@@ -116,19 +116,22 @@ class ParquetStore:
         """The whole ledger, oldest first, entries of merged batches included."""
         forgotten = self.forgotten()
         for number in self.numbers():
-            if number < forgotten:
-                continue
-            if os.path.exists(os.path.join(self.path, batch_directory(number), ENTRIES)):
-                for line in self._read(number, ENTRIES).splitlines():
-                    yield Entry.from_json(json.loads(line))
-            else:
-                yield self.entry_of(number)
+            if number >= forgotten:
+                yield from self.entries_of(number)
 
-    def held_schema(self) -> str | None:
+    def entries_of(self, number: int) -> list[Entry]:
+        """The entries of one directory: several when batches were merged into it."""
+        if not os.path.exists(os.path.join(self.path, batch_directory(number), ENTRIES)):
+            return [self.entry_of(number)]
+        lines = self._read(number, ENTRIES).splitlines()
+        return [Entry.from_json(json.loads(line)) for line in lines]
+
+    def held_schema(self, up_to: int | None = None) -> str | None:
         """The columns of the newest batch that has any, as Spark's JSON."""
         for number in reversed(self.numbers()):
-            with contextlib.suppress(FileNotFoundError):
-                return self._read(number, SCHEMA)
+            if up_to is None or number <= up_to:
+                with contextlib.suppress(FileNotFoundError):
+                    return self._read(number, SCHEMA)
         return None
 
     def forget(self) -> None:

@@ -109,7 +109,7 @@ def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
 def write_task(batches: Iterable[pa.RecordBatch], files: FileSet) -> Iterator[pa.RecordBatch]:
     """What one task does: rows in, files written, reports out."""
     done: list[WrittenFile] = []
-    current: _OpenFile | None = None
+    current: FileWriter | None = None
     try:
         for batch in batches:
             for values, part in _runs(batch, len(files.partition_by)):
@@ -117,7 +117,7 @@ def write_task(batches: Iterable[pa.RecordBatch], files: FileSet) -> Iterator[pa
                     done += current.close()
                     current = None
                 if current is None:
-                    current = _OpenFile(files, values, part.schema)
+                    current = FileWriter(files, values, part.schema)
                 current.add(part)
         if current is not None:
             done += current.close()
@@ -157,7 +157,7 @@ def _runs(
         start = end
 
 
-class _OpenFile:
+class FileWriter:
     """Rows of one partition, in one file after another of about the wanted size."""
 
     def __init__(self, files: FileSet, partition: tuple[str | None, ...], schema: pa.Schema) -> None:

@@ -1,0 +1,211 @@
+"""Merging small batches: the same rows and entries before and after, whenever it is cut short."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition, Source
+from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.compacting import Compacted, compact
+from holdfast.pipeline.sinks.delta import DeltaSinkWriter
+from holdfast.pipeline.sinks.files import Disk
+from holdfast.pipeline.sinks.parquet import LEDGER, ParquetStore, batch_directory
+
+LINEAGE = pa.struct(
+    [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("index", pa.int32())]
+)
+
+
+class Dies(BaseException):
+    """The process is killed here."""
+
+
+class Mortal(Disk):
+    """Dies before its n-th change of the disk."""
+
+    def __init__(self, changes: int) -> None:
+        self.left = changes
+
+    def _live(self) -> None:
+        if self.left == 0:
+            raise Dies
+        self.left -= 1
+
+    def open_new(self, path: str) -> Any:
+        self._live()
+        return super().open_new(path)
+
+    def flush_file(self, path: str) -> None:
+        self._live()
+        super().flush_file(path)
+
+    def flush_directory(self, path: str) -> None:
+        self._live()
+        super().flush_directory(path)
+
+    def exchange(self, one: str, other: str) -> None:
+        self._live()
+        super().exchange(one, other)
+
+    def remove_tree(self, path: str) -> None:
+        self._live()
+        super().remove_tree(path)
+
+
+@pytest.fixture
+def store(tmp_path: Path, batches: Any) -> ParquetStore:
+    """A table of six batches, one of them empty, one with a column more, below two countries."""
+    store = ParquetStore("parquet", "shop", str(tmp_path / "table"))
+    cut = batches("parquet")
+    entry = None
+    for number in range(6):
+        root = tmp_path / "table" / batch_directory(number)
+        root.mkdir(parents=True)
+        batch = cut.at(number * 10, number * 10 + 10)
+        entry = cut.entry(batch, entry, 2)
+        (root / LEDGER).write_text(json.dumps(entry.as_json()))
+        for country in ("nl", "be") if number != 3 else ():
+            columns: dict[str, Any] = {
+                "_hf": pa.array(
+                    [{"topic": "orders", "partition": 0, "offset": number * 10, "index": 0}], LINEAGE
+                ),
+                "id": pa.array([number]),
+            }
+            if number > 3:
+                columns["extra"] = pa.array(["x"])
+            (root / f"country={country}").mkdir()
+            pq.write_table(pa.table(columns), root / f"country={country}" / f"part-{number}.parquet")
+    (tmp_path / "table" / "readme.txt").write_text("somebody's own file")
+    return store
+
+
+def seen(store: ParquetStore) -> list[tuple[int, str]]:
+    found = ds.dataset(store.path, format="parquet", partitioning="hive", exclude_invalid_files=True)
+    rows = found.to_table(columns=["id", "country"]).to_pylist()
+    return sorted((row["id"], row["country"]) for row in rows)
+
+
+EVERY_ROW = sorted((number, country) for number in (0, 1, 2, 4, 5) for country in ("nl", "be"))
+
+
+def definition(path: str) -> PipelineDefinition:
+    return PipelineDefinition("shop", Source(), sinks=(ParquetSink(path, partition_by=("country",)),))
+
+
+def parquet_files(store: ParquetStore) -> list[str]:
+    return [name for _, _, names in os.walk(store.path) for name in names if name.endswith(".parquet")]
+
+
+def test_small_batches_become_one_and_keep_their_entries(store: ParquetStore) -> None:
+    entries = list(store.entries())
+    (done,) = compact(definition(store.path))
+    assert done == Compacted("parquet", 6, 10, 2, 10)
+    assert str(done) == "parquet: 10 files of 6 batches merged into 2, 10 rows"
+    assert seen(store) == EVERY_ROW
+    assert (store.numbers(), list(store.entries())) == ([5], entries)
+    assert store.last_entry() == entries[-1]
+    assert len(parquet_files(store)) == 2
+    assert sorted(os.listdir(os.path.dirname(store.path))) == ["table"]
+    assert sorted(os.listdir(store.path)) == ["_hf", batch_directory(5), "readme.txt"]
+    assert compact(definition(store.path)) == []
+
+
+def test_large_batches_stay_as_they_are(store: ParquetStore) -> None:
+    large = ParquetSink(store.path, partition_by=("country",), file_bytes=10)
+    assert compact(PipelineDefinition("shop", Source(), sinks=(large,))) == []
+
+
+def test_batches_on_two_sides_of_a_reset_are_not_mixed(store: ParquetStore, batches: Any) -> None:
+    store.disk.create_directory(store.control)
+    store.disk.replace(os.path.join(store.control, "forgotten.json"), b'{"below":4}')
+    compact(definition(store.path))
+    assert store.numbers() == [3, 5]
+    assert [entry.number for entry in store.entries()] == [4, 5]
+    assert seen(store) == EVERY_ROW
+
+
+def test_a_crash_at_any_step_leaves_the_old_table_or_the_new_one(
+    store: ParquetStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.pipeline.sinks import compacting
+
+    entries = list(store.entries())
+    sink = definition(store.path).sinks[0]
+    assert isinstance(sink, ParquetSink)
+    for changes in range(60):
+        mortal = ParquetStore("parquet", "shop", store.path, Mortal(changes))
+        try:
+            compacting.compact_parquet(mortal, sink)
+        except Dies:
+            assert seen(store) == EVERY_ROW
+            assert list(store.entries()) == entries
+            continue
+        break
+    else:
+        pytest.fail("it never came to an end")
+    assert changes > 10
+    compact(definition(store.path))
+    assert sorted(os.listdir(tmp_path)) == ["table"]
+    assert seen(store) == EVERY_ROW
+    assert list(store.entries()) == entries
+
+
+def test_a_table_in_use_is_left_alone(store: ParquetStore) -> None:
+    held = store.lock()
+    with pytest.raises(SinkFenced):
+        compact(definition(store.path))
+    held.release()
+
+
+def test_rows_that_went_missing_in_a_merge_stop_it(
+    store: ParquetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.pipeline.sinks import compacting
+
+    honest = compacting.merge_files
+    monkeypatch.setattr(compacting, "merge_files", lambda paths, files: honest(paths[1:], files))
+    with pytest.raises(SinkError, match="left as it is"):
+        compact(definition(store.path))
+    assert seen(store) == EVERY_ROW
+
+
+def test_a_sink_without_files_is_refused_by_name() -> None:
+    from holdfast.pipeline.definition.model import KafkaSink
+
+    pipeline = PipelineDefinition("shop", Source(), sinks=(KafkaSink("out"),))
+    assert compact(pipeline) == []
+    with pytest.raises(SinkError, match="keeps no files"):
+        compact(pipeline, sink="kafka")
+
+
+@pytest.mark.xdist_group("spark")
+def test_small_files_of_a_delta_table_are_merged_in_one_commit(
+    tmp_path: Path, rows: Any, batches: Any, context: SinkContext, spark: Any
+) -> None:
+    path = str(tmp_path / "table")
+    definition = DeltaSink(path, partition_by=("day",), schema="add-columns")
+    sink, cut = DeltaSinkWriter(definition, "shop"), batches("delta")
+    sink.open(context, spark)
+    for at in range(3):
+        columns = "id bigint, day date" if at < 2 else "id bigint, day date, more string"
+        values = [{"id": at, "day": None}, {"id": at + 10, "day": datetime.date(2026, 1, 2)}]
+        entry = cut.write(sink, cut.at(at * 2, at * 2 + 2), rows(values, columns, start=at * 2))
+    before = DeltaTable(path).to_pyarrow_table().sort_by("id").to_pylist()
+    pipeline = PipelineDefinition("shop", Source(), sinks=(definition,))
+    assert compact(pipeline) == [Compacted("delta", None, 6, 2, 6)]
+    table = DeltaTable(path)
+    assert len(table.file_uris()) == 2
+    assert table.to_pyarrow_table().sort_by("id").to_pylist() == before
+    assert sink.last_entry() == entry
+    assert compact(pipeline) == []
+    cut.write(sink, cut.at(6, 7), rows([], columns))
