@@ -37,7 +37,8 @@ def ask_topics(definition: PipelineDefinition, bootstrap: str | None) -> list[To
     if source.pattern:
         own = {dead_letter_of(expanded).topic}
         own |= {sink.topic for sink in expanded.sinks if isinstance(sink, KafkaSink)}
-        names = [name for name in metadata.topics if re.fullmatch(source.pattern, name) and name not in own]
+        matching = (name for name in metadata.topics if re.fullmatch(source.pattern, name))
+        names = [name for name in matching if name not in own and not name.startswith(("hf-ledger-", "__"))]
     else:
         names = list(source.topics)
     facts = []

@@ -239,6 +239,7 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         ),
         (("parquet: out", "parquet: s3://b/out"), "use a delta sink there"),
         (("parquet: out", "kafka: t"), "'t', which is also read: the pipeline would feed itself"),
+        (("parquet: out", "kafka: {topic: o, headers: {hf-source: a}}"), "headers that start with 'hf-' are"),
         (("parquet: out", "kafka: p-dlt"), "'p-dlt' is the dead letter topic"),
         (("parquet: out", "parquet: out\n  - parquet: {path: ./out, name: b}"), "writes to the same place"),
         (

@@ -342,10 +342,9 @@ def _sink(sink: SinkDefinition, path: Path) -> Iterator[Finding]:
             yield from _expressions({"key": sink.key, "value": sink.value}, path)
             yield from _expressions(dict(sink.headers), (*path, "headers"))
             for name in sink.headers:
-                if name.startswith("hf."):
-                    yield Finding(
-                        (*path, "headers", name), "headers that start with 'hf.' are holdfast's own"
-                    )
+                if name.startswith("hf-"):
+                    message = "headers that start with 'hf-' are holdfast's own"
+                    yield Finding((*path, "headers", name), message)
 
 
 def _columns(columns: Sequence[str], path: Path) -> Iterator[Finding]:
