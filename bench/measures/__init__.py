@@ -19,6 +19,7 @@ from bench.measures.heartbeats import Heartbeats
 from bench.measures.latency import Latency, LatencyRaw
 from bench.measures.many import ManyPartitions
 from bench.measures.partitions100 import Partitions100
+from bench.measures.reader import Reader
 from bench.measures.recovery import Recovery
 from bench.measures.spark_pipeline import SparkBatches, SparkPipeline, SparkPostgres, SparkSlope
 from bench.measures.spark_source import SparkFirstQuery, SparkSource
@@ -35,6 +36,7 @@ ALL: Final[tuple[Measure, ...]] = (
     EndToEnd(),
     Transactions(),
     Bulk(),
+    Reader(),
     Cpu(),
     Compaction(),
     Startup(),
