@@ -58,7 +58,7 @@ def test_a_pipeline_without_a_weak_hop_is_exactly_once() -> None:
 )
 def test_the_weakest_hop_is_named_with_what_would_raise_it(
     pipeline: Pipeline, weakest: str, strength: Strength, remedy: str
-) -> None:
+) -> None:  # HF402
     hop = explain(pipeline.definition()).weakest
     assert (hop.name, hop.strength) == (weakest, strength)
     assert hop.remedy is not None

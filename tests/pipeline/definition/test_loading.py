@@ -203,6 +203,10 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         (("topics: t", "topics: t\n  batch_bytes: 64Mb"), "'64Mb' has no unit of size; write B, kB, MB"),
         (("topics: t", "topics: t\n  batch_records: 1e3"), "expected a whole number, found '1e3'"),
         (
+            ("topics: t", "topics: t\n  settings: {isolation.level: read_uncommitted}"),
+            "isolation.level cannot be set: a pipeline reads committed records only",
+        ),
+        (
             ("topics: t", "topics: t\n  settings: {group.id: g}"),
             "group.id cannot be set: a pipeline joins no group",
         ),
@@ -272,7 +276,7 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         (("pipeline: p\n", ""), "a pipeline needs 'pipeline': The pipeline's name."),
     ],
 )
-def test_what_is_wrong_is_said(change: tuple[str, str], error: str) -> None:
+def test_what_is_wrong_is_said(change: tuple[str, str], error: str) -> None:  # HF409, HF410
     text = MINIMAL.replace(*change)
     assert text != MINIMAL
     found = errors(text)

@@ -24,7 +24,7 @@ from holdfast.pipeline.definition.sql_words import problems_of_expression, probl
         "id = shuffle(a)[0]",
     ],
 )
-def test_calls_that_change_are_refused(sql: str) -> None:
+def test_calls_that_change_are_refused(sql: str) -> None:  # HF410
     (problem,) = problems_of_expression(sql)
     assert "changes when a batch is made again after a crash" in problem
 

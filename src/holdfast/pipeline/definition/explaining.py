@@ -200,7 +200,7 @@ def _reading(source: Source) -> Hop:
         "source",
         what,
         Strength.SOME_LEFT_OUT,
-        f"it begins {begins}: earlier records are not read, and partitions found later are",
+        f"it begins {begins}: earlier records are not read; partitions found later are, from their start",
         "source.starting: earliest",
     )
 
