@@ -64,6 +64,9 @@ READ_COMMITTED: Final = 1
 BATCH_BYTES_USUAL_MAX: Final = 1 << 20
 """Larger batches are the exception: they are asked for one by one."""
 
+MISSING_CONFIRMATIONS: Final = 3
+"""How often a topic must be missing before it is."""
+
 DENIED: Final = frozenset(
     {
         ErrorCode.topic_authorization_failed,
@@ -110,15 +113,27 @@ class Cluster(AbstractContextManager["Cluster"]):
         """
         if names is not None and pattern is not None:
             raise UsageError("topics are chosen by name or by pattern, not both")
+        if names is not None:
+            return self._named(names)
         matches = _matcher(pattern)
-        answer = self._metadata(names)
         found: dict[str, TopicInfo] = {}
-        for topic in answer.topics:
-            if names is None and (topic.is_internal or not matches(topic.name)):
-                continue
-            self._check_topic(topic)
-            found[topic.name] = self._remember(topic)
+        for topic in self._metadata(None).topics:
+            is_going = topic.error_code is ErrorCode.unknown_topic_or_partition
+            if not is_going and not topic.is_internal and matches(topic.name):
+                self._check_topic(topic)
+                found[topic.name] = self._remember(topic)
         return found
+
+    def _named(self, names: Sequence[str]) -> dict[str, TopicInfo]:
+        """Topics by name; one that is not there is asked for again: not every broker knows at once of a new one."""
+        for attempt in range(MISSING_CONFIRMATIONS):
+            if attempt:
+                self.back_off()
+            found = self.refresh(names)
+            missing = [name for name in names if name not in found]
+            if not missing:
+                return {name: found[name] for name in dict.fromkeys(names)}
+        raise TopicMissing(f"there is no topic '{missing[0]}'")
 
     def offsets(
         self, partitions: Iterable[TopicPartition], spec: OffsetSpec
@@ -296,8 +311,8 @@ class Cluster(AbstractContextManager["Cluster"]):
         code = topic.error_code
         if code in DENIED:
             raise NotAuthorised(f"topic '{topic.name}' may not be read with these credentials")
-        if code in (ErrorCode.unknown_topic_or_partition, ErrorCode.invalid_topic_exception):
-            raise TopicMissing(f"there is no topic '{topic.name}'")
+        if code is ErrorCode.invalid_topic_exception:
+            raise TopicMissing(f"there is no topic '{topic.name}': it is no name a topic can have")
         if code is not ErrorCode.none and not error_table.is_retriable(code):
             raise Refused(f"topic '{topic.name}': {error_table.describe(code)}", code)
         if topic.topic_id is None:

@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
-import numpy.typing as npt
 
 NAMES: Final = ("survey", "parse", "gather", "fill_headers")
 CACHE_DIRECTORY: Final = "HOLDFAST_CACHE_DIR"
@@ -34,8 +33,6 @@ _DIGEST_BYTES: Final = 32
 _PARAMETERS: Final = 24
 _RETURNED: Final = 22
 """Where in a block of parameters the machine code leaves its status, and behind it an error it never raises."""
-
-Block = npt.NDArray[np.int64]
 
 
 class Kernel(NamedTuple):
@@ -113,10 +110,16 @@ def _engine(code: bytes) -> Any:
 
 def _target_machine() -> Any:
     target = llvm.Target.from_triple(llvm.get_process_triple())
-    features = llvm.get_host_cpu_features().flatten()
     return target.create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=features, opt=3, reloc="pic", codemodel="jitdefault"
+        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, reloc="pic", codemodel="jitdefault"
     )
+
+
+def _features() -> str:
+    try:
+        return str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # LLVM cannot tell on every processor
+        return ""
 
 
 def _symbol(name: str) -> str:
@@ -157,7 +160,7 @@ def _fingerprint(sources: Sequence[str]) -> str:
     for source in sources:
         with open(os.path.join(_HERE, source), "rb") as file:
             digest.update(file.read())
-    machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), _features())
     digest.update(repr((llvm.llvm_version_info, *machine)).encode())
     return digest.hexdigest()[:32]
 
