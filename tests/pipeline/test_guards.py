@@ -79,9 +79,18 @@ def test_an_epoch_that_ended_below_the_position_means_other_records() -> None:
         check_positions(Log(0, 200, epoch=(7, 90)), standing(100), topics())
 
 
-def test_an_epoch_the_log_does_not_know_means_other_records() -> None:
+def test_an_epoch_that_was_replaced_below_the_position_means_other_records() -> None:
     with pytest.raises(GuardTripped, match="cut below offset 100"):
         check_positions(Log(0, 200, epoch=(5, 90)), standing(100), topics())
+
+
+def test_a_log_that_knows_no_epoch_so_old_means_other_records() -> None:
+    with pytest.raises(GuardTripped, match="not known there"):
+        check_positions(Log(0, 200, epoch=(-1, -1)), standing(100), topics())
+
+
+def test_an_epoch_without_records_of_its_own_is_fine() -> None:
+    check_positions(Log(0, 200, epoch=(5, 120)), standing(100), topics())
 
 
 def test_an_unknown_epoch_is_not_asked_for() -> None:

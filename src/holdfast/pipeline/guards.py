@@ -92,15 +92,13 @@ def _check_bounds(key: TopicPartition, position: Position, start: int, end: int)
 
 
 def _check_epoch(key: TopicPartition, position: Position, epoch: int, end: int) -> None:
-    name = f"{key.topic}-{key.partition}"
-    if epoch < position.leader_epoch or end < position.offset:
-        known = (
-            f"leader epoch {position.leader_epoch} ends at {end} there"
-            if epoch >= 0
-            else "it knows no such epoch"
-        )
-        raise GuardTripped(
-            f"the log of {name} was cut below offset {position.offset} and written anew: what was read last had leader "
-            f"epoch {position.leader_epoch}, and {known}. Records that were read are not in the log, and others "
-            "stand in their place"
-        )
+    """The log's answer for an epoch it holds no record of is the epoch below it, with the end of that: only an end
+    below the position, or no answer at all, means that what was read is gone."""
+    if epoch >= 0 and end >= position.offset:
+        return
+    known = f"ends at {end} there" if epoch >= 0 else "is not known there, nor any before it"
+    raise GuardTripped(
+        f"the log of {key.topic}-{key.partition} was cut below offset {position.offset} and written anew: what was "
+        f"read last had leader epoch {position.leader_epoch}, which {known}. Records that were read are not in the "
+        "log, and others stand in their place"
+    )
