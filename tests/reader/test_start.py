@@ -114,3 +114,18 @@ def test_the_usual_places_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch, tmp
     assert places[1] == str(tmp_path / "xdg" / "holdfast")
     assert str(os.getuid()) in places[2]
     assert stat.S_ISDIR(os.stat(os.path.dirname(places[0])).st_mode)
+
+
+def test_a_missing_compiler_is_said_in_one_line(tmp_path: Path) -> None:
+    code = """
+import sys
+sys.modules["numba"] = None
+from holdfast.errors import UsageError
+from holdfast.reader import kernel
+try:
+    kernel.load()
+except UsageError as error:
+    print(error)
+"""
+    said = run(code, HOLDFAST_CACHE_DIR=str(tmp_path))
+    assert said == "machine code has to be made here and numba is missing: pip install 'holdfast[reader]'"

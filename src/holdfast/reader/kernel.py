@@ -25,6 +25,8 @@ from typing import Any, Final, NamedTuple
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 
+from holdfast.errors import UsageError
+
 NAMES: Final = ("survey", "parse", "gather", "fill_headers")
 CACHE_DIRECTORY: Final = "HOLDFAST_CACHE_DIR"
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
@@ -56,6 +58,7 @@ class Function:
         self._call = self._prototype(address)
 
     def __call__(self, *parameters: int) -> int:
+        assert len(parameters) <= _RETURNED
         block = np.zeros(_PARAMETERS, np.int64)
         block[: len(parameters)] = parameters
         address = block.ctypes.data
@@ -92,7 +95,12 @@ def load_functions(
     name = f"{label}-{_fingerprint(sources)}.o"
     code = _kept(name)
     if code is None:
-        found = functions()
+        try:
+            found = functions()
+        except ImportError as error:
+            raise UsageError(
+                f"machine code has to be made here and {error.name} is missing: pip install 'holdfast[reader]'"
+            ) from error
         code = compile_object({each: found[each] for each in names})
         _keep(name, code)
     engine = _engine(code)
