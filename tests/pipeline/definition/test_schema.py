@@ -9,11 +9,15 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from holdfast.pipeline.definition.documents import Findings, from_yaml
 from holdfast.pipeline.definition.errors import DefinitionError
 from holdfast.pipeline.definition.example import DEFINITION
 from holdfast.pipeline.definition.loading import from_document
 from holdfast.pipeline.definition.schema import json_schema, json_schema_text
+from holdfast.pipeline.definition.table import PIPELINE
 
 DOCS = Path(__file__).parents[3] / "docs"
 LEAST: dict[str, Any] = {"pipeline": "p", "source": {"topics": ["t"]}, "sinks": [{"parquet": "out"}]}
@@ -30,7 +34,7 @@ def test_the_schema_is_a_schema() -> None:
 
 
 def test_the_example_is_valid() -> None:
-    jsonschema.validate(yaml.safe_load(DEFINITION.replace("2026-", "2026-")), json_schema())
+    jsonschema.validate(yaml.safe_load(DEFINITION), json_schema())
 
 
 @pytest.mark.parametrize(
@@ -85,3 +89,96 @@ def test_every_key_is_described() -> None:
     found = properties(json.loads(json_schema_text()))
     assert len(found) > 40
     assert [name for name, each in found if not each.get("description")] == []
+
+
+FULL: dict[str, Any] = {
+    "pipeline": "p",
+    "source": {
+        "topics": ["a", "b"],
+        "settings": {"retries": 3},
+        "value": {"format": "csv", "fields": {"id": "long"}, "csv": {"delimiter": ";", "null": ""}},
+        "key": {"format": "avro", "registry": {"url": "http://r"}, "fields": {"k": "int"}},
+        "batch_records": 10,
+        "batch_bytes": "64MiB",
+    },
+    "steps": [
+        {"expect": {"that": "id > 0", "else": "drop", "name": "r"}},
+        {"filter": "id > 1"},
+        {"sql": {"query": "SELECT * FROM input", "expand": True}},
+        {"python": {"function": "json:dumps", "schema": {"id": "long"}, "mode": "pandas"}},
+    ],
+    "sinks": [
+        {"parquet": {"path": "o", "partition_by": ["id"], "file_bytes": 5, "schema": "fail"}},
+        {"postgres": {"url": "u", "table": "t", "mode": "upsert", "key": "id"}},
+        {"kafka": {"topic": "c", "headers": {"h": "id"}, "writers": 2, "settings": {"linger.ms": "5"}}},
+    ],
+    "dead_letter": {"topic": "d"},
+    "trigger": "10s",
+    "spark": {"spark.x": True},
+}
+REPLACEMENTS: list[Any] = [
+    None,
+    "",
+    " ",
+    "x",
+    "10s",
+    "1MiB",
+    0,
+    5,
+    -1,
+    1.5,
+    True,
+    [],
+    ["x"],
+    [5],
+    {},
+    {"x": "y"},
+    {"topic": "t"},
+]
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = (
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document)
+        if isinstance(document, list)
+        else ()
+    )
+    return [path, *(place for key, each in inner for place in places(each, (*path, key)))]
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any, key: str | None) -> Any:
+    """The document with another value at a place, or with its key renamed."""
+    if not path:
+        return value
+    copy = dict(document) if isinstance(document, dict) else list(document)
+    if len(path) == 1 and key is not None and isinstance(copy, dict):
+        copy[key] = copy.pop(path[0])
+    else:
+        copy[path[0]] = changed(document[path[0]], path[1:], value, key)
+    return copy
+
+
+@settings(max_examples=400)
+@given(
+    st.sampled_from(places(FULL)[1:]),
+    st.sampled_from(REPLACEMENTS),
+    st.sampled_from([None, None, "x", "path", "name"]),
+)
+def test_what_an_editor_accepts_the_loader_can_read(
+    path: tuple[Any, ...], value: Any, key: str | None
+) -> None:
+    document = changed(FULL, path, value, key)
+    if not jsonschema.Draft202012Validator(json_schema()).is_valid(document):
+        return
+    findings = Findings()
+    root = from_yaml(yaml.safe_dump(document), findings)
+    assert root is not None
+    PIPELINE.read(root, (), findings)
+    assert [str(finding) for finding in findings.found] == []
+
+
+def test_the_whole_document_is_valid_for_both() -> None:
+    jsonschema.validate(FULL, json_schema())
+    from_document(FULL)

@@ -50,7 +50,7 @@ class Text:
         return node.text
 
     def schema(self) -> dict[str, Any]:
-        return {"type": ["string", "number", "boolean"] if self.loose else "string"}
+        return {"type": ["string", "number", "boolean"] if self.loose else "string", "pattern": r"\S"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,9 @@ class Raw(Text):
 
     def read(self, node: Node, path: Path, findings: Findings) -> Any:
         return node.text if node.kind == "text" else expected(self.what, node, path, findings)
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "string"}
 
 
 @dataclass(frozen=True)
@@ -208,7 +211,7 @@ class Function:
         return Text("the name of a function").read(node, path, findings)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "string"}
+        return Text().schema()
 
 
 @dataclass(frozen=True)
