@@ -22,8 +22,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.testing.apache import die_with_parent
+from holdfast.testing.apache import ApacheKafka, die_with_parent
 from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.kafka_fixtures import XDIST_GROUP
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -49,12 +50,14 @@ class Record(NamedTuple):
 class Stage:
     """The broker, what tests put in and read out, and the programs they start."""
 
-    def __init__(self, broker: BrokerProcess, directory: Path) -> None:
+    def __init__(self, broker: BrokerProcess | ApacheKafka, directory: Path) -> None:
         self.broker = broker
         self._directory = directory
         self._programs: list[subprocess.Popen[str]] = []
+        self._topics: list[str] = []
 
     def create(self, *topics: str) -> None:
+        self._topics += topics
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
         for future in admin.create_topics([NewTopic(each, PARTITIONS, 1) for each in topics]).values():
             future.result(60)
@@ -145,11 +148,36 @@ class Stage:
             each.wait()
             assert each.stdout is not None
             each.stdout.close()
+        # A broker that tests share must not remember: what was created here, and what the programs created beside it.
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        ours = [each for each in admin.list_topics(timeout=60).topics if self._is_ours(each)]
+        for future in admin.delete_topics(ours).values() if ours else ():
+            future.result(60)
+
+    def _is_ours(self, topic: str) -> bool:
+        return any(
+            topic in (each, f"{each}-dlt") or topic.endswith(f"-{each}-changelog") for each in self._topics
+        )
 
 
 @pytest.fixture
-def stage(holdfast_broker: BrokerProcess, tmp_path: Path) -> Iterator[Stage]:
+def our_stage(holdfast_broker: BrokerProcess, tmp_path: Path) -> Iterator[Stage]:
     made = Stage(holdfast_broker, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(
+    params=[
+        "holdfast",
+        pytest.param("apache", marks=[pytest.mark.interop, pytest.mark.xdist_group(XDIST_GROUP)]),
+    ]
+)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(
+        request.getfixturevalue("holdfast_broker" if request.param == "holdfast" else "apache_kafka"),
+        tmp_path,
+    )
     yield made
     made.close()
 
@@ -159,33 +187,36 @@ def kill(program: subprocess.Popen[str]) -> None:
     assert program.wait(WAIT_SECONDS_MAX) == -signal.SIGKILL
 
 
-def test_every_confirmed_order_arrives_whatever_is_killed(stage: Stage) -> None:
-    stage.create("orders")
-    till = stage.start("orders_producer", "--spool", "till", "--pause", "0.002")
+def test_every_confirmed_order_arrives_whatever_is_killed(
+    our_stage: Stage, holdfast_broker: BrokerProcess
+) -> None:
+    broker = holdfast_broker
+    our_stage.create("orders")
+    till = our_stage.start("orders_producer", "--spool", "till", "--pause", "0.002")
     assert till.stdout is not None
     confirmed = [till.stdout.readline().split()[1] for _ in range(40)]
-    stage.broker.crash()
+    broker.crash()
     confirmed += [till.stdout.readline().split()[1] for _ in range(40)]
     kill(till)
     confirmed += [line.split()[1] for line in till.stdout.read().splitlines()]
-    stage.broker.restart()
-    again = stage.start("orders_producer", "--spool", "till", "--count", "5", "--pause", "0")
+    broker.restart()
+    again = our_stage.start("orders_producer", "--spool", "till", "--count", "5", "--pause", "0")
     assert again.stdout is not None
     confirmed += [line.split()[1] for line in again.stdout.read().splitlines()]
-    assert again.wait(WAIT_SECONDS_MAX) == 0, stage.errors()
-    arrived = {each.headers["hf-id"]: json.loads(each.value)["id"] for each in stage.read("orders")}
+    assert again.wait(WAIT_SECONDS_MAX) == 0, our_stage.errors()
+    arrived = {each.headers["hf-id"]: json.loads(each.value)["id"] for each in our_stage.read("orders")}
     # One that was stored and not confirmed any more may be there as well.
     assert set(confirmed) <= set(arrived.values())
     assert len(set(arrived.values())) == len(arrived)
 
 
-def test_the_till_ends_with_ctrl_c(stage: Stage) -> None:
-    stage.create("orders")
-    till = stage.start("orders_producer", "--spool", "till")
+def test_the_till_ends_with_ctrl_c(our_stage: Stage) -> None:
+    our_stage.create("orders")
+    till = our_stage.start("orders_producer", "--spool", "till")
     assert till.stdout is not None
     assert till.stdout.readline().startswith("confirmed")
-    stage.interrupt(till)
-    assert "Traceback" not in stage.errors()
+    our_stage.interrupt(till)
+    assert "Traceback" not in our_stage.errors()
 
 
 class Mailbox(socketserver.ThreadingTCPServer):
