@@ -75,6 +75,11 @@ class Batch:
     rows: int | None = None
     """How many rows the frame has, where they were counted before: nothing needs to be run for none."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is to be written but the ledger."""
+        return not self.range or self.rows == 0
+
 
 class Prepared(Protocol):
     """Rows written aside."""
@@ -107,6 +112,9 @@ class Sink(Protocol):
 
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
         """Write these rows aside; an empty frame is a batch too, and advances the ledger."""
+
+    def unfinished(self) -> Entry | None:
+        """A batch that is only partly in the sink, and has to be the next, cut exactly so; mostly there is none."""
 
     def forget(self) -> None:
         """Drop this pipeline's ledger in the sink (`pipeline reset`); the rows stay."""

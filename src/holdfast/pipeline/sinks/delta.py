@@ -213,7 +213,7 @@ class DeltaSinkWriter:
             held = stored
         else:
             held = StructType.fromJson(json.loads(table.schema().to_json()))
-        if not batch.range:
+        if batch.is_empty:
             return PreparedDelta(self, None, [])
         schema = fitting_schema(self.name, held, stored, self._definition.schema)
         files = FileSet(

@@ -31,9 +31,13 @@ class Disk:
             missing.append(path)
             path = os.path.dirname(path) or "."
         for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(directory)
+            self.make_directory(directory)
             self.flush_directory(os.path.dirname(directory) or ".")
+
+    def make_directory(self, path: str) -> None:
+        """One directory, not durable yet; one that is there is fine."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
 
     def open_new(self, path: str) -> IO[bytes]:
         return open(path, "xb")

@@ -126,7 +126,9 @@ class KafkaSinkWriter:
             self._settings = {**shared_settings(context.source), **own}
         if "bootstrap.servers" not in self._settings:
             raise SinkError(f"sink {self.name!r}: neither the sink nor the source names a bootstrap server")
-        self._ledger = LedgerTopic(self.ledger_topic, self.name, self._pipeline, self._settings)
+        self._ledger = LedgerTopic(
+            self.ledger_topic, self.name, self._pipeline, self._settings, is_writing=spark is not None
+        )
         self._scratch = os.path.join(context.home, "sinks", self.name)
         if spark is None:
             return
@@ -217,7 +219,7 @@ class KafkaSinkWriter:
         if standing.unfinished is not None:
             writers = standing.unfinished.writers
         directory = os.path.join(self._scratch, batch.label)
-        if not batch.range:
+        if batch.is_empty:
             return PreparedRecords(self, batch, Records(directory, (), 0, 0, writers))
         return PreparedRecords(self, batch, set_aside(self.records(rows), directory, writers))
 

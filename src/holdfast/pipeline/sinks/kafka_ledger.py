@@ -24,6 +24,8 @@ from holdfast.pipeline.sinks.base import SinkError
 from holdfast.pipeline.sinks.kafka_writer import LOGGER
 
 ANSWER_SECONDS = 30.0
+LOOK_SECONDS = 10.0
+"""How long somebody waits who only wants to look."""
 LOOK_BACK = 64
 """Offsets read from the end first; a transaction of a writer takes two. Compaction keeps the rest short."""
 
@@ -86,11 +88,14 @@ def standing_of(records: Sequence[LedgerRecord | None]) -> Standing:
 class LedgerTopic:
     """Creates and reads the topic."""
 
-    def __init__(self, name: str, sink: str, pipeline: str, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, sink: str, pipeline: str, settings: Mapping[str, Any], *, is_writing: bool = True
+    ) -> None:
         self.name = name
         self._sink = sink
         self._pipeline = pipeline
         self._settings = {**shared_settings(settings), **RECOVERY}
+        self._seconds = ANSWER_SECONDS if is_writing else LOOK_SECONDS
         self._admin: AdminClient | None = None
 
     @property
@@ -101,7 +106,7 @@ class LedgerTopic:
 
     def partitions(self, topic: str) -> int:
         """How many partitions a topic has; 0 when there is no such topic."""
-        metadata = self._ask(lambda: self.admin.list_topics(topic, timeout=ANSWER_SECONDS))
+        metadata = self._ask(lambda: self.admin.list_topics(topic, timeout=self._seconds))
         found = metadata.topics.get(topic)
         if found is None or found.error is not None:
             if found is not None and found.error.code() not in (
@@ -132,7 +137,7 @@ class LedgerTopic:
 
     def _until(self, topic: str, partitions: int) -> int:
         """Wait for a change of a topic to be known, with leaders."""
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + self._seconds
         while True:
             have = self.partitions(topic)
             if have >= partitions:
@@ -145,7 +150,7 @@ class LedgerTopic:
         from confluent_kafka.admin import ConfigResource
 
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        future = self.admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource]
+        future = self.admin.describe_configs([resource], request_timeout=self._seconds)[resource]
         found = self._ask(future.result).get(name)
         return None if found is None else found.value
 
@@ -173,7 +178,7 @@ class LedgerTopic:
 
     def _last(self, consumer: Consumer, partition: int) -> LedgerRecord | None:
         place = TopicPartition(self.name, partition)
-        low, high = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS))
+        low, high = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=self._seconds))
         back = LOOK_BACK
         while high > low:
             start = max(low, high - back)
@@ -190,7 +195,7 @@ class LedgerTopic:
         consumer.assign([TopicPartition(self.name, partition, start)])
         value: bytes | None = None
         found = False
-        deadline = time.monotonic() + ANSWER_SECONDS
+        deadline = time.monotonic() + self._seconds
         while time.monotonic() < deadline:
             message = consumer.poll(0.5)
             if message is None:
@@ -203,7 +208,7 @@ class LedgerTopic:
             elif not error.retriable() and error.code() != KafkaError._TRANSPORT:
                 raise SinkError(f"sink {self._sink!r}: reading {self.name}: {error.str()}")
         raise SinkError(
-            f"sink {self._sink!r}: the ledger {self.name} could not be read within {ANSWER_SECONDS:.0f} s"
+            f"sink {self._sink!r}: the ledger {self.name} could not be read within {self._seconds:.0f} s"
         )
 
     def _checked(self, record: LedgerRecord | None) -> LedgerRecord | None:
@@ -217,7 +222,7 @@ class LedgerTopic:
     def _await(self, futures: Mapping[str, Any], fine: int) -> None:
         for name, future in futures.items():
             try:
-                future.result(timeout=ANSWER_SECONDS)
+                future.result(timeout=self._seconds)
             except KafkaException as error:
                 if error.args[0].code() != fine:
                     raise self._said(error, f"topic {name!r} cannot be made") from error

@@ -275,7 +275,7 @@ class ParquetSinkWriter:
         with explained(self.name, store.path):
             store.disk.create_directory(aside)
             self._open.append(aside)
-        if not batch.range:
+        if batch.is_empty:
             return PreparedParquet(store, aside, held, [])
         schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
         return PreparedParquet(store, aside, schema, self._write(batch, projected(rows, schema), aside))

@@ -242,7 +242,7 @@ class PostgresSinkWriter:
         with self._explained() as connection:
             known = self._newest(connection, "columns")
             held = None if known is None else StructType.fromJson(known)
-            if not batch.range:
+            if batch.is_empty:
                 return PreparedTable(self, None, "", held, {}, 0)
             schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
             target = self._target(connection, schema, is_known=held is not None)
