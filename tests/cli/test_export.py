@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 from collections.abc import Callable
@@ -67,8 +68,8 @@ def test_parquet_and_arrow_hold_every_byte(run_here: Run, filled: str, tmp_path:
 
 
 def test_json_lines_are_those_of_consume(run_here: Run, filled: str, tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    result = run_here("export", filled, "--format", "jsonl", "--output", str(path), "--partitions", "0")
+    path = tmp_path / "out.jsonl"  # the ending tells the format
+    result = run_here("export", filled, "--output", str(path), "--partitions", "0")
     assert result.returncode == 0, result.stderr
     documents = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     printed = run_here(
@@ -178,6 +179,23 @@ def test_nobody_there_is_exit_code_3(run_here_anywhere: Run, dead_address: str, 
     )
     assert result.returncode == 3, result.stderr
     assert dead_address.encode() in result.stderr
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("format_", ["parquet", "arrow", "csv", "jsonl"])
+def test_a_disk_that_takes_no_more_is_said_and_nothing_is_left(
+    run_here: Run, filled: str, tmp_path: Path, format_: str
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        result = run_here("export", filled, "--format", format_, "--output", str(tmp_path / "x"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert result.returncode == 1
+    assert b"the file cannot be written" in result.stderr
     assert os.listdir(tmp_path) == []
 
 

@@ -49,13 +49,23 @@ class ExportFormat(StrEnum):
     ARROW = "arrow"
 
 
+ENDINGS = {
+    ".parquet": ExportFormat.PARQUET,
+    ".jsonl": ExportFormat.JSONL,
+    ".ndjson": ExportFormat.JSONL,
+    ".csv": ExportFormat.CSV,
+    ".arrow": ExportFormat.ARROW,
+    ".feather": ExportFormat.ARROW,
+}
+
+
 @app.command(
     help="Write the records of a topic to a file: Parquet, Arrow, CSV or JSON lines. "
     "The file appears when it is whole.",
     epilog=examples(
         "holdfast export orders --output orders.parquet",
-        "holdfast export orders --format csv --from 2026-11-01 --to 2026-11-02T12:00 --output day.csv",
-        "holdfast export orders --format jsonl --from 0:100,3:250 --output tail.jsonl",
+        "holdfast export orders --from 2026-11-01 --to 2026-11-02T12:00 --output day.csv",
+        "holdfast export orders --from 0:100,3:250 --output tail.jsonl",
         "holdfast export orders --format jsonl --partitions 0,2-4 --output - | head",
     ),
 )
@@ -68,9 +78,13 @@ def export(
         ),
     ],
     format_: Annotated[
-        ExportFormat,
-        typer.Option("--format", case_sensitive=False, help="Parquet and Arrow keep bytes as they are."),
-    ] = ExportFormat.PARQUET,
+        ExportFormat | None,
+        typer.Option(
+            "--format",
+            case_sensitive=False,
+            help="Parquet and Arrow keep bytes as they are. By default as the file's name ends, else Parquet.",
+        ),
+    ] = None,
     from_: Annotated[
         str,
         typer.Option(
@@ -125,9 +139,10 @@ def export(
     with _reader_errors(topic), _interruptible():
         from holdfast.reader import Cluster
 
-        with Cluster(settings) as cluster, _target(output, format_, force) as file:
+        kind = format_ or ENDINGS.get(os.path.splitext(output)[1].lower(), ExportFormat.PARQUET)
+        with Cluster(settings) as cluster, _target(output, kind, force) as file:
             ranges = _ranges(cluster, topic, start, end, isolation_level, chosen)
-            _export(cluster, ranges, isolation_level, format_, file, topic, output)
+            _export(cluster, ranges, isolation_level, kind, file, topic, output)
 
 
 def _export(
