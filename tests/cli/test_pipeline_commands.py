@@ -192,7 +192,9 @@ def test_status_and_reset_of_a_pipeline_that_never_ran(run_here: Run, file: Path
     assert b"--yes does it unasked" in reset.stderr
 
 
-def test_compact_of_a_pipeline_that_never_ran_has_nothing_to_merge(run_here_anywhere: Run, file: Path) -> None:
+def test_compact_of_a_pipeline_that_never_ran_has_nothing_to_merge(
+    run_here_anywhere: Run, file: Path
+) -> None:
     result = run_here_anywhere("pipeline", "compact", str(file))
     assert (result.returncode, result.stdout) == (0, b"nothing to merge\n")
     as_json = run_here_anywhere("pipeline", "compact", str(file), "--output", "json", "--sink", "parquet")
