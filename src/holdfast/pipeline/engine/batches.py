@@ -29,7 +29,7 @@ from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.planning import Plan, opening_range
 from holdfast.pipeline.engine.routing import Routed, Router
-from holdfast.pipeline.engine.staging import Staged, StageSpec, stage
+from holdfast.pipeline.engine.staging import Staged, StageSpec, Tally, stage
 from holdfast.pipeline.ledger import NOWHERE, Decision, Entry, Intake, Routes, decide
 from holdfast.pipeline.positions import BatchRange, Positions
 from holdfast.pipeline.sinks.base import Batch, Prepared, Sink
@@ -104,7 +104,7 @@ class Workshop:
 
     def open_at(self, name: str, positions: Positions, batch_time_ms: int) -> None:
         """Commit the entry by which a sink first knows these partitions; it has no rows."""
-        batch = Batch(opening_range(positions), batch_time_ms, self.home.new_label())
+        batch = Batch(opening_range(positions), batch_time_ms, self.home.new_label(), 0)
         empty = self.router.empty_dead() if name == DEAD_LETTER_NAME else self.router.empty_main()
         prepared = self.sinks[name].prepare(batch, empty)
         entry = self._entry(name, batch.range, batch_time_ms)
@@ -146,24 +146,25 @@ class Workshop:
             with watch.phase("route"):
                 routed = self.router.route(staged, plan.batch_time_ms, directory)
             self.faults("routed")
-            batch = Batch(plan.range, plan.batch_time_ms, label)
             for name in targets:
+                rows, tally = _rows_for(name, routed)
+                batch = Batch(plan.range, plan.batch_time_ms, label, tally.rows)
                 with watch.phase("prepare"):
-                    prepared[name] = self.sinks[name].prepare(batch, _rows_for(name, routed))
+                    prepared[name] = self.sinks[name].prepare(batch, rows)
                 self.faults(f"prepared:{name}")
             _balance_sinks(prepared, routed)
             self.faults("balanced")
-            rows = {name: each.rows for name, each in prepared.items()}
+            counts = {name: each.rows for name, each in prepared.items()}
             for name in targets:
                 with watch.phase("commit"):
-                    self._commit(name, prepared.pop(name), plan, staged, routed, rows[name])
+                    self._commit(name, prepared.pop(name), plan, staged, routed, counts[name])
                 self.faults(f"committed:{name}")
         except BaseException:
             _discard(prepared.values())
             raise
         finally:
             self.home.remove_stage(label)
-        return BatchResult(staged.intake, routed.routes, routed.warned, rows, watch.times_ms)
+        return BatchResult(staged.intake, routed.routes, routed.warned, counts, watch.times_ms)
 
     def _must_write(self, name: str, batch: BatchRange) -> None:
         entry = self.ledgers[name]
@@ -192,14 +193,16 @@ class Workshop:
         self.ledgers[name] = entry
 
 
-def _rows_for(name: str, routed: Routed) -> DataFrame:
-    return routed.dead if name == DEAD_LETTER_NAME else routed.main
+def _rows_for(name: str, routed: Routed) -> tuple[DataFrame, Tally]:
+    if name == DEAD_LETTER_NAME:
+        return routed.dead, routed.dead_tally
+    return routed.main, routed.main_tally
 
 
 def _balance_sinks(prepared: Mapping[str, Prepared], routed: Routed) -> None:
     """What sinks have written aside is what the routes counted."""
     for name, each in prepared.items():
-        tally = routed.dead_tally if name == DEAD_LETTER_NAME else routed.main_tally
+        _, tally = _rows_for(name, routed)
         if each.rows != tally.rows or (each.digest is not None and each.digest != tally.digest):
             raise Unbalanced(
                 f"sink {name!r} wrote {each.rows} rows aside and the route has {tally.rows} (digests "

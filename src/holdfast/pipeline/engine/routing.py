@@ -38,6 +38,8 @@ LINEAGE: Final = "_hf"
 ROUTE: Final = "_route"
 ALIVE: Final = 0
 """The number of the route of rows that go on."""
+ROWS_FOR_ONE_TASK: Final = 50_000
+"""Batches up to this size are computed by one task: starting others, and a shuffle, would take longer."""
 EXAMPLES: Final = 5
 """Of rows that break a rule, named in the error."""
 PARSE: Final = "parse"
@@ -232,6 +234,8 @@ class Router:
         if not staged.intake.records:
             return Routed(self.empty_main(), self.empty_dead(), Tally(), Tally(), Routes(), {})
         rows = self._spark.read.schema(self._file_schema).parquet(*staged.files)
+        if staged.intake.records <= ROWS_FOR_ONE_TASK:
+            rows = rows.coalesce(1)  # nothing is shuffled then, and counting costs half
         alive = self._step_input(rows, batch_time_ms)
         links = list(self._links(alive, scratch))
         self._count(links, Counted(staged.decoded, staged.decoded))
