@@ -27,15 +27,15 @@ def demo(
         int, typer.Option(help="Messages of the broker's bulk run.", min=1000)
     ] = BULK_MESSAGES,
     orders: Annotated[int, typer.Option(help="Orders that go through the pipeline.", min=1000)] = ORDERS,
-    pipeline: Annotated[
-        bool, typer.Option(help="Also run a pipeline on Spark, which needs Java 17 or newer.")
-    ] = True,
+    no_pipeline: Annotated[
+        bool, typer.Option("--no-pipeline", help="Leave out the pipeline, which needs Java 17 or newer.")
+    ] = False,
     keep: Annotated[str | None, typer.Option(help="Keep the data in this directory.", metavar="DIR")] = None,
 ) -> None:
     """Start a broker, kill it, run a pipeline into Parquet and a topic, and count what arrived."""
     from holdfast.cli.demo_broker import try_broker
 
-    if pipeline:
+    if not no_pipeline:
         from holdfast.pipeline.java import find_java
 
         find_java()  # before anything else is started: without it half of this cannot run
@@ -47,7 +47,7 @@ def demo(
             ready = ("start to ready", f"{(time.perf_counter() - began) * 1000:,.0f} ms")
             figures, survived = try_broker(broker, console, messages)
             _show(console, "The broker: one durable, Kafka-compatible node", [ready, *figures])
-            if pipeline:
+            if not no_pipeline:
                 from holdfast.cli.demo_pipeline import try_pipeline
 
                 outcome = try_pipeline(broker, console, directory, orders)
