@@ -38,12 +38,12 @@ test: $(STAMP) ## every test that fits in minutes
 check: $(STAMP) lint types contracts test ## what CI runs: format, lint, types, import contracts, tests
 
 format: $(STAMP) ## rewrite the code in the house format
-	$(BIN)/ruff format src tests bench
-	$(BIN)/ruff check --fix src tests bench
+	$(BIN)/ruff format src tests bench examples
+	$(BIN)/ruff check --fix src tests bench examples
 
 lint: $(STAMP) ## format and lint, read only
-	$(BIN)/ruff format --check src tests bench
-	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench examples
+	$(BIN)/ruff check src tests bench examples
 
 types: $(STAMP) ## mypy, strict
 	$(BIN)/mypy
