@@ -198,6 +198,39 @@ def test_any_bytes_are_a_row_or_an_error(noise: bytes, place: int, inserted: byt
         column.validate(full=True)
 
 
+NESTED = record(
+    ("tags", {"type": "array", "items": ["null", "string"]}),
+    ("scores", {"type": "map", "values": "long"}),
+    ("place", record(("kind", {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}), name="Place")),
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_fine"),
+    [
+        (b"\x02\x02\x02a\x00\x02\x02k\x04\x00\x02", True),
+        (b"\x01\x06\x02\x02a\x00\x00\x02", True),  # a block with its size before it
+        (b"\x02\x01\x02a\x00\x00\x02", False),  # the branch -1 of a union
+        (b"\x00\x00\x01", False),  # the symbol -1 of an enum
+        (b"\x00\x00\x04", False),
+        (b"\x00\x00\x02\x00", False),
+        (b"\xfe\xff\xff\xff\x0f\x00", False),  # more items than there are bytes
+    ],
+)
+def test_a_nested_value_follows_its_schema_to_the_letter(value: bytes, is_fine: bool) -> None:
+    row = rows(plain(NESTED), [value, None])[0]
+    assert (row[-1] is None) == is_fine
+    assert (row[2] is None) == (not is_fine)
+
+
+def test_flat_records_follow_their_schema_to_the_letter() -> None:
+    schema = record(
+        ("kind", {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}), ("name", ["null", "string"])
+    )
+    found = rows(plain(schema), [b"\x02\x00", b"\x01\x00", b"\x02\x01", b"\x03\x00"])
+    assert [each[-1] is None for each in found] == [True, False, False, False]
+
+
 def test_instants_out_of_the_calendar_are_errors() -> None:
     decoder = plain(record(("at", logical("long", "timestamp-micros")), ("day", logical("int", "date"))))
     raw = record(("at", "long"), ("day", "int"))

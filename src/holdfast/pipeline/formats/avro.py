@@ -14,16 +14,27 @@ followed.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 import fastavro
-import fastavro.schema
 
 from holdfast.pipeline.definition.model import Decoding
+from holdfast.pipeline.formats.avro_schema import BROKEN, Check, Names, branches, kind_of
 from holdfast.pipeline.formats.base import Decoder, FormatError, Undecodable, shown_name
+from holdfast.pipeline.formats.flat_columns import Meaning, Step, flat_of
+from holdfast.pipeline.formats.flat_layout import (
+    BIG_INTEGER,
+    BOOLEAN,
+    BYTES,
+    EIGHT_BYTES,
+    FIXED,
+    FOUR_BYTES,
+    NO_UNION,
+    TEXT,
+    ZIGZAG,
+)
 from holdfast.pipeline.formats.registry import Registered
 from holdfast.pipeline.formats.schema_rows import (
     Convert,
@@ -53,80 +64,18 @@ PRIMITIVES: Final = {
     "fixed": Type("binary"),
     "enum": Type("string"),
 }
+FLAT: Final[dict[str, tuple[int, Meaning | None, int]]] = {
+    "boolean": (BOOLEAN, Meaning("boolean"), 0),
+    "int": (ZIGZAG, Meaning("integer"), 0),
+    "long": (ZIGZAG, Meaning("integer"), 0),
+    "float": (FOUR_BYTES, Meaning("single"), 0),
+    "double": (EIGHT_BYTES, Meaning("double"), 0),
+    "string": (TEXT, Meaning("text"), 0),
+    "bytes": (BYTES, Meaning("bytes"), 0),
+    "fixed": (FIXED, None, 0),
+    "enum": (ZIGZAG, None, 0),
+}
 NESTED: Final = {"record": "struct", "array": "array", "map": "map"}
-BROKEN: Final = (
-    EOFError,
-    IndexError,
-    KeyError,
-    ValueError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-    RecursionError,
-    StopIteration,
-)
-"""What fastavro raises on bytes that are not of the schema."""
-
-
-class Names:
-    """The named types of a schema and of those it refers to; whoever is looked up was declared."""
-
-    def __init__(self, text: str, references: Sequence[tuple[str, str]] = (), rejects: bool = False) -> None:
-        self.rejects = rejects
-        """Whether a writer's field that no column takes is refused."""
-        self.types: dict[str, Any] = {}
-        try:
-            for _, each in references:
-                fastavro.parse_schema(_plain(json.loads(each)), self.types)
-            self.schema = fastavro.parse_schema(_plain(json.loads(text)), self.types)
-        except json.JSONDecodeError as wrong:
-            raise Mismatch(f"its Avro schema is not JSON: {wrong}") from None
-        except (fastavro.schema.SchemaParseException, *BROKEN) as wrong:
-            raise Mismatch(f"its Avro schema is not valid: {type(wrong).__name__}: {wrong}") from None
-
-    def resolve(self, schema: Any) -> Any:
-        while isinstance(schema, str) and schema in self.types:
-            schema = self.types[schema]
-        return schema
-
-    @property
-    def record(self) -> Any:
-        """The schema itself when it is a record, else nothing."""
-        found = self.resolve(self.schema)
-        return found if isinstance(found, dict) and found["type"] == "record" else None
-
-
-LOGICAL: Final = "holdfast.logical"
-
-
-def _plain(schema: Any) -> Any:
-    """The schema with logical types moved to a property that fastavro keeps and does not act on."""
-    if isinstance(schema, list):
-        return [_plain(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {
-        name: _plain(each) if name in ("type", "items", "values", "fields") else each
-        for name, each in schema.items()
-    }
-    if "logicalType" in found:
-        found[LOGICAL] = found.pop("logicalType")
-    return found
-
-
-def branches(schema: Any) -> tuple[list[Any], bool]:
-    """The types a schema allows, and whether null is one of them."""
-    if isinstance(schema, list):
-        return [each for each in schema if each != "null"], "null" in schema
-    return ([], True) if schema == "null" else ([schema], False)
-
-
-def kind_of(schema: Any) -> tuple[str, str]:
-    """An Avro type's name and its logical type."""
-    if isinstance(schema, str):
-        return schema, ""
-    name = schema["type"]
-    return (name, str(schema.get(LOGICAL, ""))) if isinstance(name, str) else kind_of(name)
 
 
 def derive(names: Names, schema: Any, path: str, above: tuple[str, ...] = ()) -> tuple[Type, bool]:
@@ -265,6 +214,37 @@ def _struct(names: Names, record: Any, kind: Type, path: str) -> Convert:
     return read
 
 
+def flat_steps(names: Names, written: Mapping[str, Any]) -> list[Step] | None:
+    """How the fields of a record are read in bulk; nothing when one of them is nested or a larger union."""
+    steps: list[Step] = []
+    for name, schema in written.items():
+        null_branch = NO_UNION
+        if isinstance(schema, list):
+            options, is_nullable = branches(schema)
+            if len(options) != 1 or not is_nullable or len(schema) != 2:
+                return None
+            null_branch, schema = schema.index("null"), options[0]
+        resolved = names.resolve(schema)
+        kind, logical = kind_of(resolved)
+        code, meaning, size = FLAT.get(kind, (0, None, 0))
+        if kind == "enum":
+            meaning = Meaning("names", names=dict(enumerate(resolved["symbols"])))
+            size = len(resolved["symbols"])
+        elif kind == "fixed" and logical != "decimal":
+            meaning, size = Meaning("bytes"), int(resolved["size"])
+        elif kind == "bytes" and logical == "decimal":
+            code, meaning = BIG_INTEGER, Meaning("decimal", scale=int(resolved.get("scale", 0)))
+        elif (kind, logical) == ("int", "date"):
+            meaning = Meaning("day")
+        elif kind == "long" and logical.removeprefix("local-").startswith("timestamp-"):
+            times, parts = UNITS[logical.rpartition("-")[2]]
+            meaning = Meaning("instant", times=times, parts=parts)
+        if meaning is None:
+            return None
+        steps.append(Step(name, code, meaning, null_branch=null_branch, size=size))
+    return steps
+
+
 class Avro(SchemaRows):
     def __init__(
         self, decoding: Decoding, prefix: str, columns: Sequence[Column], defaults: Mapping[str, Any]
@@ -308,7 +288,9 @@ class Avro(SchemaRows):
             value = read_one(payload, names)
             return self._row(value if is_record else {next(iter(written)): value}, parts, keep)
 
-        return read
+        steps = None if keep else flat_steps(names, written)
+        flat = flat_of("scan_avro", steps, self.fields, is_open=True, defaults=self.defaults)
+        return Plan(read, flat, Check(names).mark)
 
     def _row(
         self,

@@ -24,7 +24,7 @@ from holdfast.pipeline.formats.json_layout import (
     TRUE,
     UNDECIDED,
 )
-from holdfast.pipeline.formats.json_machine import JsonMachine, load
+from holdfast.pipeline.formats.machine import Machine, load
 from holdfast.pipeline.formats.types import INTEGER_BITS, Column, Type
 
 Ints = npt.NDArray[np.int32]
@@ -43,7 +43,7 @@ class Document:
     def __init__(self, base: int, rows: int) -> None:
         self.base = base
         self.marks: Bytes = np.zeros(rows, np.uint8)
-        self.machine: JsonMachine = load()
+        self.machine: Machine = load()
         self.scratch = np.empty(SCRATCH_WORDS, np.int64)
 
 
@@ -228,9 +228,14 @@ def _texts(
     return pa.Array.from_buffers(kind, len(cells), buffers)
 
 
-def _strings(cells: Cells) -> pa.Array:
+def gathered(cells: Cells, kind: pa.DataType) -> pa.Array:
+    """The slices themselves, as strings or binary."""
     machine = cells.document.machine
-    return _texts(cells, machine.measure_strings, machine.gather_strings, pa.string())
+    return _texts(cells, machine.measure_strings, machine.gather_strings, kind)
+
+
+def _strings(cells: Cells) -> pa.Array:
+    return gathered(cells, pa.string())
 
 
 def _binaries(cells: Cells) -> pa.Array:

@@ -28,6 +28,20 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from holdfast.pipeline.definition.model import Decoding
 from holdfast.pipeline.formats.base import Decoder, FormatError, Undecodable, shown_name
+from holdfast.pipeline.formats.flat_columns import Kind, Meaning, Step, flat_of
+from holdfast.pipeline.formats.flat_layout import (
+    BYTES,
+    EIGHT_BYTES,
+    FOUR_BYTES,
+    INSTANT,
+    SIGNED_32,
+    TEXT,
+    TRUTH,
+    UNSIGNED_32,
+    VARINT,
+    ZIGZAG,
+    ZIGZAG_32,
+)
 from holdfast.pipeline.formats.proto_text import declared, parse_proto, resolve
 from holdfast.pipeline.formats.registry import Registered
 from holdfast.pipeline.formats.schema_rows import (
@@ -68,6 +82,23 @@ TYPES: Final = {
     D.TYPE_STRING: Type("string"),
     D.TYPE_BYTES: Type("binary"),
     D.TYPE_ENUM: Type("string"),
+}
+FLAT: Final[dict[int, tuple[int, int, Kind]]] = {
+    D.TYPE_INT32: (SIGNED_32, 0, "integer"),
+    D.TYPE_INT64: (VARINT, 0, "integer"),
+    D.TYPE_UINT32: (UNSIGNED_32, 0, "integer"),
+    D.TYPE_UINT64: (VARINT, 0, "unsigned"),
+    D.TYPE_SINT32: (ZIGZAG_32, 0, "integer"),
+    D.TYPE_SINT64: (ZIGZAG, 0, "integer"),
+    D.TYPE_BOOL: (TRUTH, 0, "boolean"),
+    D.TYPE_FIXED32: (FOUR_BYTES, 5, "integer"),
+    D.TYPE_SFIXED32: (FOUR_BYTES, 5, "signed_four"),
+    D.TYPE_FLOAT: (FOUR_BYTES, 5, "single"),
+    D.TYPE_FIXED64: (EIGHT_BYTES, 1, "unsigned"),
+    D.TYPE_SFIXED64: (EIGHT_BYTES, 1, "integer"),
+    D.TYPE_DOUBLE: (EIGHT_BYTES, 1, "double"),
+    D.TYPE_STRING: (TEXT, 2, "text"),
+    D.TYPE_BYTES: (BYTES, 2, "bytes"),
 }
 INTEGERS: Final = frozenset(
     kind for kind, found in TYPES.items() if found.kind in ("int", "bigint", "decimal")
@@ -232,8 +263,7 @@ def _convert_one(field: FieldDescriptor, kind: Type, path: str, unknown: str) ->
     if field.message_type is not None:
         return _convert_message(field.message_type, kind, path, unknown)
     if field.type == D.TYPE_ENUM and kind.kind == "string":
-        # Of names for one number the first counts: the others are aliases.
-        names = {value.number: value.name for value in reversed(field.enum_type.values)}
+        names = enum_names(field)
         return checked(lambda number: _enum_name(names, number), path, kind)
     if field.type in INTEGERS and kind.kind in INTEGER_BITS:
         bits = INTEGER_BITS[kind.kind]
@@ -244,6 +274,11 @@ def _convert_one(field: FieldDescriptor, kind: Type, path: str, unknown: str) ->
     if written is None or (written.kind != kind.kind and (written.kind, kind.kind) != ("float", "double")):
         raise cannot(path, f"Protobuf's {written or 'group'}", kind)
     return lambda value: value
+
+
+def enum_names(field: FieldDescriptor) -> dict[int, str]:
+    """Of names for one number the first counts: the others are aliases."""
+    return {value.number: value.name for value in reversed(field.enum_type.values)}
 
 
 def _enum_name(names: dict[int, str], number: int) -> str:
@@ -359,6 +394,9 @@ def read_varint(payload: bytes, position: int) -> tuple[int, int]:
 
 
 class Protobuf(SchemaRows):
+    single_place = (0,)
+    place_bytes = 1
+
     def own_plan(self) -> Plan:
         assert self.decoding.schema is not None
         return self._plan(Schema(self.decoding.schema).message(self.decoding.message))
@@ -402,7 +440,37 @@ class Protobuf(SchemaRows):
                 row.append(unknown_text({name: _json_ready(value) for name, value in others.items()}))
             return row
 
-        return plan
+        steps = flat_steps(descriptor)
+        return Plan(plan, flat_of("scan_protobuf", steps, self.fields, is_open=unknown == "ignore"))
+
+
+def flat_steps(message: Descriptor) -> list[Step] | None:
+    """How the fields of a message are read in bulk; nothing when one is repeated, nested, required or in a oneof."""
+    steps: list[Step] = []
+    for field in message.fields:
+        oneof = field.containing_oneof
+        if field.is_repeated or field.is_required or (oneof is not None and len(oneof.fields) > 1):
+            return None
+        if field.type == D.TYPE_MESSAGE and field.message_type.full_name == TIMESTAMP:
+            code, wire_type, meaning = INSTANT, 2, Meaning("instant")
+        elif field.type == D.TYPE_ENUM:
+            code, wire_type, meaning = SIGNED_32, 0, Meaning("names", names=enum_names(field))
+        elif field.type in FLAT:
+            code, wire_type, kind = FLAT[field.type]
+            meaning = Meaning(kind)
+        else:
+            return None
+        steps.append(
+            Step(
+                field.name,
+                code,
+                meaning,
+                number=field.number,
+                wire_type=wire_type,
+                has_presence=field.has_presence,
+            )
+        )
+    return steps
 
 
 def protobuf_decoder(decoding: Decoding, prefix: str, columns: Sequence[Column]) -> Decoder:

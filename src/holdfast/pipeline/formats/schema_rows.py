@@ -13,18 +13,36 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.pipeline.definition.model import Decoding
-from holdfast.pipeline.formats.base import FormatError, RowDecoder, Undecodable, check_names, shown
+from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, check_names, shown
+from holdfast.pipeline.formats.bulk import cells_of, decode_in_bulk
+from holdfast.pipeline.formats.flat_columns import Flat
+from holdfast.pipeline.formats.json_cells import Cells
+from holdfast.pipeline.formats.json_layout import UNDECIDED
 from holdfast.pipeline.formats.json_reference import UNKNOWN_COLUMN
-from holdfast.pipeline.formats.registry import Registered, Registry, split_header
+from holdfast.pipeline.formats.registry import HEADER_BYTES, Registered, Registry, split_header
 from holdfast.pipeline.formats.texts import Unfit
 from holdfast.pipeline.formats.types import Column, Type
 
 Convert = Callable[[Any], Any]
-Plan = Callable[[bytes], Sequence[Any]]
-"""Decodes a payload to one value for each column; raises `Undecodable`."""
+
+
+class Plan(NamedTuple):
+    """How the records of one schema fill the columns."""
+
+    row: Callable[[bytes], Sequence[Any]]
+    """Decodes a payload to one value for each column; raises `Undecodable`."""
+    flat: Flat | None
+    """Decodes whole batches, where the schema is simple enough."""
+    check: Callable[[Cells], npt.NDArray[np.uint8]] | None = None
+    """Marks rows that are not exactly of the schema, where `row` would take them."""
 
 
 class Mismatch(Exception):
@@ -41,10 +59,10 @@ class SchemaRows(RowDecoder):
         self.fields = tuple(columns)
         self.registry = Registry(decoding.registry) if decoding.registry is not None else None
         self._plans: dict[Hashable, Plan | str] = {}
-        self._own: Plan | None = None
+        self.own: Plan | None = None
         if self.registry is None:
             try:
-                self._own = self.own_plan()
+                self.own = self.own_plan()
             except Mismatch as mismatch:
                 raise FormatError(f"format {decoding.format}: {mismatch}") from None
 
@@ -60,12 +78,71 @@ class SchemaRows(RowDecoder):
         """What else of the header tells the writer's type (Protobuf's message indexes), and the rest."""
         return None, payload
 
+    single_place: Hashable = None
+    place_bytes = 0
+    """What `split_place` finds in most records, and how many zero bytes say so."""
+
+    def decode(self, values: pa.Array) -> Decoded:
+        values = values.cast(pa.binary())
+        if self.own is not None:
+            return self._decode_with(self.own, values, 0)
+        groups = rows_by_id(values, HEADER_BYTES + self.place_bytes)
+        if len(groups) == 1:
+            return self._decode_group(values, next(iter(groups)))
+        parts = [self._decode_group(values.take(pa.array(rows)), each) for each, rows in groups.items()]
+        back = pa.array(np.argsort(np.concatenate(list(groups.values())), kind="stable"))
+        columns = [
+            pa.concat_arrays(each).take(back) for each in zip(*(part.columns for part in parts), strict=True)
+        ]
+        return Decoded(columns, pa.concat_arrays([part.errors for part in parts]).take(back))
+
+    def _decode_group(self, values: pa.Array, schema_id: int) -> Decoded:
+        if schema_id >= 0:
+            try:
+                plan = self._plan_of(schema_id, self.single_place)
+            except Undecodable:
+                return super().decode(values)
+            return self._decode_with(plan, values, HEADER_BYTES + self.place_bytes)
+        return super().decode(values)
+
+    def _decode_with(self, plan: Plan, values: pa.Array, header_bytes: int) -> Decoded:
+        def slowly(some: pa.Array) -> Decoded:
+            return self.checked(plan, some, header_bytes)
+
+        if plan.flat is None:
+            return slowly(values)
+        return decode_in_bulk(values, self._bulk(plan.flat), slowly, header_bytes=header_bytes)
+
+    def checked(self, plan: Plan, values: pa.Array, header_bytes: int) -> Decoded:
+        """Row by row, and then what the plan's check refuses taken back."""
+        found = super().decode(values)
+        cells = cells_of(values, header_bytes) if plan.check is not None else None
+        if cells is None or plan.check is None:
+            return found
+        refused = (plan.check(cells) == UNDECIDED) & found.errors.is_null().to_numpy(zero_copy_only=False)
+        if not refused.any():
+            return found
+        mask = pa.array(refused)
+        error = pa.scalar(
+            f"not {self.decoding.format} of this schema: a choice that the schema does not have"
+        )
+        columns = [pc.if_else(mask, pa.scalar(None, each.type), each) for each in found.columns]
+        return Decoded(columns, pc.if_else(mask, error, found.errors))
+
+    def _bulk(self, flat: Flat) -> Callable[[Cells], list[pa.Array]]:
+        if self.decoding.unknown != "keep":
+            return flat.read
+        return lambda cells: [*flat.read(cells), pa.nulls(len(cells), pa.string())]
+
     def decode_row(self, value: bytes) -> Sequence[Any]:
-        if self._own is not None:
-            return self._own(value)
-        assert self.registry is not None
+        if self.own is not None:
+            return self.own.row(value)
         schema_id, payload = split_header(value)
         place, payload = self.split_place(payload)
+        return self._plan_of(schema_id, place).row(payload)
+
+    def _plan_of(self, schema_id: int, place: Hashable) -> Plan:
+        assert self.registry is not None
         plan = self._plans.get((schema_id, place))
         if plan is None:
             registered = self.registry.get(schema_id)
@@ -76,7 +153,30 @@ class SchemaRows(RowDecoder):
             self._plans[schema_id, place] = plan
         if isinstance(plan, str):
             raise Undecodable(plan)
-        return plan(payload)
+        return plan
+
+
+def rows_by_id(values: pa.Array, header_bytes: int) -> dict[int, npt.NDArray[np.int64]]:
+    """The rows of each schema id, by headers that are whole and zero but for the id; under -1 all others."""
+    rows = len(values)
+    _, offsets_buffer, data = values.buffers()
+    if rows == 0 or data is None:
+        return {-1: np.arange(rows)}
+    offsets = np.frombuffer(offsets_buffer, np.int32, rows + 1, values.offset * 4).astype(np.int64)
+    content = np.frombuffer(data, np.uint8)
+    whole = offsets[1:] - offsets[:-1] >= header_bytes
+    begins = np.where(whole, offsets[:-1], 0)
+    ids = np.full(rows, -1, np.int64)
+    if whole.any():
+        header = [content[begins + place].astype(np.int64) for place in range(header_bytes)]
+        for place in (0, *range(HEADER_BYTES, header_bytes)):
+            whole &= header[place] == 0
+        ids = np.where(whole, header[1] << 24 | header[2] << 16 | header[3] << 8 | header[4], -1)
+    if values.null_count:
+        # Tombstones go with whoever is there.
+        nulls = values.is_null().to_numpy(zero_copy_only=False)
+        ids[nulls] = ids[~nulls][0] if not nulls.all() else -1
+    return {int(each): np.flatnonzero(ids == each) for each in np.unique(ids)}
 
 
 def checked(convert: Convert, path: str, kind: Type) -> Convert:

@@ -1,0 +1,56 @@
+"""The machine code of the formats: made once and kept on disk, as the reader's is (`holdfast.reader.kernel`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Final, NamedTuple
+
+from holdfast.reader.kernel import Function, load_functions
+
+_HERE: Final = os.path.dirname(os.path.abspath(__file__))
+_SOURCES: Final = (
+    "kernel_source.py",
+    "layout.py",
+    *(
+        os.path.join(_HERE, each)
+        for each in (
+            "json_kernel.py",
+            "json_scalars_kernel.py",
+            "json_layout.py",
+            "flat_kernel.py",
+            "flat_layout.py",
+        )
+    ),
+)
+
+
+class Machine(NamedTuple):
+    """The functions of `json_kernel`, `json_scalars_kernel` and `flat_kernel`."""
+
+    scan: Function
+    count_elements: Function
+    list_elements: Function
+    read_integers: Function
+    read_numbers: Function
+    read_dates: Function
+    read_instants: Function
+    measure_strings: Function
+    gather_strings: Function
+    measure_base64: Function
+    gather_base64: Function
+    scan_avro: Function
+    scan_protobuf: Function
+    check_avro: Function
+
+
+@cache
+def load() -> Machine:
+    return Machine(*load_functions("formats", Machine._fields, _SOURCES, _functions))
+
+
+def _functions() -> Mapping[str, Callable[[int], int]]:
+    from holdfast.pipeline.formats import flat_kernel, json_kernel, json_scalars_kernel
+
+    return {**json_kernel.FUNCTIONS, **json_scalars_kernel.FUNCTIONS, **flat_kernel.FUNCTIONS}
