@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -281,4 +282,81 @@ def test_with_a_pipeline_a_handler_can_read_what_it_wrote(broker: BrokerProcess,
     sink = scene.sink(pipeline=True)
     scene.run(lambda: sink.run(handler), sink)
     assert seen == list(range(1, COUNT + 1))
+    scene.database.close()
+
+
+def test_with_a_pipeline_a_handler_can_ask_what_a_statement_did(
+    broker: BrokerProcess, postgres_url: str
+) -> None:
+    scene = Scene(broker, postgres_url)
+    scene.database.run("insert into taken values (6)", {})
+    wanted = "update taken set number = number where number = %s"
+
+    def handler(message: Message, connection: Any) -> None:
+        done = connection.execute(wanted, (int(message.value or b""),))
+        if done.rowcount == 0:
+            assert done.statusmessage == "UPDATE 0"
+            assert connection.execute("select 1 as one").description[0].name == "one"
+            scene.insert(message, connection)
+
+    sink = scene.sink(pipeline=True)
+    scene.run(lambda: sink.run(handler), sink)
+    assert scene.numbers() == all_but(6)
+    scene.database.close()
+
+
+def test_a_refusal_that_a_handler_deals_with_is_dealt_with_in_spite_of_the_pipeline(
+    broker: BrokerProcess, postgres_url: str
+) -> None:
+    scene = Scene(broker, postgres_url)
+    scene.database.run("insert into taken values (6), (39)", {})
+
+    def handler(message: Message, connection: Any) -> None:
+        try:
+            with connection.transaction():
+                scene.insert(message, connection, "taken")
+        except psycopg.errors.UniqueViolation:
+            return
+        scene.insert(message, connection)
+
+    sink = scene.sink(pipeline=True)
+    scene.run(lambda: sink.run(handler), sink)
+    assert scene.numbers() == all_but(6, 39)
+    assert scene.dead() == []
+    scene.database.close()
+
+
+def test_a_handler_that_hides_every_refusal_does_not_hide_those_of_others(
+    broker: BrokerProcess, postgres_url: str
+) -> None:
+    scene = Scene(broker, postgres_url)
+    scene.database.run("insert into taken values (6)", {})
+
+    def handler(message: Message, connection: Any) -> None:
+        scene.insert(message, connection, "taken")
+        with suppress(psycopg.Error):
+            connection.execute("select 1").fetchone()
+        scene.insert(message, connection)
+
+    sink = scene.sink(pipeline=True)
+    scene.run(lambda: sink.run(handler), sink)
+    assert scene.numbers() == all_but(6)
+    assert [each.value for each in scene.dead()] == [b"6"]
+    scene.database.close()
+
+
+def test_a_handler_may_copy_which_no_pipeline_can(broker: BrokerProcess, postgres_url: str) -> None:
+    scene = Scene(broker, postgres_url)
+    calls: list[int] = []
+
+    def handler(batch: Sequence[Message], connection: Any) -> None:
+        calls.append(len(batch))
+        with connection.cursor().copy("copy results from stdin") as copy:
+            for message in batch:
+                copy.write_row((int(message.value or b""),))
+
+    sink = scene.sink(pipeline=True)
+    scene.run(lambda: sink.run_batches(handler), sink)
+    assert scene.numbers() == all_but()
+    assert sum(calls) == COUNT + calls[0]
     scene.database.close()

@@ -1,5 +1,11 @@
 """PostgreSQL, through psycopg 3.
 
+In a pipeline a handler's statements do not wait for the answer to each, where that does not show: cursors wait when
+they are asked for rows, for `rowcount` or for anything else of an answer. What does show is that a refusal comes late,
+perhaps while another message is handled. Then the transaction is done again without the pipeline, by the sink, and the
+refusal comes where it belongs. It is not the default because `idle_in_transaction_session_timeout` does not count
+while a pipeline is open, and ending it after each statement costs more than it gains.
+
 Handlers get the psycopg connection, inside of a transaction that psycopg does not let them commit; that they did not do
 so in SQL is looked at by the transaction's number before the positions advance.
 """
@@ -7,7 +13,7 @@ so in SQL is looked at by the transaction's number before the positions advance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 from holdfast.client.database.store import (
@@ -21,7 +27,7 @@ from holdfast.errors import UsageError
 
 try:
     import psycopg
-    from psycopg.pq import TransactionStatus
+    from psycopg.pq import PipelineStatus, TransactionStatus
 except ImportError as missing:
     raise UsageError("a sink into PostgreSQL needs psycopg: pip install 'holdfast[postgres]'") from missing
 
@@ -42,6 +48,31 @@ TRANSIENT: Final = ("40", "55P03")
 TRANSACTION_NUMBER: Final = "select pg_current_xact_id()::text"
 
 
+class WaitingCursor(psycopg.Cursor[Any]):
+    """In a pipeline psycopg waits for an answer when rows are fetched; this one does for everything in it."""
+
+    def _wait(self) -> None:
+        if self.connection.pgconn.pipeline_status != PipelineStatus.OFF:
+            # A pipeline within a pipeline begins by waiting for what is under way.
+            with self.connection.pipeline():
+                pass
+
+    @property
+    def rowcount(self) -> int:
+        self._wait()
+        return super().rowcount
+
+    @property
+    def description(self) -> list[psycopg.Column] | None:
+        self._wait()
+        return super().description
+
+    @property
+    def statusmessage(self) -> str | None:
+        self._wait()
+        return super().statusmessage
+
+
 class PostgresDatabase(Database):
     errors = (psycopg.Error,)
     lock_clause = " for update"
@@ -52,7 +83,9 @@ class PostgresDatabase(Database):
         given = psycopg.conninfo.conninfo_to_dict(self.url)
         settings: dict[str, Any] = {name: value for name, value in CONNECTION.items() if name not in given}
         try:
-            self.connection = psycopg.connect(self.url, autocommit=True, **settings)
+            self.connection = psycopg.connect(
+                self.url, autocommit=True, cursor_factory=WaitingCursor, **settings
+            )
             for name, value in self._session_settings().items():
                 self.connection.execute(f"set {name} = {value}")
         except psycopg.Error as error:
@@ -97,7 +130,7 @@ class PostgresDatabase(Database):
 
     def pipeline(self) -> AbstractContextManager[Any]:
         pipeline: AbstractContextManager[Any] = self.connection.pipeline()
-        return pipeline
+        return pipeline if psycopg.Pipeline.is_supported() else nullcontext()
 
     def run(self, sql: str, parameters: dict[str, Any]) -> Any:
         return self.connection.execute(with_percent(sql), parameters)
