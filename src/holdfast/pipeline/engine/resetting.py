@@ -87,15 +87,15 @@ def plan_reset(
 
     expanded, _ = expand_definition(definition)
     settings = client_settings(expanded, bootstrap)
-    with _opened(expanded, settings) as opened:
-        chosen = _chosen(opened, sinks)
-        ledgers = {name: sink.last_entry() for name, sink in opened.items()}
-    after: dict[str, Entry | None] = {
-        name: None if name in chosen else entry for name, entry in ledgers.items()
-    }
     with Cluster(settings) as cluster:
         source = SourceView(cluster, expanded.source, own_topics(expanded))
         logs = source.look({})
+        with _opened(expanded, settings) as opened:
+            chosen = _chosen(opened, sinks)
+            ledgers = {name: sink.last_entry() for name, sink in opened.items()}
+        after: dict[str, Entry | None] = {
+            name: None if name in chosen else entry for name, entry in ledgers.items()
+        }
         starts = _starts(after, source, logs)
     return ResetPlan(
         definition,

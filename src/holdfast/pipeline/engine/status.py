@@ -8,10 +8,11 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.fingerprint import fingerprint
-from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import (
     DEAD_LETTER_NAME,
     client_settings,
+    dead_letter_of,
     home_of,
     kind_of_sink,
     monitoring_group,
@@ -25,6 +26,7 @@ from holdfast.pipeline.engine.source_view import SourceView
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.base import Sink, SinkContext
+from holdfast.reader.errors import Unreachable
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,19 @@ def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None)
     kinds = {DEAD_LETTER_NAME: DEAD_LETTER_NAME, **{sink.name: kind_of_sink(sink) for sink in expanded.sinks}}
     entries: dict[str, Entry | None] = {}
     problems: dict[str, str] = {}
+    unreachable = _unreachable(settings, redactor)
+    beside = sinks_beside_source(expanded, settings["bootstrap.servers"]) if unreachable else set()
     for name, sink in build_sinks(expanded).items():
+        if name in beside and unreachable is not None:
+            problems[name] = unreachable
+            continue
         try:
             entries[name] = _entry_of(sink, context)
         except (HoldfastError, OSError) as error:
             problems[name] = str(redacted(explain_failure(error), redactor))
-    ends, source_problem = _ends(expanded, settings, entries, redactor)
+    ends, source_problem = (
+        (None, unreachable) if unreachable else _ends(expanded, settings, entries, redactor)
+    )
     mark = fingerprint(definition)
     return Status(
         pipeline=expanded.name,
@@ -110,6 +119,26 @@ def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None)
         running_pid=holder(home),
         last_batch=last_logged(home),
     )
+
+
+def _unreachable(settings: dict[str, str], redactor: Redactor) -> str | None:
+    """Why nobody of the source's cluster answers: asked once, before several sinks wait for the same silence."""
+    from holdfast.reader.cluster import Cluster
+
+    try:
+        with Cluster(settings) as cluster:
+            cluster.refresh([])
+    except Unreachable as error:
+        return str(redacted(error, redactor))
+    return None
+
+
+def sinks_beside_source(definition: PipelineDefinition, bootstrap: str) -> set[str]:
+    """The sinks whose ledgers are on the source's cluster."""
+    dead_letter = dead_letter_of(definition)
+    places = {DEAD_LETTER_NAME: dead_letter.bootstrap}
+    places |= {sink.name: sink.bootstrap for sink in definition.sinks if isinstance(sink, KafkaSink)}
+    return {name for name, place in places.items() if place is None or place == bootstrap}
 
 
 def _entry_of(sink: Sink, context: SinkContext) -> Entry | None:
