@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka import Producer as RawProducer
 
 from holdfast.client.delivery import Failures, Waiting
 from holdfast.client.direct import failure
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped, Undelivered
+from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
@@ -54,7 +54,7 @@ class Deliverer(ABC):
         *,
         on_progress: Callable[[int], None] = lambda prefix: None,
         say: Callable[[str], None] = lambda line: None,
-        make: Callable[[Settings], Any] = RawProducer,
+        make: Callable[[Settings], Any] = logged_producer,
     ) -> None:
         self._fs = fs
         self._store = store

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from confluent_kafka import Producer as RawProducer
-
 from holdfast.client.delivery import Waiting
 from holdfast.client.errors import DeliveryStopped
+from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
 from holdfast.client.spool.format import DamagedSpool
 from holdfast.client.spool.home import Manner, OwnedSpool, SpoolHome, read_manner
@@ -49,7 +48,7 @@ class Drain:
         *,
         say: Callable[[str], None],
         is_over: Callable[[], bool],
-        make: Callable[[Settings], Any] = RawProducer,
+        make: Callable[[Settings], Any] = logged_producer,
     ) -> None:
         self._fs = fs
         self._home = home

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Producer as RawProducer
-
 from holdfast.client.delivery import Waiting
 from holdfast.client.errors import DeliveryStopped, LeftBehind, Undelivered
+from holdfast.client.library_log import logged_producer
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import Deliverer
@@ -196,7 +195,7 @@ class SpooledSender:
         partitioner: str = "murmur2_random",
         is_exactly_once: bool = False,
         say: Callable[[str], None] = lambda line: None,
-        make: Callable[[Settings], Any] = RawProducer,
+        make: Callable[[Settings], Any] = logged_producer,
     ) -> None:
         self._fs = fs
         self._say = say
