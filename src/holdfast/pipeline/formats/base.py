@@ -74,6 +74,12 @@ class Decoder(ABC):
     def decode(self, values: pa.Array) -> Decoded:
         """Decode a binary array; it may hold nulls and may be a slice."""
 
+    def prepare(self) -> None:  # noqa: B027
+        """Make what `decode` needs and what takes time to make, once for all processes of this machine.
+
+        Worth calling before many workers start: they would each make it, side by side.
+        """
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.decoding, self.prefix)
 

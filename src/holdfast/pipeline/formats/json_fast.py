@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from holdfast.pipeline.definition.model import Decoding
+from holdfast.pipeline.formats import machine
 from holdfast.pipeline.formats.base import Decoded, Decoder
 from holdfast.pipeline.formats.bulk import decode_in_bulk
 from holdfast.pipeline.formats.json_cells import Cells, Schema
@@ -26,6 +27,9 @@ class JsonFast(Decoder):
         self.reference = JsonReference(decoding, prefix, fields)
         super().__init__(decoding, prefix, self.reference.columns)
         self._schema = Schema(fields, is_open=decoding.unknown == "ignore")
+
+    def prepare(self) -> None:
+        machine.load()
 
     def decode(self, values: pa.Array) -> Decoded:
         return decode_in_bulk(values.cast(pa.binary()), self._read, self.reference.decode)

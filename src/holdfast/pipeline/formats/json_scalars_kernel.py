@@ -50,7 +50,7 @@ def read_digits(position, size):  # type: ignore[no-untyped-def]
 
 
 def read_integers(parameters):  # type: ignore[no-untyped-def]
-    """Integers of at most 18 digits, within the bounds given, times a factor."""
+    """Integers of at most 19 digits, within the bounds given."""
     base = load_word(parameters)
     cells = load_word(parameters + 1 * WORD)
     begins = load_word(parameters + 2 * WORD)
@@ -73,11 +73,13 @@ def read_integers(parameters):  # type: ignore[no-untyped-def]
             negative = load_byte(position) == 0x2D
             if negative:
                 position += 1
-            fine = end - position <= DIGITS_MAX
+            # Nineteen digits may pass 2**63, which shows as a number below zero, but not 2**64.
+            fine = end - position <= DIGITS_MAX + 1
             if fine:
                 value = read_digits(position, end - position)
+                fine = value >= 0
                 value = -value if negative else value
-                fine = minimum <= value <= maximum
+                fine = fine and minimum <= value <= maximum
         if fine:
             store_word(values + cell * WORD, value)
             store_byte(valid + cell, 1)

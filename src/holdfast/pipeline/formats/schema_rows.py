@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.pipeline.definition.model import Decoding
+from holdfast.pipeline.formats import machine
 from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, check_names, shown
 from holdfast.pipeline.formats.bulk import cells_of, decode_in_bulk
 from holdfast.pipeline.formats.flat_columns import Flat
@@ -81,6 +82,9 @@ class SchemaRows(RowDecoder):
     single_place: Hashable = None
     place_bytes = 0
     """What `split_place` finds in most records, and how many zero bytes say so."""
+
+    def prepare(self) -> None:
+        machine.load()
 
     def decode(self, values: pa.Array) -> Decoded:
         values = values.cast(pa.binary())
