@@ -54,7 +54,7 @@ def secured() -> Iterator[tuple[str, Rows]]:
             user = UserScramCredentialUpsertion("ann", ScramCredentialInfo(mechanism, 4096), b"secret")
             for done in admin.alter_user_scram_credentials([user]).values():
                 done.result(30)
-        admin.create_topics([NewTopic(TOPIC, 2, 1)])[TOPIC].result(30)
+        admin.create_topics([NewTopic(TOPIC, 2, 1, config={"retention.ms": "-1"})])[TOPIC].result(30)
         fill(kafka.bootstrap_servers, TOPIC, 2, seed=7, count=30)
         expected = consumed(kafka.bootstrap_servers, TOPIC, range(2), "read_committed")
         yield f"127.0.0.1:{secure_port}", expected
