@@ -1,4 +1,4 @@
-"""Damaged values in memory that ends where they end: run as `python guarded_fuzz.py json|avro|protobuf SEED ROUNDS`.
+"""Damaged values in memory that ends where they end: run as `python guarded_fuzz.py FORMAT SEED ROUNDS`.
 
 A read past a value's end is the end of the process, which is why this is one of its own. Every answer is also compared
 with the reference's.
@@ -18,6 +18,7 @@ from google.protobuf import message_factory
 
 from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats import Decoded, compile_columns, compile_decoder
+from holdfast.pipeline.formats.base import RowDecoder
 from holdfast.pipeline.formats.json_fast import JsonFast
 from holdfast.pipeline.formats.protobuf import Schema
 from holdfast.pipeline.formats.schema_rows import SchemaRows
@@ -339,7 +340,72 @@ def fuzz_protobuf(seed: int, rounds: int) -> None:
     fuzz_flat(decoders, encode, seed, rounds)
 
 
+def fuzz_csv(seed: int, rounds: int) -> None:
+    kinds = ("long", "string", "double", "boolean", "timestamp", "date", "decimal(8,2)", "binary", "byte")
+    fields = tuple(Field(f"f{place}", kind, required=place == 0) for place, kind in enumerate(kinds))
+    cells: dict[str, tuple[str, ...]] = {
+        "long": ("1", "-5", "9223372036854775807", "9223372036854775808", "1.0", "01", "+1", "-", " 1"),
+        "string": (
+            "",
+            "a",
+            "grün😀",
+            "NULL",
+            "a b",
+            '"q"',
+            '"a,b"',
+            '"a""b"',
+            '"open',
+            "a\nb",
+            '"a\nb"',
+            "\0",
+        ),
+        "double": ("1", "-0.0", "1e5", "1e400", ".5", "nan", "0.1", '"2.5"', "12345678901234567890"),
+        "boolean": ("true", "false", "null", "True", '"true"', "tru"),
+        "timestamp": (
+            "0",
+            "-1",
+            "1.5",
+            "2024-01-01T00:00:00Z",
+            "2024-01-01 00:00+01",
+            "2024-01-01",
+            '"5"',
+            "x",
+        ),
+        "date": ("2024-02-29", "2023-02-29", "x"),
+        "decimal(8,2)": ("1.50", "1.555", "123456.78", "1234567.8", "1e2", "-0"),
+        "binary": ("YQ==", "YQ", "", '""'),
+        "byte": ("127", "128", "-128", '"1"'),
+    }
+    settings: tuple[dict[str, str], ...] = (
+        {},
+        {"delimiter": ";", "quote": "'"},
+        {"null": "NULL"},
+        {"null": "ü"},
+        {"delimiter": "\t"},
+    )
+    decoders = [compile_decoder(Decoding("csv", fields, csv=each)) for each in settings]
+    memory = GuardedMemory(1 << 20)
+    for number in range(seed, seed + rounds):
+        chance = random.Random(number)
+        place = chance.randrange(len(settings))
+        good = chance.random() < 0.5
+        row = [cells[kind][0] if good else chance.choice((*cells[kind], "")) for kind in kinds]
+        text = settings[place].get("delimiter", ",").join(row) + chance.choice(
+            ("", "", "\n", "\r\n", "\r", "\n\n", ",x")
+        )
+        value = text.encode()
+        value = (
+            damaged(chance, value)
+            if chance.random() < 0.3
+            else value[: chance.choice((len(value), len(value), 9))]
+        )
+        decoder = decoders[place]
+        assert isinstance(decoder, RowDecoder)
+        array = guarded_array(memory, [value])
+        compare(decoder.decode(array), RowDecoder.decode(decoder, array), number)
+
+
 if __name__ == "__main__":
     format_, seed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    {"json": fuzz_json, "avro": fuzz_avro, "protobuf": fuzz_protobuf}[format_](seed, rounds)
+    {"json": fuzz_json, "avro": fuzz_avro, "protobuf": fuzz_protobuf, "csv": fuzz_csv}[format_](seed, rounds)
     print(f"{rounds} rounds")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("format_", ["json", "avro", "protobuf"])
+@pytest.mark.parametrize("format_", ["json", "avro", "protobuf", "csv"])
 def test_damage_never_crashes_the_machine_code_nor_makes_it_read_past_the_end(format_: str) -> None:
     # In a process of its own: the memory behind the values is guarded, and a read there would be the end of it.
     script = os.path.join(os.path.dirname(__file__), "guarded_fuzz.py")

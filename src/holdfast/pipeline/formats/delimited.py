@@ -13,8 +13,23 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+
 from holdfast.pipeline.definition.model import Decoding
-from holdfast.pipeline.formats.base import FormatError, RowDecoder, Undecodable, shown
+from holdfast.pipeline.formats import machine
+from holdfast.pipeline.formats.base import Decoded, FormatError, RowDecoder, Undecodable, shown
+from holdfast.pipeline.formats.bulk import decode_in_bulk
+from holdfast.pipeline.formats.json_cells import Cells, reader_of
+from holdfast.pipeline.formats.json_layout import (
+    CELL_BOOLEAN,
+    CELL_INSTANT,
+    CELL_NUMBER,
+    CELL_TEXT,
+    DECIDED,
+    NULL,
+    UNDECIDED,
+)
 from holdfast.pipeline.formats.texts import (
     INTEGER,
     Unfit,
@@ -41,6 +56,12 @@ def _reader(kind: Type) -> Callable[[str], Any]:
     return reader
 
 
+def _cell_class(kind: Type) -> int:
+    if kind.kind in ("boolean", "timestamp"):
+        return CELL_BOOLEAN if kind.kind == "boolean" else CELL_INSTANT
+    return CELL_TEXT if string_reader(kind) is not None else CELL_NUMBER
+
+
 class Delimited(RowDecoder):
     def __init__(self, decoding: Decoding, prefix: str, fields: Sequence[Column]) -> None:
         super().__init__(decoding, prefix, fields)
@@ -59,6 +80,51 @@ class Delimited(RowDecoder):
         self._quoted = re.compile(f"{mark}((?:[^{mark}]|{mark}{mark})*){mark}", re.DOTALL)
         self._bare = re.compile(f"[^{between}{mark}\r\n]*")
         self._readers = [_reader(each.type) for each in fields]
+        self._bulk = [reader_of(each.type, is_open=True) for each in fields]
+        self._classes = np.array([_cell_class(each.type) for each in fields], np.uint8)
+        self._null = np.frombuffer(self.null.encode("utf-8") + b"\0", np.uint8)
+
+    def prepare(self) -> None:
+        machine.load()
+
+    def decode(self, values: pa.Array) -> Decoded:
+        values = values.cast(pa.binary())
+        if not (self.delimiter.isascii() and self.quote.isascii()):
+            return super().decode(values)
+        return decode_in_bulk(values, self._read, super().decode)
+
+    def _read(self, cells: Cells) -> list[pa.Array]:
+        """The columns of a batch; rows that are not simply cells of their types become undecided."""
+        document = cells.document
+        rows, columns = len(cells), len(self.columns)
+        begins = np.zeros((columns, rows), np.int32)
+        ends = np.zeros((columns, rows), np.int32)
+        kinds = np.zeros((columns, rows), np.uint8)
+        undecided = document.machine.scan_delimited(
+            document.base,
+            rows,
+            cells.begins.ctypes.data,
+            cells.ends.ctypes.data,
+            document.marks.ctypes.data,
+            self._classes.ctypes.data,
+            columns,
+            ord(self.delimiter),
+            ord(self.quote),
+            self._null.ctypes.data,
+            len(self._null) - 1,
+            begins.ctypes.data,
+            ends.ctypes.data,
+            kinds.ctypes.data,
+        )
+        if undecided:
+            kinds[:, document.marks == UNDECIDED] = NULL
+        found = []
+        for place, column in enumerate(self.columns):
+            noted = Cells(document, begins[place], ends[place], kinds[place], cells.owners)
+            if column.required and (missing := (noted.kinds <= NULL) & (document.marks == DECIDED)).any():
+                noted.undecided(missing)
+            found.append(self._bulk[place](noted))
+        return found
 
     def _cells(self, text: str) -> list[str | None]:
         cells: list[str | None] = []

@@ -1,4 +1,4 @@
-"""What the JSON kernels and the code around them agree on: kinds of values, marks of rows, sizes of scratch space."""
+"""What the kernels of JSON and CSV and the code around them agree on: kinds of values, marks of rows, sizes."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ DIGITS_MAX: Final = 18
 """Decimal digits that always fit in 64 bits."""
 INSTANT_MIN_MS: Final = -62_135_596_800_000
 INSTANT_END_MS: Final = 253_402_300_800_000
+
+CELL_TEXT: Final = 0
+"""What a column of delimited records takes: anything."""
+CELL_NUMBER: Final = 1
+CELL_INSTANT: Final = 2
+"""An integer, or text."""
+CELL_BOOLEAN: Final = 3

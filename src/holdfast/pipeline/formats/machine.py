@@ -21,13 +21,14 @@ _SOURCES: Final = (
             "json_layout.py",
             "flat_kernel.py",
             "flat_layout.py",
+            "delimited_kernel.py",
         )
     ),
 )
 
 
 class Machine(NamedTuple):
-    """The functions of `json_kernel`, `json_scalars_kernel` and `flat_kernel`."""
+    """The functions of `json_kernel`, `json_scalars_kernel`, `flat_kernel` and `delimited_kernel`."""
 
     scan: Function
     count_elements: Function
@@ -43,6 +44,7 @@ class Machine(NamedTuple):
     scan_avro: Function
     scan_protobuf: Function
     check_avro: Function
+    scan_delimited: Function
 
 
 @cache
@@ -51,6 +53,11 @@ def load() -> Machine:
 
 
 def _functions() -> Mapping[str, Callable[[int], int]]:
-    from holdfast.pipeline.formats import flat_kernel, json_kernel, json_scalars_kernel
+    from holdfast.pipeline.formats import delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel
 
-    return {**json_kernel.FUNCTIONS, **json_scalars_kernel.FUNCTIONS, **flat_kernel.FUNCTIONS}
+    return {
+        **json_kernel.FUNCTIONS,
+        **json_scalars_kernel.FUNCTIONS,
+        **flat_kernel.FUNCTIONS,
+        **delimited_kernel.FUNCTIONS,
+    }
