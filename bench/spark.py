@@ -1,66 +1,23 @@
-"""Spark for the measures: one warm session with both sources, Spark's own connector fetched by Maven.
-
-The connector's jars for Spark 4.3.0 are not in every mirror. `CONNECTOR` names what is used in their place: the nearest
-version that can be had, with the versions of its parts that can be had beside it. The report names it.
-"""
+"""Spark for the measures: one warm session with both sources. The report names the version of Spark's connector."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bench.servers import Broker, ServerUnavailable
-from holdfast.testing.apache import cache_directory, exclusive_lock
+from bench.servers import Broker
+from holdfast.testing.spark_connector import connector_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CONNECTOR_VERSION: Final = "4.2.0"
-CONNECTOR: Final = (
-    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR_VERSION}",
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.kafka:kafka-clients:3.9.1",
-    "org.apache.commons:commons-pool2:2.12.1",
-)
-MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
-DOWNLOAD_TIMEOUT_S: Final = 600.0
 SOURCES: Final = {"ours": "holdfast", "connector": "kafka"}
-
-
-def connector_jars() -> list[Path]:
-    """The jars of Spark's connector, fetched when they are not there yet."""
-    target = cache_directory() / f"spark-connector-{CONNECTOR_VERSION}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(target.parent / "spark-connector.lock"):
-        if not target.is_dir():
-            _fetch(target)
-    return sorted(target.glob("*.jar"))
-
-
-def _fetch(target: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise ServerUnavailable("Spark's Kafka connector is fetched by Maven: 'mvn' is not on the PATH")
-    aside = Path(tempfile.mkdtemp(prefix="spark-connector-", dir=target.parent))
-    try:
-        for artifact in CONNECTOR:
-            command = [maven, "-B", "-q", MAVEN_GOAL, f"-Dartifact={artifact}", f"-DoutputDirectory={aside}"]
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, cwd=aside, check=False
-            )
-            if done.returncode != 0:
-                raise ServerUnavailable(f"Maven could not fetch {artifact}: {done.stdout[-500:]}")
-        aside.rename(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager

@@ -12,12 +12,13 @@ from bench import spark as sparks
 from bench.driver import Bench, Measure, Series
 from bench.model import MeasureResult, Metrics, Row
 from bench.servers import Broker
+from holdfast.testing.spark_connector import CONNECTOR_VERSION
 
 RECORDS: Final = 8_000_000
 CELL_RECORDS: Final = 2_000_000
 PARTITIONS: Final = 4
 CELLS: Final = ((200, "lz4"), (200, "zstd"), (100, "none"), (1_000, "none"))
-CONNECTOR: Final = f"Spark's connector {sparks.CONNECTOR_VERSION}"
+CONNECTOR: Final = f"Spark's connector {CONNECTOR_VERSION}"
 
 
 def _cell_rows() -> list[Row]:
