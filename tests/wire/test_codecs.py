@@ -255,3 +255,14 @@ def test_gzip_of_other_writers_is_read() -> None:
     named = packed[:3] + b"\x08" + packed[4:10] + b"name\0" + packed[10:]
     assert decompress(Codec.GZIP, packed, LIMIT) == TEXT
     assert decompress(Codec.GZIP, named, LIMIT) == TEXT
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD])
+@pytest.mark.parametrize("expected_bytes", [0, 1, 20_000, 1_000_000, 2**40])
+def test_a_wrong_guess_of_the_size_changes_nothing(codec: Codec, expected_bytes: int) -> None:
+    data = bytes(range(200)) * 100
+    packed = compress(codec, data)
+    assert bytes(decompress(codec, packed, 100_000, expected_bytes)) == data
+    with pytest.raises(InvalidRecords) as refused:
+        decompress(codec, packed, 10_000, expected_bytes)
+    assert refused.value.code is ErrorCode.message_too_large

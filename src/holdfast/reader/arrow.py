@@ -41,6 +41,8 @@ CHUNK_BYTES_MAX: Final = 1 << 30
 """Arrow's offsets have 31 bits; one batch more than this still fits."""
 ROWS_MAX: Final = 1 << 20
 """Of one record batch: a million times the longest topic name still fits those 31 bits."""
+EXPECTED_MORE: Final = 1.15
+"""What is expected of the next compressed batch, in sizes of the last: too little costs unpacking twice."""
 CACHED_ROWS_MAX: Final = 1 << 16
 """Columns of one value are kept up to this length: a few hundred kilobytes each."""
 _ABORT: Final = 0
@@ -256,23 +258,26 @@ class _Chunk(NamedTuple):
     table: Table
     unpacked: list[Any]
 
-    def unpack(self, data: memoryview, range_: PartitionRange) -> None:
+    def unpack(self, data: memoryview, range_: PartitionRange, record_bytes: float = 0) -> None:
+        """Unpack what is compressed; `record_bytes` is a guess of what a record takes."""
         for row in self.table:
             if row[layout.ATTRIBUTES] & CODEC_MASK:
-                body = np.frombuffer(_unpacked(data, row, range_) if row[layout.COUNT] else b"", np.uint8)
+                expected = int(row[layout.COUNT] * record_bytes)
+                content = _unpacked(data, row, range_, expected) if row[layout.COUNT] else b""
+                body = np.frombuffer(content, np.uint8)
                 self.unpacked.append(body)
                 row[layout.RECORDS_ADDRESS] = body.ctypes.data
                 row[layout.RECORDS_SIZE] = len(body)
 
 
-def _unpacked(data: memoryview, row: Array, range_: PartitionRange) -> Any:
+def _unpacked(data: memoryview, row: Array, range_: PartitionRange, expected_bytes: int = 0) -> Any:
     position, size = int(row[layout.POSITION]), int(row[layout.SIZE])
     body = data[position + layout.HEADER_BYTES : position + size]
     codec = int(row[layout.ATTRIBUTES]) & CODEC_MASK
     if not codec:
         return body
     try:
-        return decompress(codec, body, RECORDS_BYTES_MAX)
+        return decompress(codec, body, RECORDS_BYTES_MAX, expected_bytes)
     except InvalidRecords as error:
         raise _corrupt(range_, int(row[layout.BASE_OFFSET]), error.message) from None
 
@@ -296,11 +301,15 @@ def _chunks(data: memoryview, table: Table, reading: Reading) -> Iterator[_Chunk
         return
     first, size, rows = 0, 0, 0
     chunk = _Chunk(table.copy(), [])
+    record_bytes = 0.0
     for index in range(len(table)):
         one = _Chunk(chunk.table[index : index + 1], chunk.unpacked)
-        one.unpack(data, reading.range)
-        size += int(one.table[0, layout.RECORDS_SIZE])
-        rows += int(one.table[0, layout.COUNT])
+        one.unpack(data, reading.range, record_bytes)
+        unpacked_bytes, count = int(one.table[0, layout.RECORDS_SIZE]), int(one.table[0, layout.COUNT])
+        if count:  # records of one topic are alike: the next batch unpacks to about as much per record
+            record_bytes = EXPECTED_MORE * unpacked_bytes / count
+        size += unpacked_bytes
+        rows += count
         following = int(table[index + 1, layout.COUNT]) if index + 1 < len(table) else ROWS_MAX
         if size >= target or rows + following > ROWS_MAX:
             yield _Chunk(chunk.table[first : index + 1], chunk.unpacked)

@@ -94,8 +94,10 @@ def compress(codec: Codec | int, data: Buffer, level: int | None = None) -> byte
     raise ValueError(f"there is no codec {codec}")
 
 
-def decompress(codec: Codec | int, data: Buffer, limit_bytes: int) -> Buffer:
+def decompress(codec: Codec | int, data: Buffer, limit_bytes: int, expected_bytes: int = 0) -> Buffer:
     """What `data` unpacks to, if that is no more than `limit_bytes`.
+
+    `expected_bytes` is a guess of its size, for streams that do not tell it: right, it saves unpacking twice.
 
     Raises `InvalidRecords`: `corrupt_message` when the bytes are no stream of this codec,
     `message_too_large` when they unpack to more.
@@ -112,18 +114,18 @@ def decompress(codec: Codec | int, data: Buffer, limit_bytes: int) -> Buffer:
         raise _corrupt(codec, "no bytes at all")
     if codec is Codec.SNAPPY:
         return _decompress_snappy(data, limit_bytes)
-    return _DECODERS[codec](data, limit_bytes)
+    return _DECODERS[codec](data, limit_bytes, expected_bytes)
 
 
-def _decompress_gzip(data: Buffer, limit_bytes: int) -> Buffer:
+def _decompress_gzip(data: Buffer, limit_bytes: int, expected_bytes: int) -> Buffer:
     # The last four bytes tell the size of the last member: right for the usual single one, else a first
     # guess.
-    declared = int(_uint32_le(data, len(data) - 4)[0]) if len(data) >= 18 else 0
+    declared = int(_uint32_le(data, len(data) - 4)[0]) if len(data) >= 18 else expected_bytes
     return _into_growing_buffer(Codec.GZIP, cramjam.gzip.decompress_into, data, declared, limit_bytes)
 
 
-def _decompress_lz4(data: Buffer, limit_bytes: int) -> Buffer:
-    declared = _lz4_content_size(data)
+def _decompress_lz4(data: Buffer, limit_bytes: int, expected_bytes: int) -> Buffer:
+    declared = _lz4_content_size(data) or expected_bytes
     return _into_growing_buffer(Codec.LZ4, cramjam.lz4.decompress_into, data, declared, limit_bytes)
 
 
@@ -151,12 +153,12 @@ def _lz4_content_size(data: Buffer) -> int:
     return int(_uint64_le(data, 6)[0]) if has_size and len(data) >= 14 else 0
 
 
-def _decompress_zstd(data: Buffer, limit_bytes: int) -> Buffer:
-    declared = _zstd_content_size(data)
+def _decompress_zstd(data: Buffer, limit_bytes: int, expected_bytes: int) -> Buffer:
+    declared = _zstd_content_size(data) or expected_bytes
     return _into_growing_buffer(Codec.ZSTD, cramjam.zstd.decompress_into, data, declared, limit_bytes)
 
 
-_DECODERS: Final[dict[Codec, Callable[[Buffer, int], Buffer]]] = {
+_DECODERS: Final[dict[Codec, Callable[[Buffer, int, int], Buffer]]] = {
     Codec.GZIP: _decompress_gzip,
     Codec.LZ4: _decompress_lz4,
     Codec.ZSTD: _decompress_zstd,
