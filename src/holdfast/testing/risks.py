@@ -64,10 +64,15 @@ class Program:
         """Wait for this line; others before it are passed over."""
         assert self._process.stdout is not None
         heard: list[str] = []
-        for said in self._process.stdout:
-            heard.append(said.rstrip())
-            if heard[-1] == line:
-                return
+        patience = threading.Timer(WAIT_SECONDS, self._process.kill)
+        patience.start()
+        try:
+            for said in self._process.stdout:
+                heard.append(said.rstrip())
+                if heard[-1] == line:
+                    return
+        finally:
+            patience.cancel()
         _, errors = self._process.communicate()
         raise NotComeAbout(f"{line!r}: the program said {heard}, and {errors}")
 

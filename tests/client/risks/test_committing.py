@@ -52,7 +52,8 @@ bootstrap, topic, group, workers, order, stuck = sys.argv[1:]
 def handle(message):
     if message.value == stuck.encode() and message.partition == 0:
         threading.Event().wait()
-    print("handled", message.value.decode(), flush=True)
+    # In one piece: others print too.
+    print(f"handled {message.value.decode()}\\n", end="", flush=True)
 Consumer(
     bootstrap, group=group, topics=[topic], workers=int(workers), order=order, commit_seconds=0.05
 ).run(handle)
@@ -95,7 +96,7 @@ consumer.subscribe([topic])
 def handle(message):
     if message.value() == b"0":
         threading.Event().wait()
-    print("handled", message.value().decode(), flush=True)
+    print(f"handled {message.value().decode()}\\n", end="", flush=True)
 with ThreadPoolExecutor(4) as pool:
     while True:
         message = consumer.poll(1)
