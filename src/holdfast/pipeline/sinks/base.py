@@ -33,6 +33,10 @@ class SinkError(HoldfastError):
     exit_code = 3
 
 
+class SinkUnavailable(SinkError):
+    """A sink did not answer, or lost what was prepared; the same batch may be tried again, from its ledger on."""
+
+
 class SinkFenced(SinkError):
     """Another copy of this pipeline writes to this sink."""
 

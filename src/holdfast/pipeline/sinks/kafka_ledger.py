@@ -20,8 +20,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from holdfast.client.settings import RECOVERY, shared_settings
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import to_text
-from holdfast.pipeline.sinks.base import SinkError
-from holdfast.pipeline.sinks.kafka_writer import LOGGER
+from holdfast.pipeline.sinks.base import SinkError, SinkUnavailable
+from holdfast.pipeline.sinks.kafka_writer import AWAY, LOGGER
 
 ANSWER_SECONDS = 30.0
 LOOK_SECONDS = 10.0
@@ -207,7 +207,7 @@ class LedgerTopic:
                 return value, found
             elif not error.retriable() and error.code() != KafkaError._TRANSPORT:
                 raise SinkError(f"sink {self._sink!r}: reading {self.name}: {error.str()}")
-        raise SinkError(
+        raise SinkUnavailable(
             f"sink {self._sink!r}: the ledger {self.name} could not be read within {self._seconds:.0f} s"
         )
 
@@ -235,4 +235,6 @@ class LedgerTopic:
 
     def _said(self, error: KafkaException, what: str) -> SinkError:
         where = self._settings.get("bootstrap.servers")
-        return SinkError(f"sink {self._sink!r}: {what} ({where}): {error.args[0].str()}")
+        reason = error.args[0]
+        kind = SinkUnavailable if reason.retriable() or reason.code() in AWAY else SinkError
+        return kind(f"sink {self._sink!r}: {what} ({where}): {reason.str()}")

@@ -17,7 +17,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from holdfast.client.settings import producer_settings
-from holdfast.pipeline.sinks.base import SinkError, SinkFenced
+from holdfast.pipeline.sinks.base import SinkError, SinkFenced, SinkUnavailable
 
 START_SECONDS = 60.0
 COMMIT_SECONDS = 60.0
@@ -45,6 +45,8 @@ FENCED = frozenset(
     )
 )
 
+AWAY = frozenset((KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
+
 Message = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]] | None, int]
 """Key, value, headers, and a partition or -1."""
 
@@ -65,6 +67,7 @@ class Writer:
         bootstrap = str(given.pop("bootstrap.servers"))
         made = producer_settings(bootstrap, {**given, "transactional.id": transactional_id})
         timeout_ms = min(int(made["message.timeout.ms"]), int(made["transaction.timeout.ms"]))
+        self._timeout_ms = int(made["transaction.timeout.ms"])
         self._producer = Producer(
             {**made, "message.timeout.ms": timeout_ms, "on_delivery": self._delivered}, logger=LOGGER
         )
@@ -153,12 +156,13 @@ class Writer:
                     raise self._fenced() from failure
                 if error.txn_requires_abort():
                     self._abort()
-                    raise SinkError(
-                        self._refused
-                        or f"sink {self._sink!r}: {error.str()}; nothing was committed, run again"
+                    if self._refused is not None:
+                        raise SinkError(self._refused) from failure
+                    raise SinkUnavailable(
+                        f"sink {self._sink!r}: {error.str()}; nothing was committed, run again"
                     ) from failure
                 if not error.retriable() or attempt == COMMIT_TRIES - 1:
-                    raise SinkError(
+                    raise SinkUnavailable(
                         f"sink {self._sink!r}: whether the batch was committed is not known ({error.str()}); "
                         "run again: the ledger tells"
                     ) from failure
@@ -172,12 +176,13 @@ class Writer:
         error = failure.args[0]
         if error.code() in FENCED:
             return self._fenced()
-        return SinkError(
-            self._refused or f"sink {self._sink!r}: {what}: {error.str()}; nothing was committed"
-        )
+        if self._refused is not None:
+            return SinkError(self._refused)
+        kind = SinkUnavailable if error.retriable() or error.code() in AWAY else SinkError
+        return kind(f"sink {self._sink!r}: {what}: {error.str()}; nothing was committed")
 
     def _fenced(self) -> SinkFenced:
         return SinkFenced(
-            f"sink {self._sink!r}: another copy of the pipeline has taken over the transactional id {self._id!r}; "
-            "this copy has written nothing more"
+            f"sink {self._sink!r}: another copy of the pipeline has taken over the transactional id {self._id!r}, or a "
+            f"batch took longer than transaction.timeout.ms ({self._timeout_ms} ms). This batch was not committed"
         )

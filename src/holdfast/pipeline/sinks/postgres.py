@@ -37,6 +37,7 @@ from holdfast.pipeline.sinks.base import (
     SinkContext,
     SinkError,
     SinkFenced,
+    SinkUnavailable,
 )
 from holdfast.pipeline.sinks.columns import check_columns, fitting_schema, quoted, stored_schema
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
@@ -59,6 +60,9 @@ REPORT = "attempt long, rows long, digest string"
 CONNECT_SECONDS = 10
 MERGE_MEMORY = "64MB"
 """For sorting a batch by key: one transaction at a time has it."""
+
+TASK_MARK = "holdfast-copy-failed:"
+"""Before the JSON by which a task tells its driver what the server said, through Spark's own text."""
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -171,7 +175,7 @@ class PostgresSinkWriter:
                 application_name=f"holdfast {self._pipeline}",
             )
         except psycopg.Error as error:
-            raise SinkError(
+            raise SinkUnavailable(
                 f"sink {self.name!r}: PostgreSQL cannot be reached: {str(error).strip()}"
             ) from error
 
@@ -191,6 +195,8 @@ class PostgresSinkWriter:
             raise SinkError(
                 f"sink {self.name!r}: PostgreSQL's disk is full; nothing was committed"
             ) from error
+        except psycopg.OperationalError as error:
+            raise SinkUnavailable(f"sink {self.name!r}: {_first(error)}") from error
         except psycopg.Error as error:
             raise SinkError(f"sink {self.name!r}: {_first(error)}") from error
 
@@ -315,6 +321,7 @@ class PostgresSinkWriter:
         return {str(name): str(kind) for name, kind in found}
 
     def _copy(self, rows: DataFrame, schema: StructType, target: Target, stage: str) -> list[Any]:
+        from pyspark.errors import PySparkException
         from pyspark.sql import functions
 
         url = self._definition.url
@@ -337,7 +344,13 @@ class PostgresSinkWriter:
         def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return copy_task(batches, url, statement)
 
-        return rows.select(*columns).mapInArrow(task, REPORT).collect()
+        try:
+            return rows.select(*columns).mapInArrow(task, REPORT).collect()
+        except PySparkException as error:
+            told = told_by_task(self.name, error)
+            if told is None:
+                raise
+            raise told from error
 
     def merge(self, prepared: PreparedTable, entry: Entry) -> None:
         """Everything becomes visible in one transaction, or nothing does."""
@@ -352,7 +365,7 @@ class PostgresSinkWriter:
             if isinstance(cause, errors.UniqueViolation) and cause.diag.table_name == "holdfast_ledger":
                 raise self._fenced(entry) from cause
             if isinstance(cause, psycopg.OperationalError):
-                raise SinkError(
+                raise SinkUnavailable(
                     f"{error}. If the connection broke, whether the batch was committed is not known; run again: the "
                     "ledger tells"
                 ) from cause
@@ -394,7 +407,7 @@ class PostgresSinkWriter:
         found: dict[int, int] = dict(counted)
         for attempt, rows in prepared.attempts.items():
             if found.get(attempt, 0) != rows:
-                raise SinkError(
+                raise SinkUnavailable(
                     f"sink {self.name!r}: {rows} rows were staged and {found.get(attempt, 0)} are there: the server "
                     "was restarted in between. Nothing was committed; run again"
                 )
@@ -446,6 +459,9 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
                 digest += digest_of_lineage(batch.column(0))
         if connection is not None:
             connection.commit()
+    except psycopg.Error as error:
+        is_away = isinstance(error, psycopg.OperationalError)
+        raise RuntimeError(TASK_MARK + json.dumps({"said": _first(error), "is_away": is_away})) from None
     finally:
         if connection is not None:
             connection.close()
@@ -456,6 +472,17 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
             "digest": pa.array([str(digest & MASK)], pa.string()),
         }
     )
+
+
+def told_by_task(sink: str, error: BaseException) -> SinkError | None:
+    """What the server said to a task, out of what Spark makes of it; None when it was not the server."""
+    text = str(error)
+    at = text.find(TASK_MARK)
+    if at < 0:
+        return None
+    told = json.JSONDecoder().raw_decode(text, at + len(TASK_MARK))[0]
+    kind = SinkUnavailable if told["is_away"] else SinkError
+    return kind(f"sink {sink!r}: PostgreSQL does not take the rows: {told['said']}; nothing was committed")
 
 
 def _first(error: psycopg.Error) -> str:
