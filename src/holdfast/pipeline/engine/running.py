@@ -53,7 +53,7 @@ from holdfast.pipeline.engine.progress import (
 )
 from holdfast.pipeline.engine.routing import Router
 from holdfast.pipeline.engine.source_view import SourceView, ends_of
-from holdfast.pipeline.engine.staging import stage_spec
+from holdfast.pipeline.engine.staging import stage_spec, warm_up
 from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.base import Sink, SinkContext
@@ -222,6 +222,8 @@ class Loop:
             with Cluster(self.settings) as cluster, contextlib.ExitStack() as opened:
                 source = SourceView(cluster, self.definition.source, own_topics(self.definition))
                 source.look({})  # the source is there before anything is created in a sink
+                spec = stage_spec(self.definition, self.settings)
+                warm_up(spec)
                 router = Router(self.spark, self.definition)
                 self.monitoring = Monitoring(self.settings, monitoring_group(self.definition), self.warn)
                 self.monitoring.refuse_members()
@@ -233,7 +235,7 @@ class Loop:
                     self.fingerprint,
                     self.home,
                     router,
-                    stage_spec(self.definition, self.settings),
+                    spec,
                     self.sinks,
                     self.faults,
                 )

@@ -97,6 +97,18 @@ def stage_spec(definition: PipelineDefinition, settings: Mapping[str, str]) -> S
     return StageSpec(dict(settings), definition.source.value, definition.source.key, keeps_raw)
 
 
+def warm_up(spec: StageSpec) -> None:
+    """Have the machine code of reader and decoders made, once and here, before workers do it side by side."""
+    from holdfast.pipeline.formats import compile_decoder
+    from holdfast.reader import warm
+
+    warm()
+    compile_decoder(spec.value).prepare()
+    key = key_decoder(spec.key)
+    if key is not None:
+        key.prepare()
+
+
 def key_decoder(key: Decoding) -> Decoder | None:
     """Nothing for a key that is left as bytes: `_key` has it."""
     from holdfast.pipeline.formats import compile_decoder
