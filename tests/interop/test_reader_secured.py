@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import (
@@ -16,11 +15,11 @@ from confluent_kafka.admin import (
 
 from holdfast.reader import Cluster, NotAuthorised, Unreachable
 from holdfast.testing.apache import ApacheKafka, free_ports
+from holdfast.testing.certificates import local_certificate
 from holdfast.testing.kafka_fixtures import HEAP_OPTIONS, JVM_OPTIONS, PROPERTIES, require_apache_kafka
 from holdfast.testing.reader_topics import Rows, consumed, fill, read_rows, whole
 
-CERTIFICATE = Path(__file__).parents[1] / "reader" / "broker-cert.pem"
-KEY = CERTIFICATE.with_name("broker-key.pem")
+CERTIFICATE, KEY = local_certificate()
 SECURE = "listener.name.secure"
 PACKAGE = "org.apache.kafka.common.security"
 TOPIC = "secured"

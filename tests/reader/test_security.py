@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +11,13 @@ from holdfast import reader
 from holdfast.errors import ConfigError
 from holdfast.reader import Cluster, sasl
 from holdfast.reader.settings import SaslSettings, parse_settings
+from holdfast.testing.certificates import local_certificate
 from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.testing.reader_cases import rows_of
 from holdfast.testing.reader_topics import whole
 from holdfast.wire.batch import make_batch
 
-HERE = Path(__file__).parent
-CERTIFICATE = str(HERE / "broker-cert.pem")
-"""Of localhost and 127.0.0.1, signed by itself, for a hundred years; its key is no secret."""
-KEY = str(HERE / "broker-key.pem")
+CERTIFICATE, KEY = (str(path) for path in local_certificate())
 QUICK = {"socket.connection.setup.timeout.ms": "300"}
 
 
