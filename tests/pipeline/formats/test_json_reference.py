@@ -218,3 +218,17 @@ def test_a_decoder_travels_as_its_settings() -> None:
     values = pa.array([b'{"x":[1],"y":2}'], pa.binary())
     assert copy.decode(values).columns == original.decode(values).columns
     assert len(pickle.dumps(original)) < 2000
+
+
+def test_without_fields_everything_can_be_kept() -> None:
+    decoding = Decoding("json", unknown="keep")
+    values = [b'{ "a" : [ 1.50 , {"b c":" "} ] ,"d":null}', b"{}", b'{"a":"\\u00e9"}', b'{"a":1,"a":2}', None]
+    found = compile_decoder(decoding).decode(pa.array(values, pa.binary()))
+    assert found.columns[0].to_pylist() == [
+        '{"a":[1.50,{"b c":" "}],"d":null}',
+        None,
+        '{"a":"é"}',
+        None,
+        None,
+    ]
+    assert found.errors.to_pylist() == [None, None, None, 'duplicate key "a"', None]

@@ -97,7 +97,8 @@ def from_values(kind: pa.DataType, values: npt.NDArray[Any], valid: npt.NDArray[
 class Schema:
     """The fields of an object, ready to be looked for."""
 
-    def __init__(self, fields: Sequence[Column], is_open: bool) -> None:
+    def __init__(self, fields: Sequence[Column], is_open: bool, is_open_inside: bool | None = None) -> None:
+        """`is_open`: fields it does not name are passed over, here and (unless told otherwise) in its structs."""
         self.is_open = is_open
         self.fields = tuple(fields)
         self._names = [each.name.encode("utf-8") for each in fields]
@@ -110,7 +111,8 @@ class Schema:
             self._table[place] = begin, len(name) if plain else -1
             begin += len(name)
         self._table[-1] = 0, -1
-        self._readers = [reader_of(each.type, is_open) for each in fields]
+        inside = is_open if is_open_inside is None else is_open_inside
+        self._readers = [reader_of(each.type, inside) for each in fields]
 
     def read(self, cells: Cells, marks: Bytes) -> list[pa.Array]:
         """A column for each field; `marks` say which cells hold an object, and which of them get undecided."""
@@ -146,6 +148,33 @@ class Schema:
                     column.undecided(missing)
             columns.append(reader(column))
         return columns
+
+    def unknown(self, cells: Cells) -> pa.Array:
+        """The texts of what the fields leave over of each row that is decided, null where that is nothing."""
+        document = cells.document
+        rows = len(cells)
+        offsets = np.empty(rows + 1, np.int32)
+        valid = np.zeros(rows, np.uint8)
+        bad = np.zeros(rows, np.uint8)
+        places = (
+            document.base,
+            rows,
+            cells.begins.ctypes.data,
+            cells.ends.ctypes.data,
+            document.marks.ctypes.data,
+            self._table.ctypes.data,
+            len(self.fields),
+            offsets.ctypes.data,
+            valid.ctypes.data,
+        )
+        total = document.machine.measure_unknown(*places, bad.ctypes.data)
+        content = np.empty(total, np.uint8)
+        if total:
+            document.machine.gather_unknown(*places, content.ctypes.data)
+        if bad.any():
+            cells.undecided(bad != 0)
+        buffers = [packed(valid), pa.py_buffer(offsets), pa.py_buffer(content)]
+        return pa.Array.from_buffers(pa.string(), rows, buffers)
 
 
 Reader = Callable[[Cells], pa.Array]

@@ -26,7 +26,9 @@ class JsonFast(Decoder):
     def __init__(self, decoding: Decoding, prefix: str, fields: Sequence[Column]) -> None:
         self.reference = JsonReference(decoding, prefix, fields)
         super().__init__(decoding, prefix, self.reference.columns)
-        self._schema = Schema(fields, is_open=decoding.unknown == "ignore")
+        # What is kept of structs stands in another place of the text: such rows are the reference's.
+        is_ignoring = decoding.unknown == "ignore"
+        self._schema = Schema(fields, is_open=is_ignoring or self.reference.keep, is_open_inside=is_ignoring)
 
     def prepare(self) -> None:
         machine.load()
@@ -37,5 +39,5 @@ class JsonFast(Decoder):
     def _read(self, cells: Cells) -> list[pa.Array]:
         columns = self._schema.read(cells, cells.document.marks)
         if self.reference.keep:
-            columns.append(pa.nulls(len(cells), pa.string()))
+            columns.append(self._schema.unknown(cells))
         return columns

@@ -19,6 +19,7 @@ _SOURCES: Final = (
             "json_kernel.py",
             "json_scalars_kernel.py",
             "json_layout.py",
+            "json_unknown_kernel.py",
             "flat_kernel.py",
             "flat_layout.py",
             "delimited_kernel.py",
@@ -28,7 +29,7 @@ _SOURCES: Final = (
 
 
 class Machine(NamedTuple):
-    """The functions of `json_kernel`, `json_scalars_kernel`, `flat_kernel` and `delimited_kernel`."""
+    """The functions of the modules whose names end in `_kernel`."""
 
     scan: Function
     count_elements: Function
@@ -45,6 +46,8 @@ class Machine(NamedTuple):
     scan_protobuf: Function
     check_avro: Function
     scan_delimited: Function
+    measure_unknown: Function
+    gather_unknown: Function
 
 
 @cache
@@ -53,11 +56,18 @@ def load() -> Machine:
 
 
 def _functions() -> Mapping[str, Callable[[int], int]]:
-    from holdfast.pipeline.formats import delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel
+    from holdfast.pipeline.formats import (
+        delimited_kernel,
+        flat_kernel,
+        json_kernel,
+        json_scalars_kernel,
+        json_unknown_kernel,
+    )
 
     return {
         **json_kernel.FUNCTIONS,
         **json_scalars_kernel.FUNCTIONS,
         **flat_kernel.FUNCTIONS,
         **delimited_kernel.FUNCTIONS,
+        **json_unknown_kernel.FUNCTIONS,
     }
