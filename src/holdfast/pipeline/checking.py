@@ -44,8 +44,8 @@ def check_definition(
 ) -> tuple[list[Finding], StructType | None]:
     """What is wrong with a definition that keeps the rules, and the schema that reaches its sinks."""
     from holdfast.pipeline.engine.inspection import quiet_spark
-    from holdfast.pipeline.engine.routing import narrow
     from holdfast.pipeline.engine.staging import stage_schema
+    from holdfast.pipeline.engine.walking import narrow
 
     quiet_spark()
     findings: list[Finding] = []

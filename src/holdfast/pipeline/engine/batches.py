@@ -4,9 +4,10 @@ The order is what the guarantees rest on:
 
 1. the plan is on the disk;
 2. the range is read once, into the stage, and counted;
-3. rows are routed and counted; routes and intake agree, by number and by digest;
-4. every sink of the plan writes its rows aside, the dead letter first, and counts them where they stand;
-5. those counts agree with the routes;
+3. every sink of the plan writes its rows aside, and counts them where they stand; rows are counted by route, before
+   that or while the first sink takes them;
+4. the routes agree with the intake, by number and by digest;
+5. the sinks' counts agree with the routes;
 6. only now each sink commits, rows and ledger entry in one act, the dead letter first.
 
 A failure before 6 leaves nothing visible anywhere. A failure within 6 leaves some sinks ahead, and their ledgers say
@@ -144,14 +145,19 @@ class Workshop:
                 staged = stage(self.spark, self.cluster, replace(self.spec, directory=directory), plan.range)
             self.faults("staged")
             with watch.phase("route"):
-                routed = self.router.route(staged, plan.batch_time_ms, directory)
+                walk = self.router.walk(staged, plan.batch_time_ms, directory)
+            batch = Batch(plan.range, plan.batch_time_ms, label)
+            mains = [name for name in targets if name != DEAD_LETTER_NAME]
+            if walk.is_observed and mains:
+                # One pass less: the first sink's rows are counted by route while it writes them aside.
+                self._prepare(mains[0], batch, walk.main, prepared, watch)
+            with watch.phase("route"):
+                routed = walk.settle(have_run=bool(prepared))
             self.faults("routed")
             for name in targets:
-                rows, tally = _rows_for(name, routed)
-                batch = Batch(plan.range, plan.batch_time_ms, label, tally.rows)
-                with watch.phase("prepare"):
-                    prepared[name] = self.sinks[name].prepare(batch, rows)
-                self.faults(f"prepared:{name}")
+                if name not in prepared:
+                    rows, tally = _rows_for(name, routed)
+                    self._prepare(name, replace(batch, rows=tally.rows), rows, prepared, watch)
             _balance_sinks(prepared, routed)
             self.faults("balanced")
             counts = {name: each.rows for name, each in prepared.items()}
@@ -165,6 +171,13 @@ class Workshop:
         finally:
             self.home.remove_stage(label)
         return BatchResult(staged.intake, routed.routes, routed.warned, counts, watch.times_ms)
+
+    def _prepare(
+        self, name: str, batch: Batch, rows: DataFrame, prepared: dict[str, Prepared], watch: Stopwatch
+    ) -> None:
+        with watch.phase("prepare"):
+            prepared[name] = self.sinks[name].prepare(batch, rows)
+        self.faults(f"prepared:{name}")
 
     def _must_write(self, name: str, batch: BatchRange) -> None:
         entry = self.ledgers[name]

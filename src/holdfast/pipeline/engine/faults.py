@@ -1,11 +1,11 @@
 """Places where a test makes a running pipeline fail.
 
-The engine calls its `faults` with the name of each point it passes, in this order:
+The engine calls its `faults` with the name of each point it passes:
 
     opened:<sink>      after the opening entry of a sink
     planned            the plan of a batch is on the disk
     staged             the range is read and staged
-    routed             rows are routed and counted
+    routed             rows are counted by route; the first sink may have its rows aside by then
     prepared:<sink>    one sink has written its rows aside
     balanced           all counts agree; nothing is committed yet
     committed:<sink>   one sink has the batch
