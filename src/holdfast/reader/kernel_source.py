@@ -50,12 +50,23 @@ _HALF = ir.IntType(32)
 _LONG = ir.IntType(64)
 
 
+def _pointer(builder: Any, address: Any, width: Any) -> Any:
+    """A pointer to an address that is a sum of numbers.
+
+    LLVM may take any of the summands for the pointer and the others for offsets from it. One that is zero would then be
+    the null pointer, which nothing can be read through, and the code would be left out as never reached. So functions
+    that use addresses declare null to be a place like any other.
+    """
+    set.add(builder.function.attributes, "null_pointer_is_valid")
+    return builder.inttoptr(address, width.as_pointer())
+
+
 def _loader(width: Any, *, big_endian: bool, signed: bool) -> Any:
     """Reads a number at an address, which need not be aligned."""
 
     def load(typing_context: Any, address: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            number = builder.load(builder.inttoptr(arguments[0], width.as_pointer()))
+            number = builder.load(_pointer(builder, arguments[0], width))
             number.align = 1
             if big_endian:
                 number = builder.bswap(number)
@@ -73,7 +84,7 @@ def _storer(width: Any) -> Any:
 
     def store(typing_context: Any, address: Any, number: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pointer = builder.inttoptr(arguments[0], width.as_pointer())
+            pointer = _pointer(builder, arguments[0], width)
             number = arguments[1] if width is _LONG else builder.trunc(arguments[1], width)
             builder.store(number, pointer).align = 1
             return context.get_dummy_value()
@@ -97,11 +108,10 @@ store_word = _storer(_LONG)
 @intrinsic
 def copy_bytes(typing_context: Any, target: Any, source: Any, size: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _BYTE.as_pointer()
         cgutils.raw_memcpy(  # type: ignore[no-untyped-call]
             builder,
-            builder.inttoptr(arguments[0], pointer),
-            builder.inttoptr(arguments[1], pointer),
+            _pointer(builder, arguments[0], _BYTE),
+            _pointer(builder, arguments[1], _BYTE),
             arguments[2],
             1,
         )

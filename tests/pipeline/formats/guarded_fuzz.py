@@ -27,6 +27,8 @@ from holdfast.testing.reader_cases import GuardedMemory, damaged
 TYPES = {
     "id": "long",
     "text": "string",
+    "customer": "string",
+    "delivered_at": "timestamp",
     "flag": "boolean",
     "ratio": "double",
     "price": "decimal(12,2)",

@@ -1,5 +1,6 @@
 """The machine code's reading of JSON against the reference: same columns, same errors, whatever the bytes."""
 
+import itertools
 import json
 import string
 from datetime import datetime
@@ -10,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.pipeline.definition.model import Decoding, Field, Unknown
-from holdfast.pipeline.formats import compile_columns
+from holdfast.pipeline.formats import compile_columns, compile_decoder
 from holdfast.pipeline.formats.json_fast import JsonFast
 
 TYPES = {
@@ -32,6 +33,8 @@ TYPES = {
     "tags": "array<string>",
     "matrix": "array<array<double>>",
     "scores": "map<string,long>",
+    "quantity": "long",
+    "a longer name": "string",
     "place": "struct<lat:double NOT NULL,lon:double,names:array<struct<n:string,w:int>>>",
     "nested": "map<string,struct<a:array<map<string,boolean>>>>",
 }
@@ -316,6 +319,23 @@ def test_many_keys_are_told_apart(count: int) -> None:
     assert_same([fine, twice, inside], "ignore")
     errors = DECODERS["ignore"].decode(pa.array([fine, twice, inside], pa.binary())).errors.to_pylist()
     assert errors == [None, 'duplicate key "k0"', 'duplicate key "k0"']
+
+
+@pytest.mark.parametrize("size", range(1, 41))
+@pytest.mark.parametrize("unknown", ["ignore", "keep", "reject"])
+def test_names_of_every_length_are_found_in_any_order(size: int, unknown: Unknown) -> None:
+    names = ["x", "a" * (size - 1) + "b", "a" * (size - 1) + "c", "d" + "a" * size]
+    fields = tuple(Field(name, "int", required=False) for name in names)
+    decoder = compile_decoder(Decoding("json", fields, unknown=unknown))
+    orders = list(itertools.permutations(range(4)))
+    values = [json.dumps({names[place]: place for place in order}).encode() for order in orders]
+    found = decoder.decode(pa.array(values, pa.binary()))
+    assert [column.to_pylist() for column in found.columns[:4]] == [
+        [place] * len(orders) for place in range(4)
+    ]
+    assert found.errors.null_count == len(orders)
+    if unknown == "keep":
+        assert found.columns[4].null_count == len(orders)
 
 
 def test_batches_larger_than_one_scan_keep_their_order() -> None:
