@@ -50,6 +50,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many processes of our clients each of their storms kills (default: 5)",
     )
     group.addoption(
+        "--pipeline-kills",
+        type=int,
+        default=0,
+        help="how often the pipeline into each sink is killed, 0: not run (default: 0)",
+    )
+    group.addoption(
         "--engine",
         choices=("both", "apache", "holdfast"),
         default="both",
