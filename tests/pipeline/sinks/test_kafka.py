@@ -68,7 +68,8 @@ def make(
     def build(*, is_open: bool = True, **settings: Any) -> KafkaSinkWriter:
         sink = KafkaSinkWriter(KafkaSink("out", **settings), "shop")
         if is_open:
-            sink.open(replace(context, source={"bootstrap.servers": bootstrap}), spark)
+            home = f"{context.home}-{len(opened)}"
+            sink.open(replace(context, source={"bootstrap.servers": bootstrap}, home=home), spark)
             opened.append(sink)
         return sink
 
@@ -232,8 +233,8 @@ def test_a_batch_some_writers_have_is_finished_with_its_own_number_of_writers(
         patch.setattr(Writer, "_commit", two_of_three)
         with pytest.raises(SinkError, match="power cut"):
             cut.write(three, cut.at(10, 40), rows(ids(*range(10, 40)), start=10))
-    assert 10 < len(committed(bootstrap, "out")) < 40
     again = make(writers=changed)
+    assert 10 < len(committed(bootstrap, "out")) < 40
     assert again.last_entry() == first
     assert again.unfinished().range == cut.at(10, 40).range
     with pytest.raises(SinkError, match="finished first"):
@@ -243,6 +244,18 @@ def test_a_batch_some_writers_have_is_finished_with_its_own_number_of_writers(
     cut.write(again, cut.at(40, 45), rows(ids(*range(40, 45)), start=40))
     assert ids_of(committed(bootstrap, "out")) == list(range(45))
     assert again.last_entry().number == last.number + 1
+
+
+def test_records_of_a_key_stay_in_order_whatever_the_number_of_writers(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    sink, cut = make(key="cast(id % 3 AS string)", writers=3), batches("kafka")
+    cut.write(sink, cut.at(0, 60), rows(ids(*range(60))).repartition(4))
+    by_key: dict[bytes, list[int]] = {}
+    for message in committed(bootstrap, "out"):
+        by_key.setdefault(message.key(), []).append(json.loads(message.value())["id"])
+    assert sorted(by_key) == [b"0", b"1", b"2"]
+    assert all(numbers == sorted(numbers) and len(numbers) == 20 for numbers in by_key.values())
 
 
 def test_writers_that_are_no_longer_used_are_fenced_too(

@@ -263,6 +263,38 @@ def test_object_stores_are_refused_in_favour_of_delta(path: str, spark: SparkSes
         sink.open(SinkContext("shop", "", {}, ""), spark)
 
 
+def test_a_table_cannot_change_what_it_is_partitioned_by(
+    make: Any, rows: Any, batches: Any, table: str
+) -> None:
+    sink, cut = make(), batches("parquet")
+    cut.write(sink, cut.at(0, 1), rows(ids(1)))
+    sink.close()
+    sink = make(partition_by=("name",))
+    with pytest.raises(SinkError, match="partitioned by nothing, and the definition says name"):
+        sink.prepare(cut.at(1, 2), rows(ids(2), start=1))
+
+
+def test_a_batch_without_a_readable_entry_is_told(make: Any, rows: Any, batches: Any, table: str) -> None:
+    sink, cut = make(), batches("parquet")
+    cut.write(sink, cut.at(0, 0), rows([]))
+    entry = Path(table) / "batch=00000000000000000000" / "_ledger.json"
+    entry.write_text("{")
+    with pytest.raises(SinkError, match="no ledger entry that can be read"):
+        sink.last_entry()
+    entry.unlink()
+    with pytest.raises(SinkError, match="no ledger entry that can be read"):
+        sink.last_entry()
+
+
+def test_columns_no_file_can_hold_are_told(spark: SparkSession, table: str) -> None:
+    frame = spark.sql("SELECT 1 AS Batch, NULL AS none, INTERVAL 1 DAY AS span, 2 AS b, 3 AS B")
+    problems = [
+        problem.message for problem in ParquetSinkWriter(ParquetSink(table), "shop").check(frame.schema)
+    ]
+    for part in ("'Batch'", "'none' is always NULL", "'span' is interval day", "'b' and 'B' differ"):
+        assert any(part in problem for problem in problems), part
+
+
 def test_a_definition_that_does_not_fit_the_rows_is_told(rows: Any, table: str) -> None:
     sink = ParquetSinkWriter(ParquetSink(table, partition_by=("id", "no", "id"), compression="zip"), "shop")
     problems = sink.check(rows([]).schema)

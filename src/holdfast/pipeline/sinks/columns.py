@@ -120,10 +120,20 @@ def check_partitioning(partition_by: tuple[str, ...], rows: StructType) -> list[
 
 
 def check_columns(rows: StructType) -> list[Problem]:
-    """Names that differ in case only: files would hold both, and no SQL reader could tell them apart."""
+    """Names that differ in case only: files would hold both, and no SQL reader could tell them apart. And types that
+    nothing but Spark knows."""
     seen: dict[str, str] = {}
     problems = []
     for field in stored_schema(rows).fields:
+        kind = field.dataType.simpleString()
+        if kind == "void":
+            problems.append(
+                Problem(
+                    "", f"column {field.name!r} is always NULL and has no type: CAST(NULL AS …) gives it one"
+                )
+            )
+        elif "interval" in kind or "variant" in kind:
+            problems.append(Problem("", f"column {field.name!r} is {kind}, which this sink cannot store"))
         other = seen.setdefault(field.name.lower(), field.name)
         if other != field.name:
             problems.append(

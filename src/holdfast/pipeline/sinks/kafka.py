@@ -5,13 +5,14 @@ that live in the driver for the whole run: opening the sink takes every transact
 what an earlier copy left open and fences it, and only then is the ledger read. From there on this copy alone moves the
 ledger, until it is fenced itself.
 
-With several writers a batch is several transactions. A hash of its lineage gives each row to a writer, so that a batch
-which only some of its writers had committed is finished by the others, with the number of writers it began with.
+With several writers a batch is several transactions. A hash of its key, or of its lineage, gives each row to a writer:
+a batch that only some of its writers had committed is finished by the others, with the number of writers it began with.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,7 @@ class KafkaSinkWriter:
         if spark is None:
             return
         self._is_writing = True
+        shutil.rmtree(self._scratch, ignore_errors=True)  # of a run that was cut short
         self._ensure_topic()
         self._take_over()
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.pipeline.digest import MASK, hash_sql
-from holdfast.pipeline.sinks.base import LINEAGE
+from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.sinks.base import LINEAGE, SinkUnavailable
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
 if TYPE_CHECKING:
@@ -52,7 +52,12 @@ class Records:
 
     def of_writer(self, writer: int) -> Iterator[pa.RecordBatch]:
         """This writer's records in source order, a slice at a time."""
-        tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.paths]
+        try:
+            tables = [pa.ipc.open_file(pa.memory_map(path)).read_all() for path in self.paths]
+        except FileNotFoundError as error:
+            raise SinkUnavailable(
+                f"records that were set aside for sending are gone from {self.directory}"
+            ) from error
         if not tables:
             return
         table = pa.concat_tables(tables)
@@ -62,12 +67,18 @@ class Records:
 
 
 def set_aside(rows: DataFrame, directory: str, writers: int) -> Records:
-    """Compute these records, once, into files below `directory`; each row is given to one of the writers."""
+    """Compute these records, once, into files below `directory`.
+
+    A writer gets all records of a key, so that they stay in order; one without a key goes by where it came from. Both
+    are the same whenever the batch is computed.
+    """
     from pyspark.sql import functions
 
     os.makedirs(directory, exist_ok=True)
     if writers > 1:
-        rows = rows.withColumn(WRITER, functions.expr(f"cast(pmod({hash_sql(LINEAGE)}, {writers}) AS int)"))
+        rows = rows.withColumn(
+            WRITER, functions.expr(f"cast(pmod(xxhash64(coalesce(key, source)), {writers}) AS int)")
+        )
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return _write_task(batches, directory)

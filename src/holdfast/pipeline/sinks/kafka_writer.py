@@ -27,6 +27,7 @@ BATCH_BYTES = 1_000_000
 DEFAULTS: Mapping[str, Any] = {
     "partitioner": "murmur2_random",
     "linger.ms": 20,
+    "reconnect.backoff.max.ms": 1000,
     "batch.num.messages": 100_000,
     "queue.buffering.max.messages": 200_000,
     "queue.buffering.max.kbytes": 131_072,

@@ -2,7 +2,7 @@
 
     <path>/batch=00000000000000000007/part-….parquet      rows (below `column=value/` with partition_by)
     <path>/batch=00000000000000000007/_ledger.json        the entry of the ledger
-    <path>/batch=00000000000000000007/_schema.json        the columns, in Spark's JSON
+    <path>/batch=00000000000000000007/_schema.json        the columns, in Spark's JSON, and what they are nested by
     <path>/_hf/lock                                       held by the pipeline that writes
     <path>/_hf/scratch/, <path>/_hf/aside/                a batch before its commit
     <path>/_hf/forgotten.json                             after `pipeline reset`: entries up to here do not count
@@ -25,6 +25,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.pipeline.definition.model import ParquetSink
@@ -103,8 +104,14 @@ class ParquetStore:
         return self.entry_of(numbers[-1]) if numbers and numbers[-1] >= self.forgotten() else None
 
     def entry_of(self, number: int) -> Entry:
-        document = json.loads(self._read(number, LEDGER))
-        entry = Entry.from_json(document)
+        try:
+            entry = Entry.from_json(json.loads(self._read(number, LEDGER)))
+        except (FileNotFoundError, ValueError, KeyError) as error:
+            raise SinkError(
+                f"sink {self.name!r}: {batch_directory(number)} in {self.path} has no ledger entry that can be read "
+                f"({error}); somebody else changed it. Bring {LEDGER} back, or start over with "
+                "`holdfast pipeline reset`"
+            ) from error
         if (entry.pipeline, entry.sink) != (self.pipeline, self.name):
             raise SinkError(
                 f"sink {self.name!r}: {self.path} holds batches of the sink {entry.sink!r} of the pipeline "
@@ -127,7 +134,7 @@ class ParquetStore:
         return [Entry.from_json(json.loads(line)) for line in lines]
 
     def held_schema(self, up_to: int | None = None) -> str | None:
-        """The columns of the newest batch that has any, as Spark's JSON."""
+        """What the newest batch that has any says about its columns: see `Layout`."""
         for number in reversed(self.numbers()):
             if up_to is None or number <= up_to:
                 with contextlib.suppress(FileNotFoundError):
@@ -156,17 +163,36 @@ class ParquetStore:
             return file.read()
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a batch, and those its directories are named by."""
+
+    columns: StructType
+    partition_by: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        document = {"columns": json.loads(self.columns.json()), "partition_by": list(self.partition_by)}
+        return to_text(document).encode()
+
+    @classmethod
+    def decode(cls, text: str) -> Layout:
+        from pyspark.sql.types import StructType
+
+        document = json.loads(text)
+        return cls(StructType.fromJson(document["columns"]), tuple(document["partition_by"]))
+
+
 class PreparedParquet:
     """Files of one batch in a directory of their own."""
 
     def __init__(
-        self, store: ParquetStore, aside: str, schema: StructType | None, written: list[WrittenFile]
+        self, store: ParquetStore, aside: str, layout: Layout | None, written: list[WrittenFile]
     ) -> None:
         self.rows = sum(file.rows for file in written)
         self.digest: int | None = sum(file.digest for file in written) & MASK
         self._store = store
         self._aside = aside
-        self._schema = schema
+        self._layout = layout
 
     def commit(self, entry: Entry) -> None:
         store, disk = self._store, self._store.disk
@@ -174,8 +200,8 @@ class PreparedParquet:
         target = os.path.join(store.path, batch_directory(number))
         with explained(store.name, store.path):
             self._check_turn(number)
-            if self._schema is not None:
-                disk.write(os.path.join(self._aside, SCHEMA), self._schema.json().encode())
+            if self._layout is not None:
+                disk.write(os.path.join(self._aside, SCHEMA), self._layout.encode())
             disk.write(os.path.join(self._aside, LEDGER), to_text(entry.as_json()).encode())
             disk.flush_tree(self._aside)
             try:
@@ -236,6 +262,15 @@ class ParquetSinkWriter:
         problems = check_partitioning(self._definition.partition_by, rows) + check_columns(rows)
         if not self._is_local:
             problems.append(Problem("path", self._elsewhere()))
+        for field in stored_schema(rows).fields:
+            if field.name.lower() == "batch":
+                problems.append(
+                    Problem(
+                        "",
+                        f"column {field.name!r}: readers take `batch` from the names of directories; give it another "
+                        "name",
+                    )
+                )
         if self._definition.compression.lower() not in CODECS:
             problems.append(
                 Problem("compression", f"{self._definition.compression!r} is not one of {', '.join(CODECS)}")
@@ -266,19 +301,30 @@ class ParquetSinkWriter:
         return None
 
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
-        from pyspark.sql.types import StructType
-
         store = self._store
         text = store.held_schema()
-        held = None if text is None else StructType.fromJson(json.loads(text))
+        held = None if text is None else Layout.decode(text)
+        layout = held if batch.is_empty else self._layout(held, rows)
         aside = os.path.join(store.control, "aside", batch.label)
         with explained(self.name, store.path):
             store.disk.create_directory(aside)
             self._open.append(aside)
-        if batch.is_empty:
-            return PreparedParquet(store, aside, held, [])
-        schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
-        return PreparedParquet(store, aside, schema, self._write(batch, projected(rows, schema), aside))
+        if batch.is_empty or layout is None:
+            return PreparedParquet(store, aside, layout, [])
+        written = self._write(batch, projected(rows, layout.columns), aside)
+        return PreparedParquet(store, aside, layout, written)
+
+    def _layout(self, held: Layout | None, rows: DataFrame) -> Layout:
+        by = self._definition.partition_by
+        if held is not None and held.partition_by != by:
+            was, now = (", ".join(names) or "nothing" for names in (held.partition_by, by))
+            raise SinkError(
+                f"sink {self.name!r}: {self._store.path} is partitioned by {was}, and the definition says {now}; "
+                "readers cannot make sense of both. Write to another path"
+            )
+        columns = None if held is None else held.columns
+        stored = stored_schema(rows.schema)
+        return Layout(fitting_schema(self.name, columns, stored, self._definition.schema), by)
 
     def _write(self, batch: Batch, rows: DataFrame, aside: str) -> list[WrittenFile]:
         disk, by = self._store.disk, self._definition.partition_by
