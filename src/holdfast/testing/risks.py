@@ -151,7 +151,9 @@ class Swallowing:
                 self._open += (client, broker)
                 asked: dict[int, int] = {}
                 for work in (self._ask, self._answer):
-                    threading.Thread(target=work, args=(client, broker, asked), daemon=True).start()
+                    threading.Thread(
+                        target=_until_it_ends, args=(work, client, broker, asked), daemon=True
+                    ).start()
 
     def _ask(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
         for frame in _frames(client, broker):
@@ -180,6 +182,12 @@ def _frames(source: socket.socket, other: socket.socket) -> Iterator[bytes]:
     finally:
         _hang_up(source)
         _hang_up(other)
+
+
+def _until_it_ends(work: Callable[..., None], *arguments: object) -> None:
+    """Either side may be gone when something is sent to it."""
+    with contextlib.suppress(OSError):
+        work(*arguments)
 
 
 def _hang_up(connection: socket.socket) -> None:

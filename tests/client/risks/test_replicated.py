@@ -58,7 +58,9 @@ def go_through(cluster: ApacheCluster) -> Outage:
     reported = {topic: Report() for topic in topics}
     hasty, short = plain(cluster, {"acks": 1}), plain(cluster, {"message.timeout.ms": 1000})
     with Producer(cluster.bootstrap_servers, config={"log_level": 0}) as ours:
-        send(hasty, "hf102-plain", "before", reported["hf102-plain"])
+        # Confirmed by all, so that every follower has it.
+        send(plain(cluster, {"acks": "all"}), "hf102-plain", "before", reported["hf102-plain"])
+        hasty.list_topics("hf102-plain", timeout=30)
         short.list_topics("hf103-plain", timeout=30)
         deliveries: list[Delivery] = [ours.send(topic, "before") for topic in ("hf102-ours", "hf103-ours")]
         for delivery in deliveries:
