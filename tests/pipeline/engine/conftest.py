@@ -85,6 +85,9 @@ class MemorySink:
             self.fails_after_commit = False
             raise Crash
 
+    def unfinished(self) -> Entry | None:
+        return None
+
     def forget(self) -> None:
         self.ledger.clear()
 

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import holdfast.pipeline.engine.counting as counting
 from holdfast.pipeline.definition.model import Expect, Filter, Python, Sql, Step
 from holdfast.pipeline.engine.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.engine.routing import check_steps
 from holdfast.pipeline.ledger import Routes
+from holdfast.pipeline.sinks.base import Batch
+
+from .conftest import MemoryPrepared, MemorySink
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from .conftest import Bench
 
@@ -90,6 +94,49 @@ def test_a_rule_that_fails_stops_before_anything_is_committed(routed: Bench) -> 
     assert routed.log[-1]["event"] == "failed"
     routed.change(steps=(Expect("few", "id < 7"),))
     assert routed.run_batches()[0].routes == Routes(main=7, dead_letter={"few": 3})
+
+
+class TestObserved:
+    """Rules and projections are counted while the first sink takes its rows."""
+
+    STEPS = (Filter("high", "id >= 4"), Sql("same", "SELECT _hf, id FROM input"), Expect("not-5", "id <> 5"))
+
+    def test_no_job_of_its_own_counts_them(self, routed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: object) -> None:
+            raise AssertionError("counted apart")
+
+        monkeypatch.setattr(counting, "collect", refuse)
+        routed.produce_orders(10)
+        assert run_steps(routed, *self.STEPS) == Routes(
+            main=5, dead_letter={"not-5": 1}, filtered={"high": 4}
+        )
+
+    def test_a_sink_that_looks_at_some_rows_first_does_not_spoil_the_count(
+        self, routed: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prepare = MemorySink.prepare
+
+        def looks_first(sink: MemorySink, batch: Batch, rows: DataFrame) -> Any:
+            rows.limit(1).collect()
+            return prepare(sink, batch, rows)
+
+        monkeypatch.setattr(MemorySink, "prepare", looks_first)
+        routed.produce_orders(10)
+        assert run_steps(routed, *self.STEPS) == Routes(
+            main=5, dead_letter={"not-5": 1}, filtered={"high": 4}
+        )
+
+    def test_a_sink_that_spark_does_not_observe_costs_a_job(
+        self, routed: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(counting, "OBSERVED_WITHIN_S", 0.0)
+        monkeypatch.setattr(
+            MemorySink, "prepare", lambda sink, _, rows: MemoryPrepared(sink, [], rows.rdd.count(), None)
+        )
+        routed.produce_orders(10)
+        assert run_steps(routed, *self.STEPS) == Routes(
+            main=5, dead_letter={"not-5": 1}, filtered={"high": 4}
+        )
 
 
 class TestExpanding:

@@ -17,7 +17,7 @@ so: the others catch up alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -95,8 +95,7 @@ class Workshop:
     def unfinished(self) -> dict[str, Entry]:
         found = {}
         for name, sink in self.sinks.items():
-            ask: Callable[[], Entry | None] | None = getattr(sink, "unfinished", None)
-            entry = ask() if ask is not None else None
+            entry = sink.unfinished()
             if entry is not None:
                 found[name] = entry
         return found
@@ -106,7 +105,7 @@ class Workshop:
     def open_at(self, name: str, positions: Positions, batch_time_ms: int) -> None:
         """Commit the entry by which a sink first knows these partitions; it has no rows."""
         batch = Batch(opening_range(positions), batch_time_ms, self.home.new_label(), 0)
-        empty = self.router.empty_dead() if name == DEAD_LETTER_NAME else self.router.empty_main()
+        empty = self.router.empty_dead if name == DEAD_LETTER_NAME else self.router.empty_main
         prepared = self.sinks[name].prepare(batch, empty)
         entry = self._entry(name, batch.range, batch_time_ms)
         prepared.commit(replace(entry, positions=Positions({**entry.positions.at, **positions.at})))

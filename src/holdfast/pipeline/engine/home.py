@@ -12,9 +12,11 @@ which is then read again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Mapping
 from types import TracebackType
@@ -27,6 +29,8 @@ from holdfast.pipeline.positions import to_text
 from holdfast.real import RealFileSystem, RealLock
 
 PLAN_VERSION: Final = 1
+LOCK_ATTEMPTS: Final = 10
+LOCK_PAUSE_S: Final = 0.05
 LOG_BYTES_MAX: Final = 64 * 1024 * 1024
 """The log is set aside as log.jsonl.1 when it has grown to this: two of them are kept at most."""
 
@@ -46,17 +50,22 @@ class Home:
     def __enter__(self) -> Self:
         os.makedirs(self.path, exist_ok=True)
         lock_path = os.path.join(self.path, "lock")
-        try:
-            self._lock = self._files.lock(lock_path)
-        except BlockingIOError:
-            raise AlreadyRunning(
-                f"pipeline {self.pipeline!r} is running already, as process {holder(self.path) or 'unknown'}, in "
-                f"{self.path}: stop it first, or give this copy a name and a home of its own"
-            ) from None
+        self._lock = self._locked(lock_path)
         with open(lock_path, "w", encoding="ascii") as file:
             file.write(f"{os.getpid()}\n")
         shutil.rmtree(os.path.join(self.path, "stage"), ignore_errors=True)
         return self
+
+    def _locked(self, lock_path: str) -> RealLock:
+        """`holder` takes the lock for an instant to see whether it is free, so one refusal is not enough."""
+        for _ in range(LOCK_ATTEMPTS):
+            with contextlib.suppress(BlockingIOError):
+                return self._files.lock(lock_path)
+            time.sleep(LOCK_PAUSE_S)
+        raise AlreadyRunning(
+            f"pipeline {self.pipeline!r} is running already, as process {holder(self.path) or 'unknown'}, in "
+            f"{self.path}: stop it first, or give this copy a name and a home of its own"
+        )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

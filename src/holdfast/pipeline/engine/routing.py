@@ -165,18 +165,18 @@ class Router:
                 expanding[1], f"{expanding[0]!r} expands already, and one step of a pipeline may: join them"
             )
         self._observes = all(shape.keeps_every_row for shape in self._shapes.values()) and not expanding
-        self.main_schema: StructType = narrow(spark.createDataFrame([], schema)).schema
+        self.empty_main: DataFrame = narrow(spark.createDataFrame([], schema))
+        self.empty_dead: DataFrame = spark.createDataFrame([], DEAD_DDL)
 
-    def empty_main(self) -> DataFrame:
-        return self._spark.createDataFrame([], self.main_schema)
-
-    def empty_dead(self) -> DataFrame:
-        return self._spark.createDataFrame([], DEAD_DDL)
+    @property
+    def main_schema(self) -> StructType:
+        """Of the rows that sinks get."""
+        return self.empty_main.schema
 
     def walk(self, staged: Staged, batch_time_ms: int, scratch: str) -> Walk:
         """The staged rows on their way through the steps. `scratch` is for what is written down on the way."""
         if not staged.intake.records:
-            return Walk(self, staged, self.empty_dead(), self.empty_main(), ())
+            return Walk(self, staged, self.empty_dead, self.empty_main, ())
         rows = self._spark.read.schema(self._file_schema).parquet(*staged.files)
         if staged.intake.records <= ROWS_FOR_ONE_TASK:
             rows = rows.coalesce(1)  # nothing is shuffled then, and counting costs half
@@ -291,7 +291,7 @@ class Walk:
             if chosen:
                 frames.append(quarantined(link.frame, chosen))
         if not frames:
-            return self.router.empty_dead()
+            return self.router.empty_dead
         return reduce(lambda one, other: one.unionAll(other), frames)
 
 
