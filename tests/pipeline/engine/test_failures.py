@@ -16,6 +16,7 @@ from holdfast.pipeline.engine.failures import (
     is_transient,
     step_failure,
 )
+from holdfast.pipeline.sinks.base import SinkUnavailable
 from holdfast.reader import OffsetGone, TopicMissing, Unreachable
 
 PERMISSION = (
@@ -76,5 +77,6 @@ def test_what_a_step_raised_is_found_in_whatever_surrounds_it() -> None:
 
 def test_only_what_time_mends_is_tried_again() -> None:
     assert is_transient(Unreachable("x"))
+    assert is_transient(SinkUnavailable("x"))
     assert not is_transient(TopicMissing("x"))
     assert not is_transient(OSError(errno.ENOSPC, "full"))

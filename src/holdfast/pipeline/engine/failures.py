@@ -83,9 +83,10 @@ class Unbalanced(PipelineError):
 def is_transient(error: BaseException) -> bool:
     """Whether the same batch may simply be tried again later: brokers restart, elections take time."""
     from holdfast.pipeline.formats.registry import RegistryUnavailable
+    from holdfast.pipeline.sinks.base import SinkUnavailable
     from holdfast.reader.errors import EndNotReached, Unreachable
 
-    return isinstance(error, Unreachable | EndNotReached | RegistryUnavailable)
+    return isinstance(error, Unreachable | EndNotReached | RegistryUnavailable | SinkUnavailable)
 
 
 def explain_failure(error: BaseException) -> HoldfastError:
