@@ -5,7 +5,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.holdfast-setup
 BENCH_STAMP := $(VENV)/.holdfast-setup-bench
 SEEDS  ?= 1000
-PYTEST_WORKERS ?= 2
+# One more than a small machine has cores: many tests wait for processes and time-outs, not for a core.
+PYTEST_WORKERS ?= 3
 
 .PHONY: help setup java demo test check format lint types contracts sim chaos bench requirements clean
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from typing import Any
 
 import pytest
@@ -30,6 +32,15 @@ BESIDE_THREE_BROKERS = "tests/client/risks/test_replicated.py"
 BESIDE_SPARK = ("tests/pipeline/",)
 WITHOUT_SPARK = ("tests/pipeline/definition/", "tests/pipeline/formats/")
 """The same for tests of the pipeline and their one Spark session, but for those that need none."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell that starts this in the background has it ignore Ctrl-C, which the programs under test would inherit."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        and threading.current_thread() is threading.main_thread()
+    ):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
