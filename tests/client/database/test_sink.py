@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.client.consuming.assignment import PositionLost
@@ -141,6 +141,22 @@ def test_a_second_run_goes_on_where_the_database_says(
         with Until(database_url, last, sink):
             sink.run(insert)
     assert results(database) == list(range(250))
+    database.close()
+
+
+def test_lag_tools_see_where_every_partition_stands(
+    broker: BrokerProcess, topic: str, database_url: str
+) -> None:
+    database = prepared(database_url)
+    fill(broker, topic, range(300))
+    sink = sink_of(broker, topic, database)
+    with Until(database_url, 300, sink):
+        sink.run(insert)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "sink"})
+    places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    ends = [consumer.get_watermark_offsets(place, 30)[1] for place in places]
+    assert [place.offset for place in consumer.committed(places, 30)] == ends
+    consumer.close()
     database.close()
 
 

@@ -237,6 +237,8 @@ class _Running:
         self._is_connected = False
         self._connect_at = 0.0
         self._back_off = BACK_OFF_SECONDS[0]
+        self._unshown: dict[PartitionKey, int] = {}
+        """Positions that moved since the group was last shown where it stands."""
         self._show_at = 0.0
         self._error: BaseException | None = None
         self.stored = 0
@@ -253,6 +255,8 @@ class _Running:
                 self._turn()
             while self._error is None and self._pending and self._is_connected:
                 self._store()
+            self._show_at = 0.0
+            self._show()
         finally:
             self._consumer.close()
             self._database.close()
@@ -273,6 +277,7 @@ class _Running:
             self._claim()
             if self._is_due():
                 self._store()
+        self._show()
 
     # Messages
 
@@ -371,7 +376,7 @@ class _Running:
             self._shares[each.key].position = each.new
             if failures is not None:
                 failures.passed(each.key, each.new)
-        self._show(advances)
+            self._unshown[each.key] = each.new
         return None
 
     def _advances(self, batch: Iterable[Message]) -> list[Advance]:
@@ -439,11 +444,12 @@ class _Running:
             f"and topic = '{topic}'"
         )
 
-    def _show(self, advances: Iterable[Advance]) -> None:
-        if time.monotonic() < self._show_at:
+    def _show(self) -> None:
+        if not self._unshown or time.monotonic() < self._show_at:
             return
         self._show_at = time.monotonic() + SHOW_SECONDS
-        offsets = [TopicPartition(*each.key, each.new) for each in advances]
+        offsets = [TopicPartition(*key, position) for key, position in self._unshown.items()]
+        self._unshown = {}
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
@@ -562,6 +568,7 @@ class _Running:
         keys = {(each.topic, each.partition) for each in partitions}
         for key in keys:
             self._shares.pop(key, None)
+            self._unshown.pop(key, None)
         if self._sink.failures is not None:
             self._sink.failures.forget(keys)
         self._forget(keys)
