@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from holdfast.pipeline.digest import (
     MASK,
-    digest_columns,
     digest_of_offsets,
-    digest_sql,
+    hash_sql,
     join_halves,
     place_hash,
 )
+from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,9 +29,16 @@ def test_columns_and_single_places_give_the_same(places: list[tuple[str, int, in
     whole = sum(place_hash(*place) for place in places) & MASK
     columns = zip(*places, strict=True) if places else ([], [], [])
     topics, partitions, offsets = (list(column) for column in columns)
-    assert whole == digest_columns(
-        pa.array(topics, pa.string()), pa.array(partitions, pa.int32()), pa.array(offsets, pa.int64())
+    lineage = pa.StructArray.from_arrays(
+        [
+            pa.array(topics, pa.string()),
+            pa.array(partitions, pa.int32()),
+            pa.array(offsets, pa.int64()),
+            pa.array([0] * len(topics), pa.int32()),
+        ],
+        names=["topic", "partition", "offset", "index"],
     )
+    assert whole == digest_of_lineage(lineage)
 
 
 def test_offsets_of_a_partition_are_hashed_together() -> None:
@@ -58,7 +65,8 @@ def test_spark_gives_the_same(spark: SparkSession) -> None:
         ("", 1, 5),
         ("a topic's name of more than 32 bytes, ünïcödé", 2**31 - 1, 7),
     ]
-    low, high = digest_sql()
+    value = hash_sql()
+    low, high = f"sum({value} & 4294967295L)", f"sum(shiftrightunsigned({value}, 32))"
     rows = spark.createDataFrame(
         [(place,) for place in places], "_hf struct<topic:string,partition:int,offset:bigint>"
     )

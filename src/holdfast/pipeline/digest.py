@@ -51,39 +51,9 @@ def digest_of_offsets(topic: str, partition: int, offsets: Any) -> int:
         return int(np.sum(value, dtype=np.uint64))
 
 
-def digest_columns(topics: Any, partitions: Any, offsets: Any) -> int:
-    """The digest of rows given as three Arrow columns (string, int32, int64), in whatever order."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    total = 0
-    table = pa.table({"topic": topics, "partition": partitions, "offset": offsets})
-    numbers = table["offset"].to_numpy()
-    parts = table["partition"].to_numpy()
-    names = pc.dictionary_encode(table["topic"]).unify_dictionaries().combine_chunks()
-    if isinstance(names, pa.ChunkedArray):
-        names = names.chunk(0) if names.num_chunks else pa.array([], pa.dictionary(pa.int32(), pa.string()))
-    codes = names.indices.to_numpy(zero_copy_only=False)
-    for code, topic in enumerate(names.dictionary.to_pylist()):
-        of_topic = codes == code
-        for partition in np.unique(parts[of_topic]).tolist():
-            total += digest_of_offsets(topic, partition, numbers[of_topic & (parts == partition)])
-    return total & MASK
-
-
 def hash_sql(lineage: str = "_hf") -> str:
     """The hash of a row's place as a Spark SQL expression over its lineage."""
     return f"xxhash64({lineage}.topic, {lineage}.partition, {lineage}.offset)"
-
-
-def digest_sql(condition: str = "true", lineage: str = "_hf") -> tuple[str, str]:
-    """Two Spark aggregates, low and high half, for `join_halves`: a sum of 64-bit hashes would overflow."""
-    value = hash_sql(lineage)
-    return (
-        f"coalesce(sum(CASE WHEN {condition} THEN {value} & 4294967295L ELSE 0L END), 0L)",
-        f"coalesce(sum(CASE WHEN {condition} THEN shiftrightunsigned({value}, 32) ELSE 0L END), 0L)",
-    )
 
 
 def join_halves(low: int, high: int) -> int:
