@@ -47,6 +47,8 @@ FENCED = frozenset(
 )
 
 AWAY = frozenset((KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
+PURGED = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
+"""What befalls the other records of a transaction once one was refused."""
 
 Message = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]] | None, int]
 """Key, value, headers, and a partition or -1."""
@@ -139,12 +141,14 @@ class Writer:
                     raise SinkError(self._refused) from None
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None and self._refused is None:
-            size = len(message.value() or b"") + len(message.key() or b"")
-            self._refused = (
-                f"sink {self._sink!r}: topic {message.topic()!r} did not take a record of {size} bytes: "
-                f"{error.str()}; nothing was committed"
-            )
+        """Remember why a record was refused: the first of them, and not one that fell with another."""
+        if error is None or error.code() in PURGED or self._refused is not None:
+            return
+        size = len(message.value() or b"") + len(message.key() or b"")
+        self._refused = (
+            f"sink {self._sink!r}: topic {message.topic()!r} did not take a record of {size} bytes: "
+            f"{error.str()}; nothing was committed"
+        )
 
     def _commit(self) -> None:
         for attempt in range(COMMIT_TRIES):
