@@ -14,6 +14,7 @@ Format = Literal["json", "avro", "protobuf", "csv", "text", "bytes"]
 Unknown = Literal["keep", "ignore", "reject"]
 OnBreak = Literal["warn", "drop", "quarantine", "fail"]
 SchemaChange = Literal["fail", "add-columns"]
+Missing = Literal["null", "filter", "quarantine", "fail"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,19 @@ class Decoding:
 
 
 @dataclass(frozen=True)
+class EventTime:
+    """When a record's event happened, and how long rows may be out of order before they are late."""
+
+    field: str
+    """A field of the record, a timestamp; or `_timestamp`, the time Kafka keeps with it."""
+    delay: str = "0s"
+    idle: str | None = None
+    """A partition without records for so long is left out of the watermark; nothing: never."""
+    ahead: str = "1h"
+    """An event further than this ahead of its record's own time does not move the watermark: its clock is wrong."""
+
+
+@dataclass(frozen=True)
 class Source:
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -55,6 +69,9 @@ class Source:
     key: Decoding = Decoding()
     starting: str = "earliest"
     """Where a pipeline without a ledger begins: `earliest`, `latest`, or an ISO time."""
+    values: Mapping[str, Decoding] = field(default_factory=dict)
+    """Decodings of topics that have one of their own; rows have the columns of all, null where the topic has none."""
+    event_time: EventTime | None = None
     batch_records: int = 1_000_000
     batch_bytes: int = 256 * 1024 * 1024
 
@@ -98,7 +115,94 @@ class Python:
     expand: bool = False
 
 
-Step = Expect | Filter | Sql | Python
+@dataclass(frozen=True)
+class Dedupe:
+    """Rows whose key was seen within a time leave, into the duplicate route. The first one stays."""
+
+    name: str
+    key: tuple[str, ...] = ()
+    """Columns; nothing when it is by `hf-id`, the number a spooling producer gives each message."""
+    by: Literal["key", "hf-id"] = "key"
+    within: str = "1d"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Columns of a reference table, whose version is pinned for each batch."""
+
+    name: str
+    table: str
+    """A Parquet file or directory, a CSV file with a header, a Delta table, or a PostgreSQL address."""
+    on: Mapping[str, str] = field(default_factory=dict)
+    """Columns of the rows, each with the table's column it must equal."""
+    columns: tuple[str, ...] = ()
+    """What the rows get of the table."""
+    query: str | None = None
+    """PostgreSQL: what is read."""
+    missing: Missing = "null"
+    """What becomes of a row that the table has nothing for."""
+    refresh: str = "1h"
+    """How old a version may be before the table is read again."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Aggregates of rows by key and by windows of event time: rows of its own, for sinks that ask for them."""
+
+    name: str
+    aggregates: Mapping[str, str]
+    """SQL by the name of its column: `count(*)`, `sum(amount)`…"""
+    kind: Literal["tumbling", "sliding", "session"] = "tumbling"
+    size: str | None = None
+    every: str | None = None
+    """Sliding: a window of `size` starts each time this has passed."""
+    gap: str | None = None
+    """Session: it ends when nothing came for so long."""
+    key: tuple[str, ...] = ()
+    emit: Literal["closed", "changes"] = "closed"
+    late: Literal["route", "correct"] = "route"
+    correct_within: str = "1d"
+    """`correct`: how long after its end a window can still be reopened."""
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """A Python function with a state for each key: rows of its own, for sinks that ask for them."""
+
+    name: str
+    key: tuple[str, ...]
+    file: str | None = None
+    function: str | Callable[..., Any] = ""
+    schema: str = ""
+    """The columns of its rows, in Spark's words."""
+    state: str = ""
+    """The columns of a key's state."""
+    ttl: str = "7d"
+    """How long a key is remembered that nothing comes for."""
+    timers: Literal["event", "processing"] = "event"
+
+
+@dataclass(frozen=True)
+class Join:
+    """Pairs of rows of two streams that happened near each other: rows of its own, for sinks that ask for them."""
+
+    name: str
+    left: str
+    """A topic of the source, or SQL that is true for the left rows."""
+    right: str
+    on: Mapping[str, str] = field(default_factory=dict)
+    """Columns of the left, each with the right's column it must equal."""
+    within: str = "10m"
+    """How far the right one's event may be from the left one's, to either side."""
+    select: Mapping[str, str] = field(default_factory=dict)
+    """SQL over `l` and `r` by the name of its column."""
+    kind: Literal["inner", "left"] = "inner"
+    """`left`: a left row that nothing was found for leaves alone when its time is over."""
+
+
+Tap = Window | Keyed | Join
+"""Steps that let rows go on unchanged and make rows of their own."""
+Step = Expect | Filter | Sql | Python | Dedupe | Lookup | Window | Keyed | Join
 
 
 @dataclass(frozen=True)
@@ -109,6 +213,8 @@ class ParquetSink:
     file_bytes: int = 128 * 1024 * 1024
     schema: SchemaChange = "fail"
     compression: str = "snappy"
+    rows: str = ""
+    """The step whose rows it takes (`totals`, `totals.late`); nothing: those at the end of the steps."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +224,8 @@ class DeltaSink:
     partition_by: tuple[str, ...] = ()
     file_bytes: int = 128 * 1024 * 1024
     schema: SchemaChange = "fail"
+    rows: str = ""
+    """The step whose rows it takes (`totals`, `totals.late`); nothing: those at the end of the steps."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +240,8 @@ class PostgresSink:
     """SQL; upsert: a row for which it is true deletes its key."""
     schema: SchemaChange = "fail"
     schema_name: str = "public"
+    rows: str = ""
+    """The step whose rows it takes (`totals`, `totals.late`); nothing: those at the end of the steps."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +256,8 @@ class KafkaSink:
     """SQL for the record's value (string or binary); nothing: all columns as a JSON object."""
     headers: Mapping[str, str] = field(default_factory=dict)
     writers: int = 1
+    rows: str = ""
+    """The step whose rows it takes (`totals`, `totals.late`); nothing: those at the end of the steps."""
 
 
 @dataclass(frozen=True)
