@@ -22,6 +22,7 @@ from holdfast.pipeline.sinks.base import SinkError, SinkFenced, SinkUnavailable
 START_SECONDS = 60.0
 COMMIT_SECONDS = 60.0
 COMMIT_TRIES = 5
+REPORT_SECONDS = 5.0
 ROOM_SECONDS = 0.05
 BATCH_BYTES = 1_000_000
 DEFAULTS: Mapping[str, Any] = {
@@ -173,9 +174,10 @@ class Writer:
                     ) from failure
 
     def _abort(self) -> None:
-        """Where this fails too, the next `init_transactions` aborts it."""
+        """Where this fails too, the next `init_transactions` aborts it. Every record is reported on when it returns."""
         with contextlib.suppress(KafkaException):
             self._producer.abort_transaction(COMMIT_SECONDS)
+            self._producer.flush(REPORT_SECONDS)
 
     def _explained(self, failure: KafkaException, what: str) -> SinkError:
         error = failure.args[0]
