@@ -47,6 +47,12 @@ class Held:
     store: StateStore
     state: StepState
 
+    def frame(
+        self, schema: StructType | str, *, until_above: int | None = None, until_to: int | None = None
+    ) -> DataFrame | None:
+        """Its rows with `_until` above the one and not past the other; None when no segment can have any."""
+        return self.store.frame(self.spark, self.state, schema, until_above=until_above, until_to=until_to)
+
 
 @dataclass(frozen=True)
 class Turn:

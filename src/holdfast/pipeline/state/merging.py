@@ -1,0 +1,110 @@
+"""Which segments of a step's state become one: size-tiered, as in a log-structured merge tree.
+
+A batch adds a small segment of tier 0. Eight of a tier become one of the next, so a row is rewritten a few times in its
+life and not in each batch. Where keys repeat, segments stop growing at the size of all that is alive, and tiers alone
+would keep eight copies of it: once the others together have more than twice the largest, all become one. A batch that
+touches one key in a hundred rewrites a few per cent of the state on average; one batch in a hundred or so rewrites
+all of it.
+
+Which it is, is decided by what stands in the manifest alone, so a batch that is repeated merges alike. Merging itself
+is the step's business, since it knows what two rows of one key come to: `merged` runs its SQL over them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from holdfast.pipeline.state.segments import Segment, StepState, alive
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from holdfast.pipeline.state.operator import Held, Moment
+
+FAN_IN: Final = 8
+"""Segments of one tier that become one of the next."""
+EXCESS_MAX: Final = 2
+"""How many times the largest segment all others may come to, once tiers have risen to `SETTLED`."""
+SETTLED: Final = 2
+TINY_BYTES: Final = 64 * 1024
+TINY_MAX: Final = 16
+"""Segments so small cost more to open than to read, whatever their tiers."""
+FILE_BYTES: Final = 64 * 1024 * 1024
+"""About what one task writes when segments are merged."""
+
+
+def segments_to_merge(segments: Sequence[Segment]) -> list[Segment] | None:
+    """Those that should become one now, oldest first; mostly none."""
+    if len(segments) < 2:
+        return None
+    largest = max(segments, key=lambda segment: segment.bytes)
+    others = sum(segment.bytes for segment in segments) - largest.bytes
+    if largest.tier >= SETTLED and others > EXCESS_MAX * largest.bytes:
+        return list(segments)
+    tiers = Counter(segment.tier for segment in segments)
+    full = [tier for tier, count in tiers.items() if count >= FAN_IN]
+    if full:
+        # A merge that fills the next tier takes that one along: what it holds would be rewritten by the next batch.
+        last = min(full)
+        while tiers[last + 1] >= FAN_IN - 1:
+            last += 1
+        return [segment for segment in segments if min(full) <= segment.tier <= last]
+    tiny = [segment for segment in segments if segment.bytes <= TINY_BYTES]
+    return tiny if len(tiny) > TINY_MAX else None
+
+
+def merged_tier(merging: Sequence[Segment]) -> int:
+    """Of what they become: the next tier where one was full, else the one of the largest."""
+    tiers = Counter(segment.tier for segment in merging)
+    top = max(tiers)
+    lower = sum(count for tier, count in tiers.items() if tier < top)
+    return top + 1 if tiers[top] + (lower >= FAN_IN) >= FAN_IN else top
+
+
+def with_merged(
+    segments: Sequence[Segment], merging: Sequence[Segment], result: Segment | None
+) -> tuple[Segment, ...]:
+    """The segments with `result` in the place of those it was made from."""
+    gone = set(merging)
+    first = next(number for number, segment in enumerate(segments) if segment in gone)
+    before = [segment for segment in segments[:first] if segment not in gone]
+    after = [segment for segment in segments[first:] if segment not in gone]
+    return (*before, *([result] if result else []), *after)
+
+
+def write_segment(held: Held, moment: Moment, step: str, rows: DataFrame, tier: int = 0) -> Segment | None:
+    """Write these rows, which have `_until`, as a segment of the step's state; None when there are none."""
+    directory = held.store.segment_dir(moment.label, step)
+    rows.write.option("compression", "lz4").parquet(directory)
+    return held.store.adopt(directory, tier)
+
+
+def merged(
+    held: Held,
+    moment: Moment,
+    step: str,
+    schema: StructType | str,
+    query: str,
+    *,
+    dead_to_ms: int | None = None,
+) -> StepState:
+    """The state with the segments that are due made one by `query`, SQL over `{rows}` that keeps `_until`.
+
+    Rows whose `_until` is at or before `dead_to_ms` are left out, and segments of nothing else are dropped unread. The
+    state as it was, where nothing is due.
+    """
+    state = replace(held.state, segments=alive(held.state.segments, dead_to_ms))
+    merging = segments_to_merge(state.segments)
+    if merging is None:
+        return state
+    rows = held.store.frame(held.spark, merging, schema, until_above=dead_to_ms)
+    if rows is None:
+        return replace(state, segments=with_merged(state.segments, merging, None))
+    files = 1 + sum(segment.bytes for segment in merging) // FILE_BYTES
+    result = held.spark.sql(query, rows=rows).coalesce(files)
+    segment = write_segment(held, moment, step, result, merged_tier(merging))
+    return replace(state, segments=with_merged(state.segments, merging, segment))
