@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from holdfast.pipeline.definition.model import (
     DeadLetter,
     Decoding,
+    EventTime,
+    Missing,
     OnBreak,
     PipelineDefinition,
     SinkDefinition,
@@ -70,6 +72,8 @@ class Pipeline:
         settings: Mapping[str, str] | None = None,
         value: DecodingWords | None = None,
         key: DecodingWords | None = None,
+        values: Mapping[str, DecodingWords] | None = None,
+        event_time: str | Mapping[str, str] | EventTime | None = None,
         starting: str | None = None,
         batch_records: int | None = None,
         batch_bytes: int | str | None = None,
@@ -82,6 +86,10 @@ class Pipeline:
             "settings": settings,
             "value": _words(value),
             "key": _words(key),
+            "values": None
+            if values is None
+            else {topic: _words(decoding) for topic, decoding in values.items()},
+            "event_time": _given(event_time) if isinstance(event_time, EventTime) else event_time,
             "starting": starting,
             "batch_records": batch_records,
             "batch_bytes": batch_bytes,
@@ -115,8 +123,111 @@ class Pipeline:
             "python", function=function, name=name, file=file, schema=schema, mode=mode, expand=expand
         )
 
+    def dedupe(
+        self,
+        *key: str,
+        by: Literal["key", "hf-id"] | None = None,
+        within: str | None = None,
+        name: str | None = None,
+    ) -> Pipeline:
+        """The first row of a key goes on; those that come after it within a time leave."""
+        return self._step("dedupe", key=key or None, by=by, within=within, name=name)
+
+    def lookup(
+        self,
+        table: str,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        columns: str | Sequence[str],
+        query: str | None = None,
+        missing: Missing | None = None,
+        refresh: str | None = None,
+        name: str | None = None,
+    ) -> Pipeline:
+        """Columns of a reference table."""
+        return self._step(
+            "lookup",
+            table=table,
+            on=on,
+            columns=columns,
+            query=query,
+            missing=missing,
+            refresh=refresh,
+            name=name,
+        )
+
+    def window(
+        self,
+        aggregates: Mapping[str, str],
+        *,
+        size: str | None = None,
+        every: str | None = None,
+        gap: str | None = None,
+        kind: Literal["tumbling", "sliding", "session"] | None = None,
+        key: str | Sequence[str] | None = None,
+        emit: Literal["closed", "changes"] | None = None,
+        late: Literal["route", "correct"] | None = None,
+        correct_within: str | None = None,
+        name: str | None = None,
+    ) -> Pipeline:
+        """Aggregates by key and windows of event time; `write(…, rows=name)` takes them."""
+        return self._step(
+            "window",
+            aggregates=aggregates,
+            size=size,
+            every=every,
+            gap=gap,
+            kind=kind,
+            key=key,
+            emit=emit,
+            late=late,
+            correct_within=correct_within,
+            name=name,
+        )
+
+    def keyed(
+        self,
+        function: Callable[..., Any] | str,
+        *,
+        key: str | Sequence[str],
+        schema: str | Mapping[str, str],
+        state: str | Mapping[str, str],
+        file: str | None = None,
+        ttl: str | None = None,
+        timers: Literal["event", "processing"] | None = None,
+        name: str | None = None,
+    ) -> Pipeline:
+        """A function with a state for each key; `write(…, rows=name)` takes its rows."""
+        return self._step(
+            "keyed",
+            function=function,
+            key=key,
+            schema=schema,
+            state=state,
+            file=file,
+            ttl=ttl,
+            timers=timers,
+            name=name,
+        )
+
+    def join(
+        self,
+        left: str,
+        right: str,
+        *,
+        on: str | Sequence[str] | Mapping[str, str],
+        select: Sequence[str] | Mapping[str, str],
+        within: str | None = None,
+        kind: Literal["inner", "left"] | None = None,
+        name: str | None = None,
+    ) -> Pipeline:
+        """Pairs of rows that happened near each other; `write(…, rows=name)` takes them."""
+        return self._step(
+            "join", left=left, right=right, on=on, select=select, within=within, kind=kind, name=name
+        )
+
     def write(self, sink: SinkDefinition | str, **settings: Any) -> Pipeline:
-        """Another sink: `write("parquet", path="out")`, or `write(ParquetSink("out"))`."""
+        """Another sink: `write("parquet", path="out")`, or `write(ParquetSink("out"))`; `rows` says whose."""
         if isinstance(sink, str):
             entry: dict[str, Any] = {sink: settings}
         else:
@@ -140,7 +251,7 @@ class Pipeline:
 
         return run_pipeline(self.definition(directory=directory), **options)
 
-    def _step(self, kind: str, **settings: Any) -> Pipeline:
+    def _step(self, kind: str, /, **settings: Any) -> Pipeline:
         return self._with(steps=[*self._document["steps"], {kind: settings}])
 
     def _with(self, **changes: Any) -> Pipeline:

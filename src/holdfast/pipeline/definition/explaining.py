@@ -7,75 +7,27 @@ here shows a secret: references stay references, and settings are shown by name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from holdfast.pipeline.definition.explaining_steps import explain_event_time, explain_step
 from holdfast.pipeline.definition.fingerprint import fingerprint
-from holdfast.pipeline.definition.functions import name_of
+from holdfast.pipeline.definition.hops import Hop, Strength, without_password
 from holdfast.pipeline.definition.model import (
     Decoding,
     DeltaSink,
-    Expect,
-    Filter,
     KafkaSink,
     ParquetSink,
     PipelineDefinition,
     PostgresSink,
-    Python,
     SinkDefinition,
     Source,
-    Sql,
-    Step,
 )
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, kind_of_sink
+from holdfast.pipeline.definition.streams import decodings_of
 
-
-class Strength(IntEnum):
-    """What a hop promises; a smaller one is weaker."""
-
-    MAY_LOSE = 0
-    SOME_LEFT_OUT = 1
-    CONDITIONAL = 2
-    FIELDS_LEFT_OUT = 3
-    EXACTLY_ONCE = 4
-
-    @property
-    def words(self) -> str:
-        return WORDS[self]
-
-
-WORDS: Final = {
-    Strength.MAY_LOSE: "may lose acknowledged records",
-    Strength.SOME_LEFT_OUT: "exactly once, some records left out",
-    Strength.CONDITIONAL: "exactly once, on a condition",
-    Strength.FIELDS_LEFT_OUT: "exactly once, some fields left out",
-    Strength.EXACTLY_ONCE: "exactly once",
-}
-
-
-@dataclass(frozen=True)
-class Hop:
-    name: str
-    kind: str
-    what: str
-    strength: Strength
-    why: str
-    remedy: str | None = None
-    """The setting that would make it stronger; nothing when there is none."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "what": self.what,
-            "guarantee": self.strength.words,
-            "strength": int(self.strength),
-            "why": self.why,
-            "raise": self.remedy,
-        }
+__all__ = ["Explanation", "Hop", "Strength", "TopicFacts", "explain", "without_password"]
 
 
 @dataclass(frozen=True)
@@ -122,9 +74,13 @@ def explain(definition: PipelineDefinition, facts: Sequence[TopicFacts] = ()) ->
         (
             *(_topic(topic) for topic in facts),
             _reading(source),
-            _parsing("value", source.value),
+            *(
+                _parsing("value" if topic is None else f"values.{topic}", decoding)
+                for topic, decoding in decodings_of(source)
+            ),
             *([_parsing("key", source.key)] if source.key != Decoding() else []),
-            *(_step(step) for step in definition.steps),
+            *([] if source.event_time is None else [explain_event_time(source.event_time)]),
+            *(explain_step(step, definition) for step in definition.steps),
         ),
         (_dead_letter(definition), *(_sink(sink) for sink in definition.sinks)),
     )
@@ -233,48 +189,6 @@ def _parsing(part: str, decoding: Decoding) -> Hop:
     )
 
 
-BROKEN: Final = {
-    "warn": "kept, and counted in the log",
-    "drop": "dropped: counted in the ledger, kept nowhere",
-    "quarantine": "a dead letter, with the rule's name",
-    "fail": "what stops the pipeline, before anything of its batch is committed",
-}
-
-
-def _step(step: Step) -> Hop:
-    kind = kind_of_step(step)
-    match step:
-        case Expect():
-            dropping = step.otherwise == "drop"
-            return Hop(
-                step.name,
-                kind,
-                f"{_short(step.that)}, else {step.otherwise}",
-                Strength.SOME_LEFT_OUT if dropping else Strength.EXACTLY_ONCE,
-                f"a row that breaks it is {BROKEN[step.otherwise]}",
-                f"else: quarantine, in the rule {step.name}" if dropping else None,
-            )
-        case Filter():
-            why = "rows that leave are counted under this name in every ledger"
-            return Hop(step.name, kind, _short(step.where), Strength.EXACTLY_ONCE, why)
-        case Sql():
-            why = (
-                "the same rows give the same result; every row carries its place, and none vanishes uncounted"
-            )
-            return Hop(step.name, kind, _short(step.query), Strength.EXACTLY_ONCE, why)
-        case Python():
-            function = step.function if isinstance(step.function, str) else name_of(step.function)
-            what = f"{function} of {step.file}" if step.file else function
-            return Hop(
-                step.name,
-                kind,
-                f"{what}, {step.mode}",
-                Strength.CONDITIONAL,
-                "if the function gives the same for the same rows: a crash between two sinks runs it again",
-                "no setting; keep time, chance and other services out of the function (_batch_time is fixed)",
-            )
-
-
 def _dead_letter(definition: PipelineDefinition) -> Hop:
     dead = dead_letter_of(definition)
     where = f" at {dead.bootstrap}" if dead.bootstrap else ""
@@ -288,6 +202,11 @@ def _dead_letter(definition: PipelineDefinition) -> Hop:
 
 
 def _sink(sink: SinkDefinition) -> Hop:
+    hop = _place(sink)
+    return replace(hop, what=f"rows {sink.rows}: {hop.what}") if sink.rows else hop
+
+
+def _place(sink: SinkDefinition) -> Hop:
     kind = kind_of_sink(sink)
     match sink:
         case ParquetSink():
@@ -319,14 +238,3 @@ def _kafka(sink: KafkaSink) -> Hop:
         f"each of {sink.writers} writers has a transaction of its own: readers may see part of a batch before the rest",
         f"writers: 1, in the sink {sink.name}",
     )
-
-
-def without_password(address: str) -> str:
-    """An address without the password in it; a reference stays, since it shows nothing."""
-    hidden = re.sub(r"(://[^/@:]*):(?!\$\{)[^/@]*@", r"\1:***@", address)
-    return re.sub(r"(?i)(password|secret|token)=(?!\$\{)[^&\s]+", r"\1=***", hidden)
-
-
-def _short(sql: str, most: int = 100) -> str:
-    line = " ".join(sql.split())
-    return line if len(line) <= most else line[: most - 1] + "…"

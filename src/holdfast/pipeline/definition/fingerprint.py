@@ -2,7 +2,15 @@
 
 It is the SHA-256 of the definition's canonical JSON: the same for YAML and Python that say the same, on every machine.
 Left out is what cannot change a row: where files lie, how large batches are, when they run, which group shows the
-lag. Secrets are in it as references, functions as their own source text; what they call is not looked at.
+lag. Secrets are in it as references, functions as their own source text; what they call is not looked at. Words that
+were added to the language later are left out where they are not used, so that a definition from before has the
+fingerprint it had.
+
+A step with a memory has a fingerprint of its own, which stands beside its state: a state is of use to a step only if
+the rows that reach it, and what it does with them, are the same. It counts how records are decoded and when they
+happened; every step before it that changes or removes rows, in their order, whatever they are called; and the step
+itself, its name included. It does not count topics, sinks, steps behind it, rules that only warn, how often a lookup's
+table is read again, nor other steps that only tap the rows.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 from holdfast.pipeline.definition.functions import source_of
-from holdfast.pipeline.definition.model import PipelineDefinition, Python
+from holdfast.pipeline.definition.model import Keyed, PipelineDefinition, Python
 from holdfast.pipeline.definition.naming import dead_letter_of, kind_of_sink, kind_of_step
 from holdfast.pipeline.positions import to_text
 
@@ -21,6 +29,11 @@ FINGERPRINT_VERSION: Final = 1
 LEFT_OUT: Final = frozenset(
     {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes"}
 )
+ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": ""}
+"""Words of the source and of sinks that version 1 began without, with what they are when they are not used."""
+
+WITH_MEMORY: Final = frozenset({"dedupe", "window", "keyed", "join"})
+TAPS: Final = frozenset({"window", "keyed", "join"})
 
 
 def fingerprint(definition: PipelineDefinition) -> str:
@@ -43,9 +56,29 @@ def canonical(definition: PipelineDefinition) -> dict[str, Any]:
     }
 
 
+def step_fingerprint(definition: PipelineDefinition, name: str) -> str:
+    """Of a step with a memory and of all that decides which rows reach it; `KeyError` when there is none."""
+    return state_marks(canonical(definition))[name]
+
+
+def state_marks(document: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprints of all steps with a memory, by name; of a canonical definition, which may be a kept one."""
+    source = {name: document["source"].get(name) for name in ("value", "key", "values", "event_time")}
+    marks: dict[str, str] = {}
+    before: list[dict[str, Any]] = []
+    for step in document["steps"]:
+        if step["kind"] in WITH_MEMORY:
+            mark = {"version": FINGERPRINT_VERSION, "source": source, "before": before, "step": step}
+            marks[step["name"]] = hashlib.sha256(to_text(mark).encode()).hexdigest()
+        if step["kind"] not in TAPS and step.get("otherwise") != "warn":
+            before = [*before, {key: each for key, each in step.items() if key not in ("name", "refresh")}]
+    return marks
+
+
 def _step(step: Any, directory: str) -> dict[str, Any]:
-    if not isinstance(step, Python):
-        return dict(_plain(step))
+    """`kind` says which step it is; what windows and joins call so themselves is their `form`."""
+    if not isinstance(step, Python | Keyed):
+        return {"form" if name == "kind" else name: each for name, each in _plain(step).items()}
     plain: dict[str, Any] = {
         each.name: _plain(getattr(step, each.name))
         for each in fields(step)
@@ -56,11 +89,12 @@ def _step(step: Any, directory: str) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {
+        plain = {
             each.name: _plain(getattr(value, each.name))
             for each in fields(value)
             if each.name not in LEFT_OUT
         }
+        return {name: each for name, each in plain.items() if name not in ADDED or each != ADDED[name]}
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, tuple | list):

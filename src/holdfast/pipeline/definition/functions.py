@@ -1,4 +1,4 @@
-"""Functions of Python steps: found, loaded, and told apart by their source.
+"""Functions of `python` and `keyed` steps: found, loaded, and told apart by their source.
 
 A step names its function by a file beside the definition, by `module:function`, or is given the function itself. A
 file's module, and those beside it that it imports, are not left among the imported ones: Spark then sends its functions
@@ -20,14 +20,14 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.errors import UsageError
-from holdfast.pipeline.definition.model import Python
+from holdfast.pipeline.definition.model import Keyed, Python
 
 
 class FunctionMissing(UsageError):
     """A Python step whose function cannot be had; the message says why."""
 
 
-def load_function(step: Python, directory: str) -> Callable[..., Any]:
+def load_function(step: Python | Keyed, directory: str) -> Callable[..., Any]:
     """The function of a step, ready to be called."""
     if not isinstance(step.function, str):
         return step.function
@@ -95,7 +95,7 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def source_of(step: Python, directory: str) -> str:
+def source_of(step: Python | Keyed, directory: str) -> str:
     """The text of a step's function: the same whether it is named by its file or given; code is not run for it."""
     if isinstance(step.function, str):
         return _source_of_named(step, directory)
@@ -112,7 +112,7 @@ def source_of(step: Python, directory: str) -> str:
         return f"{getattr(function, '__module__', '')}:{name}"
 
 
-def _source_of_named(step: Python, directory: str) -> str:
+def _source_of_named(step: Python | Keyed, directory: str) -> str:
     assert isinstance(step.function, str)
     if step.file is not None:
         found = _definition_in(os.path.join(directory, step.file), step.function)

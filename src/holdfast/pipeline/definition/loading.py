@@ -18,7 +18,9 @@ from holdfast.pipeline.definition.model import Decoding, PipelineDefinition, Sou
 from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules import check_rules
 from holdfast.pipeline.definition.shapes import WRONG
-from holdfast.pipeline.definition.table import PIPELINE, UNNAMED, SchemaFile
+from holdfast.pipeline.definition.table import PIPELINE
+from holdfast.pipeline.definition.table_source import SchemaFile
+from holdfast.pipeline.definition.table_words import UNNAMED
 
 COMPILED_SCHEMAS: Final = (".desc", ".pb", ".binpb")
 """Files of protoc's descriptor sets; a definition holds them in Base64."""
@@ -124,6 +126,10 @@ def _with_schemas(source: Source, directory: str, findings: Findings) -> Source:
         source,
         value=_with_schema(source.value, directory, ("source", "value"), findings),
         key=_with_schema(source.key, directory, ("source", "key"), findings),
+        values={
+            topic: _with_schema(decoding, directory, ("source", "values", topic), findings)
+            for topic, decoding in source.values.items()
+        },
     )
 
 

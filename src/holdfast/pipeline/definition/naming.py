@@ -9,16 +9,22 @@ from typing import Final
 
 from holdfast.pipeline.definition.model import (
     DeadLetter,
+    Dedupe,
     DeltaSink,
     Expect,
     Filter,
+    Join,
     KafkaSink,
+    Keyed,
+    Lookup,
     ParquetSink,
     PipelineDefinition,
     PostgresSink,
+    Python,
     SinkDefinition,
     Sql,
     Step,
+    Window,
 )
 
 NAME: Final = re.compile(r"(?=.{1,100}\Z)[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
@@ -38,8 +44,18 @@ def kind_of_step(step: Step) -> str:
             return "filter"
         case Sql():
             return "sql"
-        case _:
+        case Python():
             return "python"
+        case Dedupe():
+            return "dedupe"
+        case Lookup():
+            return "lookup"
+        case Window():
+            return "window"
+        case Keyed():
+            return "keyed"
+        case Join():
+            return "join"
 
 
 def kind_of_sink(sink: SinkDefinition) -> str:

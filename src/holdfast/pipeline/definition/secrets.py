@@ -26,10 +26,12 @@ from holdfast.pipeline.definition.model import (
     Decoding,
     DeltaSink,
     KafkaSink,
+    Lookup,
     ParquetSink,
     PipelineDefinition,
     PostgresSink,
     SinkDefinition,
+    Step,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink
 
@@ -204,8 +206,13 @@ def expand_definition(
             settings=work.settings(source.settings, at("settings")),
             value=_decoding(work, source.value, at("value")),
             key=_decoding(work, source.key, at("key")),
+            values={
+                work.text(topic, at("values", topic)): _decoding(work, decoding, at("values", topic))
+                for topic, decoding in source.values.items()
+            },
             starting=work.text(source.starting, at("starting")),
         ),
+        steps=tuple(_step(work, index, step) for index, step in enumerate(definition.steps)),
         sinks=tuple(_sink(work, index, sink) for index, sink in enumerate(definition.sinks)),
         dead_letter=None if definition.dead_letter is None else _dead_letter(work, definition.dead_letter),
         home=work.text(definition.home, ("home",)),
@@ -221,6 +228,14 @@ def _decoding(work: _Expansion, decoding: Decoding, where: Path) -> Decoding:
     if decoding.registry is None:
         return decoding
     return replace(decoding, registry=work.settings(decoding.registry, (*where, "registry")))
+
+
+def _step(work: _Expansion, index: int, step: Step) -> Step:
+    """Of steps, a lookup's table alone can need a secret: a database's address, where there is a query for it."""
+    if not isinstance(step, Lookup):
+        return step
+    expand_table = work.text if step.query is None else work.secret
+    return replace(step, table=expand_table(step.table, ("steps", index, "lookup", "table")))
 
 
 def _sink(work: _Expansion, index: int, sink: SinkDefinition) -> SinkDefinition:

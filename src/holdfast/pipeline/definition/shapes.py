@@ -130,6 +130,7 @@ class Duration:
     """A time with its unit, kept as it was written; or one of some words."""
 
     words: tuple[str, ...] = ()
+    least_ms: int = 1
 
     def read(self, node: Node, path: Path, findings: Findings) -> Any:
         if node.kind == "text" and node.text in self.words:
@@ -143,7 +144,9 @@ class Duration:
             hint = nearest(node.text, self.words)
             findings.add(path, f"expected {choices}: {error}{hint}", node.mark)
             return WRONG
-        return node.text if duration_ms > 0 else expected("a duration above nothing", node, path, findings)
+        if duration_ms < self.least_ms:
+            return expected("a duration above nothing", node, path, findings)
+        return node.text
 
     def schema(self) -> dict[str, Any]:
         duration = {"type": "string", "pattern": DURATION_PATTERN}

@@ -1,0 +1,102 @@
+"""Rules of who takes which rows: what a sink's `rows` may name, and what an append can keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.pipeline.definition.errors import Finding, Path, nearest
+from holdfast.pipeline.definition.model import (
+    KafkaSink,
+    PipelineDefinition,
+    PostgresSink,
+    SinkDefinition,
+    Window,
+)
+from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.streams import (
+    LATE,
+    MAIN,
+    Stream,
+    has_memory,
+    is_tap,
+    streams,
+    streams_of,
+    takers,
+)
+
+
+def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
+    yield from _names_apart(definition)
+    known = streams(definition)
+    steps = {step.name: step for step in definition.steps}
+    for index, sink in enumerate(definition.sinks):
+        path: Path = ("sinks", index, kind_of_sink(sink))
+        stream = known.get(sink.rows)
+        if stream is None:
+            yield Finding((*path, "rows"), _unknown(sink.rows, definition))
+            continue
+        step = steps.get(stream.step)
+        if isinstance(step, Window) and not stream.kind:
+            yield from _window_rows(step, sink, path)
+    yield from _untaken(definition)
+
+
+def _names_apart(definition: PipelineDefinition) -> Iterator[Finding]:
+    """`a.late` is the late rows of `a`; no step may be called so too."""
+    names = {stream.text for step in definition.steps for stream in streams_of(step) if stream.kind}
+    for index, step in enumerate(definition.steps):
+        if step.name in names:
+            message = f"{step.name!r} is what rows of another step are called; choose another name"
+            yield Finding(("steps", index, kind_of_step(step), "name"), message)
+
+
+def _unknown(rows: str, definition: PipelineDefinition) -> str:
+    known = [name for name in streams(definition) if name]
+    for step in definition.steps:
+        if rows == step.name:
+            return (
+                f"{rows!r} makes no rows of its own: they go on to the end of the steps, where a sink without "
+                "'rows' takes them"
+            )
+        if rows.rpartition(".")[0] == step.name and not has_memory(step):
+            return f"{step.name!r} has no {rows.rpartition('.')[2]!r} rows; steps with a memory have"
+    if not known:
+        return f"there is no {rows!r}: no step makes rows of its own (window, keyed, join do)"
+    return f"there is no {rows!r}{nearest(rows, known) or '; there are ' + ', '.join(known)}"
+
+
+def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Finding]:
+    reason = "emit: changes" if step.emit == "changes" else "late: correct" if step.late == "correct" else ""
+    is_upsert = isinstance(sink, PostgresSink) and sink.mode == "upsert"
+    if reason and not is_upsert and not isinstance(sink, KafkaSink):
+        yield Finding(
+            (*path, "rows"),
+            f"a window of {step.name!r} is written again when it changes ({reason}), and this sink would keep every "
+            "version of it; use postgres with 'mode: upsert', or kafka, or only closed windows",
+        )
+    if isinstance(sink, PostgresSink) and sink.mode == "upsert":
+        given = {column.lower() for column in sink.key}
+        lacking = [column for column in ("window_start", *step.key) if column.lower() not in given]
+        if lacking and sink.key:
+            yield Finding(
+                (*path, "key"),
+                f"windows would replace each other: a window of {step.name!r} is known by "
+                f"{', '.join((*step.key, 'window_start'))}; add {', '.join(lacking)}",
+            )
+
+
+def _untaken(definition: PipelineDefinition) -> Iterator[Finding]:
+    """What is made and goes nowhere is counted all the same; the author should know."""
+    for index, step in enumerate(definition.steps):
+        path: Path = ("steps", index, kind_of_step(step))
+        if is_tap(step) and not takers(definition, Stream(step.name)):
+            message = f"no sink takes its rows; one with 'rows: {step.name}' does"
+            yield Finding(path, message, "warning")
+        if has_memory(step) and not takers(definition, Stream(step.name, LATE)):
+            message = f"its late rows are counted and kept nowhere; a sink with 'rows: {step.name}.{LATE}' keeps them"
+            yield Finding(path, message, "warning")
+    has_tap = any(is_tap(step) for step in definition.steps)
+    if definition.sinks and not has_tap and not takers(definition, MAIN):
+        yield Finding(
+            ("sinks",), "no sink takes the rows at the end of the steps; one without 'rows' does", "warning"
+        )

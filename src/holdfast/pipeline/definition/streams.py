@@ -1,0 +1,98 @@
+"""Which rows there are in a pipeline, and who takes which; decided once, for rules, engine and explanations.
+
+Rows go down the chain of steps. Steps with a memory make streams beside it: a tap (`window`, `keyed`, `join`) rows of
+its own, under its name; every one of them the rows that came too late, `<step>.late`; `dedupe` also those that had been
+seen, `<step>.duplicates`. A sink takes the end of the chain, or the stream it names in `rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+from holdfast.pipeline.definition.model import (
+    Decoding,
+    Dedupe,
+    Join,
+    Keyed,
+    PipelineDefinition,
+    SinkDefinition,
+    Source,
+    Step,
+    Window,
+)
+
+LATE: Final = "late"
+DUPLICATES: Final = "duplicates"
+
+Stateful: TypeAlias = Dedupe | Window | Keyed | Join
+
+
+class Stream(NamedTuple):
+    """Rows that a sink can take."""
+
+    step: str = ""
+    """Nothing: the end of the chain."""
+    kind: str = ""
+    """Nothing: the rows a step makes; else `late` or `duplicates`."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.step}.{self.kind}" if self.kind else self.step
+
+
+MAIN: Final = Stream()
+
+
+def has_memory(step: Step) -> bool:
+    return isinstance(step, Dedupe | Window | Keyed | Join)
+
+
+def is_tap(step: Step) -> bool:
+    """Whether rows pass it unchanged, and it makes rows of its own."""
+    return isinstance(step, Window | Keyed | Join)
+
+
+def streams_of(step: Step) -> tuple[Stream, ...]:
+    """What a step makes beside the chain."""
+    if not has_memory(step):
+        return ()
+    own = (Stream(step.name),) if is_tap(step) else (Stream(step.name, DUPLICATES),)
+    return (*own, Stream(step.name, LATE))
+
+
+def streams(definition: PipelineDefinition) -> Mapping[str, Stream]:
+    """All that a sink can take, by what it writes in `rows`; the end of the chain is the empty text."""
+    found = {"": MAIN}
+    for step in definition.steps:
+        found |= {stream.text: stream for stream in streams_of(step)}
+    return found
+
+
+def stream_of(definition: PipelineDefinition, sink: SinkDefinition) -> Stream:
+    """What a sink takes; `KeyError` when it names what there is not, which the rules refuse."""
+    return streams(definition)[sink.rows]
+
+
+def takers(definition: PipelineDefinition, stream: Stream) -> tuple[SinkDefinition, ...]:
+    return tuple(sink for sink in definition.sinks if sink.rows == stream.text)
+
+
+def decoding_of(source: Source, topic: str) -> Decoding:
+    """How the values of a topic are decoded."""
+    return source.values.get(topic, source.value)
+
+
+def decodings_of(source: Source) -> Iterator[tuple[str | None, Decoding]]:
+    """The decodings that values can meet: those of topics by name, then that of all others, if there can be others."""
+    yield from source.values.items()
+    if source.pattern is not None or not source.topics or set(source.topics) - set(source.values):
+        yield None, source.value
+
+
+def side_condition(source: Source, side: str) -> str:
+    """The SQL that is true for the rows of a join's side, which may be given as a topic."""
+    if side not in source.topics:
+        return side
+    quoted = side.replace("\\", "\\\\").replace("'", "\\'")
+    return f"_hf.topic = '{quoted}'"
