@@ -1,0 +1,1 @@
+"""A pipeline's life after its first run: changing its definition, making its state anew, filling in, comparing."""

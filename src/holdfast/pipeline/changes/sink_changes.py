@@ -1,0 +1,181 @@
+"""Changes of the sinks. A sink is known by its name: its ledger is kept under it, at the sink's own place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast.pipeline.changes.levels import Change, Document, Level, from_to, show
+
+PLACES: Final = {
+    "parquet": ("path",),
+    "delta": ("path",),
+    "postgres": ("url", "schema_name", "table"),
+    "kafka": ("bootstrap", "topic"),
+}
+"""What says where the rows of a kind of sink are."""
+NEW_PLACE: Final = (
+    "Give the changed sink a new name and a place of its own; the old one can be left out then."
+)
+FROM_NOW_ON: Final = "It counts from the next batch on; rows that are there stay as they are."
+
+FIXED: Final = {
+    (
+        "parquet",
+        "partition_by",
+    ): "Its directories are named by the old columns, and readers cannot make sense of both.",
+    ("delta", "partition_by"): "A table's partition columns cannot be changed.",
+    (
+        "postgres",
+        "mode",
+    ): "The table was made for the other mode: upsert needs a primary key, and append none.",
+    ("postgres", "key"): "The table's primary key is the old one.",
+    ("postgres", "table"): "The ledger of this name says which rows the old table holds.",
+    (
+        "postgres",
+        "schema_name",
+    ): "The ledger of this name is in the old schema, and says which rows the old table holds.",
+}
+"""Settings that cannot change under a name."""
+MOVED: Final = {
+    (
+        "parquet",
+        "path",
+    ): "The new place starts where the other sinks stand, and earlier rows stay at the old one; files "
+    "that were moved there bring their ledger along, and it goes on.",
+    (
+        "delta",
+        "path",
+    ): "The new place starts where the other sinks stand, and earlier rows stay at the old one; a table "
+    "that was moved there brings its ledger along, and it goes on.",
+    (
+        "postgres",
+        "url",
+    ): "The same database under another address goes on; another one starts where the other sinks "
+    "stand, and earlier rows stay in the old one.",
+    (
+        "kafka",
+        "topic",
+    ): "Records go to the new topic from the next batch on; earlier ones stay in the old one.",
+    (
+        "kafka",
+        "bootstrap",
+    ): "The same cluster under another address goes on; another one starts where the other sinks "
+    "stand, and earlier records stay in the old one.",
+}
+SECRET: Final = ("url", "settings")
+"""Shown by name only."""
+
+
+def sink_changes(before: Document, after: Document) -> Iterator[Change]:
+    """Of two whole definitions."""
+    mine = {sink["name"]: sink for sink in before.get("sinks") or []}
+    theirs = {sink["name"]: sink for sink in after.get("sinks") or []}
+    taken = {place_of(sink): name for name, sink in mine.items()}
+    for name, sink in theirs.items():
+        holder = taken.get(place_of(sink))
+        if holder is not None and holder != name:
+            yield _on_anothers_place(sink, holder, is_renamed=holder not in theirs)
+        elif name not in mine:
+            yield _new(sink)
+        else:
+            yield from _changed(mine[name], sink)
+    for name, sink in mine.items():
+        if name not in theirs and place_of(sink) not in {place_of(each) for each in theirs.values()}:
+            yield Change(
+                Level.SAFE,
+                f"sinks.{name}",
+                f"{sink['kind']} sink removed",
+                "Its rows and its ledger stay; should it come back under this name, it catches up from there, as long "
+                "as the source still has the records.",
+            )
+    yield from _dead_letter(before.get("dead_letter") or {}, after.get("dead_letter") or {})
+
+
+def place_of(sink: Document) -> tuple[str, ...]:
+    """Where a sink's rows are: two sinks with the same one would mix theirs."""
+    kind = "files" if sink["kind"] in ("parquet", "delta") else sink["kind"]
+    parts = (str(sink.get(name) or "").rstrip("/") for name in PLACES[sink["kind"]])
+    return (kind, *parts)
+
+
+def _new(sink: Document) -> Change:
+    rows = f" It takes the rows of {sink['rows']!r}." if sink.get("rows") else ""
+    return Change(
+        Level.SAFE,
+        f"sinks.{sink['name']}",
+        f"new {sink['kind']} sink",
+        f"It starts where the other sinks stand.{rows}",
+        "`holdfast pipeline backfill` brings what was before.",
+    )
+
+
+def _on_anothers_place(sink: Document, holder: str, *, is_renamed: bool) -> Change:
+    what = f"renamed from {holder!r}" if is_renamed else f"it has the place of {holder!r} now"
+    return Change(
+        Level.REFUSED,
+        f"sinks.{sink['name']}",
+        what,
+        f"What is there belongs to the ledger of {holder!r}: a sink with another name would start anew on top of it.",
+        f"Keep the name {holder!r}, or give {sink['name']!r} a place of its own.",
+    )
+
+
+def _changed(was: Document, now: Document) -> Iterator[Change]:
+    where = f"sinks.{now['name']}"
+    if was["kind"] != now["kind"]:
+        yield Change(
+            Level.REFUSED,
+            where,
+            f"{was['kind']} became {now['kind']}",
+            "A ledger is kept by the sink's name, in the sink: another kind is another sink.",
+            NEW_PLACE,
+        )
+        return
+    kind = now["kind"]
+    for name in sorted({*was, *now} - {"kind", "name"}):
+        if was.get(name) == now.get(name):
+            continue
+        place = f"{where}.{name}"
+        what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
+        if name == "rows":
+            yield _other_rows(kind, place, was, now)
+        elif (kind, name) in FIXED:
+            yield Change(Level.REFUSED, place, what, FIXED[kind, name], NEW_PLACE)
+        elif (kind, name) in MOVED:
+            yield Change(Level.SAFE, place, what, MOVED[kind, name])
+        elif (kind, name) == ("kafka", "key"):
+            yield Change(
+                Level.SAFE,
+                place,
+                what,
+                "Records from the next batch on may go to other partitions than earlier ones of the same thing.",
+            )
+        else:
+            yield Change(Level.SAFE, place, what, FROM_NOW_ON)
+
+
+def _other_rows(kind: str, place: str, was: Document, now: Document) -> Change:
+    what = from_to(was.get("rows") or "the end of the steps", now.get("rows") or "the end of the steps")
+    if kind == "kafka":
+        return Change(Level.SAFE, place, what, "Records are made of these rows from the next batch on.")
+    return Change(
+        Level.REFUSED,
+        place,
+        what,
+        "Rows of another step have other columns, and mean something else, than those that are there.",
+        NEW_PLACE,
+    )
+
+
+def _dead_letter(was: Document, now: Document) -> Iterator[Change]:
+    for name in sorted({*was, *now}):
+        if was.get(name) == now.get(name):
+            continue
+        what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
+        why = MOVED.get(("kafka", name), FROM_NOW_ON)
+        yield Change(Level.SAFE, f"dead_letter.{name}", what, why)
+
+
+def sink_names(document: Document) -> str:
+    return show([sink["name"] for sink in document.get("sinks") or []])
