@@ -1,0 +1,154 @@
+"""State on a disk that forgets what was not flushed, cut off at every moment of its history."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.pipeline.positions import Place, Position, Positions
+from holdfast.pipeline.sinks.files import Disk
+from holdfast.pipeline.state.segments import Segment, StepState
+from holdfast.pipeline.state.store import StateStore, Version
+
+
+@dataclass
+class Lossy(Disk):
+    """Keeps, beside the real disk, what a power cut would leave of it at its worst.
+
+    Content counts once it is flushed, a name (and that it is gone) once its directory is. Whoever wrote a file, its
+    content is not there before. A removal may also become durable at once, with nothing flushed: `eager`.
+    """
+
+    root: str
+    eager: bool
+    content: dict[str, bytes] = field(default_factory=dict)
+    """Flushed, by path."""
+    names: set[str] = field(default_factory=set)
+    pictures: list[dict[str, bytes]] = field(default_factory=list)
+    """What would be found, after each act."""
+
+    def _picture(self) -> None:
+        found = {
+            path: self.content.get(path, b"")
+            for path in self.names
+            if os.path.isfile(path) or path in self.content
+        }
+        self.pictures.append({path: data for path, data in found.items() if self._reachable(path)})
+
+    def _reachable(self, path: str) -> bool:
+        while path != self.root:
+            if path not in self.names:
+                return False
+            path = os.path.dirname(path)
+        return True
+
+    def flush_file(self, path: str) -> None:
+        super().flush_file(path)
+        self.content[path] = Path(path).read_bytes()
+        self._picture()
+
+    def flush_directory(self, path: str) -> None:
+        super().flush_directory(path)
+        there = {os.path.join(path, name) for name in os.listdir(path)}
+        self.names -= {name for name in self.names if os.path.dirname(name) == path and name not in there}
+        self.names |= there
+        self._picture()
+
+    def rename(self, old: str, new: str) -> None:
+        super().rename(old, new)
+        self.content[new] = self.content[old]
+        self._picture()
+
+    def remove(self, path: str) -> None:
+        super().remove(path)
+        if self.eager:
+            self.names.discard(path)
+        self._picture()
+
+
+def at(offset: int) -> Positions:
+    return Positions({Place("orders", uuid.UUID(int=7), 0): Position(offset)})
+
+
+def adopted(store: StateStore, untils: Sequence[int], label: str) -> Segment:
+    directory = store.segment_dir(label, "totals")
+    os.mkdir(directory)
+    pq.write_table(
+        pa.table({"_until": pa.array(untils, pa.int64())}), os.path.join(directory, "part.parquet")
+    )
+    segment = store.adopt(directory)
+    assert segment is not None
+    return segment
+
+
+def lived(store: StateStore, disk: Lossy) -> list[tuple[int, int | None]]:
+    """A life of the store; for each version how many pictures there were when it counted, and when it could go."""
+    segments: list[Segment] = []
+    born: dict[int, int] = {}
+    gone: dict[int, int] = {}
+    for number in range(1, 6):
+        segments.append(adopted(store, [number, number + 10], f"a-{number}"))
+        if number == 4:
+            segments = segments[2:]
+        store.publish(Version(number, at(number * 10), {}, {"totals": StepState("f", tuple(segments))}))
+        born[number] = len(disk.pictures)
+        kept = {2, number} if number < 5 else {number}
+        for each in [each for each in born if each not in kept and each not in gone]:
+            gone[each] = len(disk.pictures)
+        store.gc([at(each * 10) for each in kept])
+    return [(born[number], gone.get(number)) for number in sorted(born)]
+
+
+def laid_out(picture: dict[str, bytes], root: str, copy: str) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    os.makedirs(copy)
+    for path, data in picture.items():
+        where = os.path.join(copy, os.path.relpath(path, root))
+        os.makedirs(os.path.dirname(where), exist_ok=True)
+        Path(where).write_bytes(data)
+
+
+def test_whatever_a_version_names_is_there_after_power_loss_at_any_moment(tmp_path: Path) -> None:
+    for eager in (False, True):
+        root, copy = str(tmp_path / f"home-{eager}"), str(tmp_path / "copy")
+        os.mkdir(root)
+        disk = Lossy(root, eager)
+        lives = lived(StateStore(os.path.join(root, "state"), disk=disk), disk)
+        assert len(disk.pictures) > 50
+        for moment, picture in enumerate(disk.pictures, 1):
+            laid_out(picture, root, copy)
+            found = StateStore(os.path.join(copy, "state"))  # raises where anything named is missing or empty
+            numbers = {version.number for version in found.versions()}
+            for number, (born, gone) in enumerate(lives, 1):
+                if born <= moment and (gone is None or moment <= gone):
+                    assert number in numbers, f"version {number} is lost at moment {moment}"
+            for version in found.versions():
+                for segment in version.segments:
+                    for path in found.paths(segment):
+                        assert pq.read_metadata(path).num_rows == 2
+
+
+def test_the_fake_disk_notices_a_store_that_does_not_flush(tmp_path: Path) -> None:
+    class Hasty(Lossy):
+        def flush_file(self, path: str) -> None:
+            if not path.endswith(".parquet"):
+                super().flush_file(path)
+
+    root = str(tmp_path / "home")
+    os.mkdir(root)
+    disk = Hasty(root, False)
+    lived(StateStore(os.path.join(root, "state"), disk=disk), disk)
+    assert any(
+        path.endswith(".json") and not picture[other]
+        for picture in disk.pictures
+        for path in picture
+        for other in picture
+        if other.endswith(".parquet")
+    )
