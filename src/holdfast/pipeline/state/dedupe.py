@@ -1,0 +1,410 @@
+"""Deduplication: of rows with the same key and near in event time, the first goes on.
+
+Rows of a key are judged in the order of topic, partition and offset. A row is a duplicate when one that went on before
+it, in this batch or an earlier one, has an event time less than `within` away; else it goes on and is remembered. So
+where a key stays in its partition it does not matter how the log was cut into batches.
+
+- A row is late when its time plus `within` is at or before its own watermark: it is not judged any more, and goes
+  neither on nor into the memory. One that is not late can meet a row `within` older than itself, so the memory keeps
+  what went on for twice `within`. What it has let go of lies further from every row that can still be judged.
+- A row without a key (no `hf-id` among its headers, or nothing but nulls in the key's columns, as in a tombstone) has
+  nothing to be compared with: it goes on. A single null in a key of several columns is a value like any other.
+- Keys are compared as they are. A hash of them only finds those that may be equal.
+
+What a batch reads and writes: narrow columns of its rows are written down once; of the memory, what lies within
+`within` of the batch's rows is scanned and compared by hash; only rows that share a hash with the memory or with each
+other are judged one by one, in sorted order, in Python. Only duplicates are written down: what goes on is everything
+else. Those that went on are a new segment of the memory.
+
+Times are whole milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.pipeline.definition.model import Dedupe, EventTime
+from holdfast.pipeline.definition.units import parse_duration_ms
+from holdfast.pipeline.digest import hash_sql, join_halves
+from holdfast.pipeline.engine.failures import StepError
+from holdfast.pipeline.engine.staging import Tally
+from holdfast.pipeline.state.merging import merged, write_segment
+from holdfast.pipeline.state.operator import DUPLICATES, LATE, Held, Moment, Turn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+ID_HEADER: Final = "hf-id"
+ID_COLUMN: Final = "hf_id"
+BROADCAST_ROWS_MAX: Final = 2_000_000
+"""Of the rows of a batch: so many hashes are handed to every task; more are shuffled, since each task would hold them
+all."""
+PLACE: Final = ("topic", "partition", "offset", "index")
+PLACE_DDL: Final = "_hf_topic string, _hf_partition int, _hf_offset bigint, _hf_index int"
+PLACE_NAMES: Final = tuple(f"_hf_{part}" for part in PLACE)
+_OF_ROWS: Final = tuple(f"_hf.`{part}`" for part in PLACE)
+OWN_NAMES: Final = frozenset({"_t", "_h", "_until", "_route", "_new", "_dead", *PLACE_NAMES})
+JUDGED, KEYLESS, TOO_LATE = 0, 1, 2
+
+SIMPLE: Final = {
+    "boolean": "{0}",
+    "tinyint": "{0}",
+    "smallint": "{0}",
+    "int": "{0}",
+    "bigint": "{0}",
+    "string": "{0}",
+    "binary": "{0}",
+    "decimal": "{0}",
+    "date": "unix_date({0})",
+    "timestamp": "unix_micros({0})",
+    "timestamp_ntz": "unix_micros(CAST({0} AS TIMESTAMP))",
+}
+"""Types that a key can have, and how Python gets their values: so that `==` there is equality here."""
+FLOATING: Final = frozenset({"float", "double"})
+"""Kept as text, which has one form for each value: 0 and -0 are equal, and so is not-a-number to itself."""
+
+
+@dataclass(frozen=True)
+class _Key:
+    """One column of the key: its name in the memory, its type there, and SQL for it over the rows and over itself."""
+
+    name: str
+    type: str
+    of_row: str
+    plain: str
+
+    @property
+    def quoted(self) -> str:
+        return f"`{self.name}`"
+
+
+class DedupeOperator:
+    """One `dedupe` step."""
+
+    is_tap = False
+
+    def __init__(self, step: Dedupe, event_time: EventTime | None) -> None:
+        self.name = step.name
+        self._step = step
+        self._within_ms = parse_duration_ms(step.within)
+        if event_time is None:
+            raise StepError(
+                step.name, "it needs `event_time` in the source: `within` is a distance of events"
+            )
+        if self._within_ms <= 0:
+            raise StepError(step.name, f"`within` is {step.within}: nothing is that near")
+
+    def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
+        self._keys(rows)
+        return {"": rows, LATE: rows, DUPLICATES: rows}
+
+    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
+        keys = self._keys(rows.schema)
+        places = self._written(rows, keys, held, moment)
+        found = _count_routes(places)
+        judged = places.where(f"_route = {JUDGED}").drop("_route")
+        verdict = self._verdict(judged, found[JUDGED], keys, held, moment)
+        state = held.state
+        if verdict.passed.rows > verdict.dead:
+            fresh = self._remembered(judged, verdict, keys, moment)
+            added = write_segment(held, moment, self.name, fresh)
+            state = state if added is None else replace(state, segments=(*state.segments, added))
+        state = merged(
+            replace(held, state=state),
+            moment,
+            self.name,
+            _memory_ddl(keys),
+            "SELECT * FROM {rows}",
+            dead_to_ms=moment.next_watermark_ms,
+        )
+        taken = verdict.passed + found[KEYLESS].tally
+        route = self._route_sql(keys)
+        return Turn(
+            rows=verdict.others(rows.where(f"({route}) <> {TOO_LATE}"), _OF_ROWS),
+            state=state,
+            taken=taken,
+            late=found[TOO_LATE].tally,
+            duplicate=verdict.doubled,
+            row_count=taken.rows,
+            streams={LATE: rows.where(f"({route}) = {TOO_LATE}"), DUPLICATES: verdict.duplicates(rows)},
+            counters={"expired": verdict.dead + _count_expired(held, moment)},
+        )
+
+    def _verdict(
+        self, judged: DataFrame, given: _Route, keys: Sequence[_Key], held: Held, moment: Moment
+    ) -> _Verdict:
+        if not given.tally.rows:
+            return _Verdict(Tally(), Tally(), 0, None)
+        memory = held.frame(
+            _memory_ddl(keys),
+            until_above=_greatest(moment.watermark_ms, given.low_ms + self._within_ms),
+            until_to=given.high_ms + 3 * self._within_ms - 1,
+        )
+        doubles = self._duplicates(judged, given.tally.rows, memory, keys, held, moment)
+        dead = "false"
+        if moment.next_watermark_ms is not None:
+            dead = f"_t + {2 * self._within_ms}L <= {moment.next_watermark_ms}L"
+        return _count_judged(judged, doubles, given.tally.rows, dead)
+
+    def _remembered(
+        self, judged: DataFrame, verdict: _Verdict, keys: Sequence[_Key], moment: Moment
+    ) -> DataFrame:
+        """What the memory gets: those that went on and can still matter."""
+        until = f"_t + {2 * self._within_ms}L AS _until"
+        fresh = verdict.others(judged, PLACE_NAMES).selectExpr(*(key.quoted for key in keys), "_t", until)
+        dead_to_ms = moment.next_watermark_ms
+        return fresh if dead_to_ms is None else fresh.where(f"_until > {dead_to_ms}L")
+
+    # -------------------------------------------------------------------- keys and times
+
+    def _keys(self, rows: StructType) -> tuple[_Key, ...]:
+        if self._step.by == "hf-id":
+            value = f"get(filter(_hf.headers, h -> h.key = '{ID_HEADER}'), 0).value"
+            return (_Key(ID_COLUMN, "binary", value, f"`{ID_COLUMN}`"),)
+        if not self._step.key:
+            raise StepError(self.name, "it has no key: name the columns, or say `by: hf-id`")
+        types = {field.name: field.dataType.simpleString() for field in rows.fields}
+        return tuple(self._key(name, types) for name in self._step.key)
+
+    def _key(self, name: str, types: Mapping[str, str]) -> _Key:
+        if name not in types or name in OWN_NAMES:
+            raise StepError(self.name, f"the rows have no column {name!r} to be a key")
+        quoted = f"`{name}`"
+        if types[name] in FLOATING:
+            return _Key(name, "string", f"CAST(CAST({quoted} AS DOUBLE) + 0D AS STRING)", quoted)
+        plain = SIMPLE.get(types[name].partition("(")[0])
+        if plain is None:
+            raise StepError(
+                self.name,
+                f"the key's column {name!r} is {types[name]}; keys are made of simple values (text, numbers, times, "
+                "binary): take its parts in a step before",
+            )
+        return _Key(name, types[name], quoted, plain.format(quoted))
+
+    def _route_sql(self, keys: Sequence[_Key]) -> str:
+        """Of a row, by itself: whether it has a key, and whether it is too late to be judged."""
+        keyless = " AND ".join(f"{key.of_row} IS NULL" for key in keys)
+        end = f"unix_millis(_hf.event_time) + {self._within_ms}L"
+        late = f"_hf.event_time IS NULL OR coalesce({end} <= unix_millis(_hf.watermark), false)"
+        return f"CASE WHEN {keyless} THEN {KEYLESS} WHEN {late} THEN {TOO_LATE} ELSE {JUDGED} END"
+
+    # -------------------------------------------------------------------- the batch's rows
+
+    def _written(self, rows: DataFrame, keys: Sequence[_Key], held: Held, moment: Moment) -> DataFrame:
+        """What is needed of each row, written down: the steps before are not run again for it."""
+        chosen = rows.selectExpr(
+            *(f"{key.of_row} AS {key.quoted}" for key in keys),
+            f"xxhash64({', '.join(key.of_row for key in keys)}) AS _h",
+            "unix_millis(_hf.event_time) AS _t",
+            *(f"_hf.`{part}` AS _hf_{part}" for part in PLACE),
+            f"{self._route_sql(keys)} AS _route",
+        )
+        ddl = f"{_columns_ddl(keys)}, _h bigint, _t bigint, {PLACE_DDL}, _route int"
+        return _written_down(chosen, self._scratch(moment, "rows"), ddl, held.spark)
+
+    def _duplicates(
+        self,
+        judged: DataFrame,
+        count: int,
+        memory: DataFrame | None,
+        keys: Sequence[_Key],
+        held: Held,
+        moment: Moment,
+    ) -> DataFrame:
+        """The places of rows that are duplicates."""
+        names = [key.quoted for key in keys]
+        known: DataFrame | None = None
+        if memory is not None:
+            hashed = memory.selectExpr(*names, f"xxhash64({', '.join(names)}) AS _h", "_t")
+            hits = hashed.join(_small(judged.select("_h"), count), "_h", "left_semi").select(
+                "_h", "_t", *names
+            )
+            ddl = f"_h bigint, _t bigint, {_columns_ddl(keys)}"
+            known = _written_down(hits, self._scratch(moment, "known"), ddl, held.spark)
+        repeated = judged.groupBy("_h").count().where("count > 1").select("_h")
+        suspected = repeated if known is None else repeated.unionAll(known.select("_h"))
+        plain = [f"{key.plain} AS {key.quoted}" for key in keys]
+        lines = judged.join(_small(suspected, count), "_h", "left_semi").selectExpr(
+            "_h", *plain, "true AS _new", *PLACE_NAMES, "_t"
+        )
+        if known is not None:
+            nowhere = [
+                f"CAST(NULL AS {part.split()[1]}) AS {part.split()[0]}" for part in PLACE_DDL.split(", ")
+            ]
+            lines = lines.unionAll(known.selectExpr("_h", *plain, "false AS _new", *nowhere, "_t"))
+        order = ["_h", *names, "_new", *PLACE_NAMES]
+        found = (
+            lines.repartition("_h")
+            .sortWithinPartitions(*order)
+            .mapInArrow(partial(_judge, self._within_ms, len(keys)), PLACE_DDL)
+        )
+        return _written_down(found, self._scratch(moment, "duplicates"), PLACE_DDL, held.spark)
+
+    def _scratch(self, moment: Moment, what: str) -> str:
+        return os.path.join(moment.scratch, f"{self.name}-{moment.label}-{what}")
+
+
+# ---------------------------------------------------------------------------- judging
+
+
+class Chain:
+    """The times of one key's rows that went on.
+
+    Any two of them are `within` or more apart, so that each has a slot of that width for itself, and what is near a
+    time stands in its slot or in one beside it: a key with many rows costs no more for each.
+    """
+
+    def __init__(self, within_ms: int) -> None:
+        self._within_ms = within_ms
+        self._slots: dict[int, int] = {}
+
+    def remember(self, time_ms: int) -> None:
+        self._slots[time_ms // self._within_ms] = time_ms
+
+    def goes_on(self, time_ms: int) -> bool:
+        """Whether a row of this time is the first of its kind; then it is remembered."""
+        slot = time_ms // self._within_ms
+        for near in (slot - 1, slot, slot + 1):
+            other = self._slots.get(near)
+            if other is not None and abs(time_ms - other) < self._within_ms:
+                return False
+        self._slots[slot] = time_ms
+        return True
+
+
+def _judge(within_ms: int, key_count: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Of rows sorted by hash, key, those of the memory before new ones, and place: the places of duplicates."""
+    import pyarrow as pa
+
+    last: tuple[Any, ...] | None = None
+    chain = Chain(within_ms)
+    for batch in batches:
+        columns = [column.to_pylist() for column in batch.columns[: key_count + 2]]
+        times = batch.column(batch.num_columns - 1).to_pylist()
+        doubles = []
+        for number, (*key, is_new) in enumerate(zip(*columns, strict=True)):
+            if (this := tuple(key)) != last:
+                last = this
+                chain = Chain(within_ms)
+            if not is_new:
+                chain.remember(times[number])
+            elif not chain.goes_on(times[number]):
+                doubles.append(number)
+        if doubles:
+            chosen = batch.take(pa.array(doubles, pa.int64()))
+            yield chosen.select(list(PLACE_NAMES))
+
+
+# ---------------------------------------------------------------------------- counting
+
+
+@dataclass(frozen=True)
+class _Route:
+    tally: Tally
+    low_ms: int = 0
+    high_ms: int = 0
+
+
+_HASH: Final = hash_sql("_hf").replace("_hf.", "_hf_")
+"""The same over the columns of a place as they are written down."""
+_SUMS: Final = (
+    "count(1) AS n",
+    f"coalesce(sum({_HASH} & 4294967295L), 0L) AS low",
+    f"coalesce(sum(shiftrightunsigned({_HASH}, 32)), 0L) AS high",
+)
+
+
+def _count_routes(places: DataFrame) -> Mapping[int, _Route]:
+    from pyspark.sql import functions as f
+
+    sums = [f.expr(text) for text in (*_SUMS, "min(_t) AS first", "max(_t) AS last")]
+    found = {route: _Route(Tally()) for route in (JUDGED, KEYLESS, TOO_LATE)}
+    for row in places.groupBy("_route").agg(*sums).collect():
+        tally = Tally(row["n"], join_halves(row["low"], row["high"]))
+        found[row["_route"]] = _Route(tally, row["first"] or 0, row["last"] or 0)
+    return found
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """What became of the rows that were judged."""
+
+    passed: Tally
+    doubled: Tally
+    dead: int
+    """Of those that passed, how many the memory need not keep at all."""
+    doubles: DataFrame | None
+    """The places of duplicates; None without any."""
+
+    def others(self, frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+        """Without the duplicates; `columns` have the place."""
+        return frame if self.doubles is None else self._joined(frame, self.doubles, columns, "left_anti")
+
+    def duplicates(self, rows: DataFrame) -> DataFrame:
+        if self.doubles is None:
+            return rows.where("false")
+        return self._joined(rows, self.doubles, _OF_ROWS, "left_semi")
+
+    def _joined(self, frame: DataFrame, doubles: DataFrame, columns: Sequence[str], kind: str) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        theirs = doubles.selectExpr(*(f"{name} AS _dup{name}" for name in PLACE_NAMES))
+        equal = " AND ".join(f"{own} = _dup{name}" for own, name in zip(columns, PLACE_NAMES, strict=True))
+        return frame.join(_small(theirs, self.doubled.rows), f.expr(equal), kind)
+
+
+def _count_judged(judged: DataFrame, doubles: DataFrame, count: int, dead: str) -> _Verdict:
+    from pyspark.sql import functions as f
+
+    marks = _small(doubles.selectExpr("*", "true AS _dup"), count)
+    marked = judged.join(marks, list(PLACE_NAMES), "left")
+    sums = [f.expr(text) for text in (*_SUMS, f"count_if({dead}) AS dead")]
+    passed, doubled, dead_count = Tally(), Tally(), 0
+    for row in marked.groupBy("_dup").agg(*sums).collect():
+        tally = Tally(row["n"], join_halves(row["low"], row["high"]))
+        if row["_dup"]:
+            doubled = tally
+        else:
+            passed, dead_count = tally, row["dead"]
+    return _Verdict(passed, doubled, dead_count, doubles if doubled.rows else None)
+
+
+def _count_expired(held: Held, moment: Moment) -> int:
+    """Rows that the memory lets go of between the watermark of the batch's start and that of its end."""
+    if moment.next_watermark_ms is None:
+        return 0
+    over = held.frame("_until bigint", until_above=moment.watermark_ms, until_to=moment.next_watermark_ms)
+    return 0 if over is None else over.count()
+
+
+def _greatest(one: int | None, other: int) -> int:
+    return other if one is None else max(one, other)
+
+
+# ---------------------------------------------------------------------------- frames
+
+
+def _columns_ddl(keys: Sequence[_Key]) -> str:
+    return ", ".join(f"{key.quoted} {key.type}" for key in keys)
+
+
+def _memory_ddl(keys: Sequence[_Key]) -> str:
+    return f"{_columns_ddl(keys)}, _t bigint, _until bigint"
+
+
+def _written_down(frame: DataFrame, path: str, ddl: str, spark: SparkSession) -> DataFrame:
+    frame.write.option("compression", "lz4").parquet(path)
+    return spark.read.schema(ddl).parquet(path)
+
+
+def _small(frame: DataFrame, rows_max: int) -> DataFrame:
+    """Handed to every task where it is small enough."""
+    from pyspark.sql import functions as f
+
+    return f.broadcast(frame) if rows_max <= BROADCAST_ROWS_MAX else frame
