@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer.exceptions import Exit
 
+from holdfast.cli import pipeline_cluster
 from holdfast.cli.exits import CommandFailed, ExitCode, complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
@@ -177,6 +178,7 @@ def explain(
     epilog=examples(
         "holdfast pipeline run orders.yaml",
         "holdfast pipeline run orders.yaml --bootstrap-server kafka:9092 --master 'local[4]'",
+        "holdfast pipeline run orders.yaml --master spark://host:7077 --shared-filesystem",
         "holdfast pipeline run orders.yaml --once --output json",
     ),
 )
@@ -187,6 +189,13 @@ def run(
         str | None,
         typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
     ] = None,
+    shared_filesystem: Annotated[
+        bool,
+        typer.Option(
+            "--shared-filesystem",
+            help="The home and the paths of file sinks are on a file system that all machines of the master see.",
+        ),
+    ] = False,
     once: Annotated[
         bool,
         typer.Option("--once", help="End when what is there now is done, whatever the trigger says."),
@@ -203,6 +212,7 @@ def run(
             loaded.definition,
             bootstrap=bootstrap_server,
             master=master,
+            shared_filesystem=shared_filesystem,
             once=True if once else None,
             progress=progress,
         )
@@ -298,6 +308,9 @@ def schema() -> None:
     from holdfast.pipeline.definition.schema import json_schema_text
 
     sys.stdout.write(json_schema_text())
+
+
+app.registered_commands += pipeline_cluster.app.registered_commands
 
 
 def _require_extra() -> None:

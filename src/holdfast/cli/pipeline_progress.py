@@ -16,6 +16,7 @@ from holdfast.cli.output import json_line
 from holdfast.pipeline.engine.progress import (
     BatchDone,
     Event,
+    Preparing,
     Retrying,
     Started,
     Stopping,
@@ -48,6 +49,8 @@ class Figures:
 
     def take(self, event: Event) -> None:
         match event:
+            case Preparing():
+                self.state = event.what
             case Started():
                 self.pipeline, self.lag, self.state = event.pipeline, event.lag, "running"
                 self.rows_by_sink = dict.fromkeys(event.sinks, 0)
@@ -117,6 +120,8 @@ class PlainProgress:
 
     def _line(self, event: Event) -> str:
         match event:
+            case Preparing():
+                return event.what
             case Started():
                 sinks = ", ".join(event.sinks)
                 return f"pipeline {event.pipeline}: {event.lag:,} offsets to read, to {sinks}"

@@ -4,6 +4,9 @@ Settings that a pipeline's guarantees rest on are fixed here and cannot be overr
 copies of tasks (two copies of a writer), the session's time zone (a replay on another machine must compute the same),
 and the Python that runs the workers. Everything else is a default.
 
+With a master elsewhere the Python parts are sent along (`cluster.packaging`): executors unpack them in their working
+directory, a bare Python of the driver's minor version finds them on its path, and workers start from them.
+
 Spark talks a lot: its log and the JVM's standard error go to `spark.log` in the pipeline's home, from the first line.
 """
 
@@ -13,10 +16,12 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.cluster.places import is_remote
 from holdfast.pipeline.java import find_java
 
 if TYPE_CHECKING:
@@ -41,6 +46,9 @@ LOCAL_DEFAULTS = {
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
     "spark.python.daemon.module": "holdfast.pipeline.worker_daemon",
 }
+PARTS = "holdfast_parts"
+"""The directory, in that of an executor, which the package is unpacked to."""
+WORKER_PYTHON = "spark.pyspark.python"
 LOG_SETTINGS = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
@@ -65,37 +73,111 @@ class SettingFixed(HoldfastError):
 
 
 def spark_session(
-    name: str, home: str, *, master: str | None = None, settings: Mapping[str, str] | None = None
+    name: str,
+    home: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> SparkSession:
-    """A session for the pipeline of this name, whose noise goes to `<home>/spark.log`."""
+    """A session for the pipeline of this name, whose noise goes to `<home>/spark.log`; `tell` is told of long work."""
     os.environ["JAVA_HOME"] = find_java()
     require_spark()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = settings or {}
     home = os.path.abspath(home)
     os.makedirs(home, exist_ok=True)
-    master = master or "local[*]"
-    if master.startswith("local"):
+    master = master or settings.get("spark.master") or "local[*]"
+    chosen = session_settings(home, master, settings)
+    chosen.pop("spark.master", None)
+    python = sys.executable
+    if is_remote(master):
+        python = worker_python(settings)
+        archive = Path(shipped_package(home, tell)).as_uri()
+        chosen = {**chosen, **shipping(archive, chosen)}
+        if tell is not None:
+            tell(f"asking {master} for executors")
+    elif master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    chosen = session_settings(home, master, settings or {})
 
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(f"holdfast {name}").master(master)
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    with standard_error_to(os.path.join(home, "spark.log")):
+    with _python_of_workers(python), standard_error_to(os.path.join(home, "spark.log")):
         return builder.getOrCreate()
 
 
-def session_settings(home: str, master: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """Every setting of the session; those of the definition win over defaults, and cannot change what is fixed."""
+@contextlib.contextmanager
+def _python_of_workers(python: str) -> Iterator[None]:
+    """Spark takes it from the environment when a session starts."""
+    names = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# ---------------------------------------------------------------------------- a cluster
+
+
+def worker_python(settings: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> str:
+    """The Python on the machines of a cluster: as the definition or Spark's variable says, else by its usual name."""
+    named = settings.get(WORKER_PYTHON) or environment.get("PYSPARK_PYTHON")
+    return named or f"python{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def shipped_package(home: str, tell: Callable[[str], None] | None = None) -> str:
+    """The archive that goes to the executors, in the home."""
+    from holdfast.pipeline.cluster.packaging import cache_directory, make_package, serve_from_home
+
+    told = -1
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        tenth = 10 * done // max(1, total)
+        if tell is not None and tenth > told:
+            told = tenth
+            tell(f"packing the Python parts for the cluster: {done >> 20} of {total >> 20} MB")
+
+    package = make_package(cache_directory(home), progress=progress)
+    if tell is not None:
+        tell(f"Python parts for the cluster: {package.bytes >> 20} MB in {package.path}")
+    return serve_from_home(package, home)
+
+
+def shipping(address: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings by which executors get the archive and their workers start from it, beside what is set already."""
+    from holdfast.pipeline.cluster.packaging import START
+
+    path_name = "spark.executorEnv.PYTHONPATH"
+    archives = [f"{address}#{PARTS}", settings.get("spark.archives", "")]
+    paths = [f"./{PARTS}", settings.get(path_name, "")]
+    return {
+        "spark.archives": ",".join(filter(None, archives)),
+        path_name: ":".join(filter(None, paths)),
+        "spark.python.daemon.module": START,
+    }
+
+
+def refuse_fixed(settings: Mapping[str, str]) -> None:
     for key, value in FIXED.items():
         if settings.get(key, value).lower() != value.lower():
             raise SettingFixed(
                 f"the pipeline's definition sets {key} to {settings[key]!r}; "
                 f"exactly-once output rests on {value!r}, so it cannot be changed"
             )
+
+
+def session_settings(home: str, master: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Every setting of the session; those of the definition win over defaults, and cannot change what is fixed."""
+    refuse_fixed(settings)
     local = LOCAL_DEFAULTS if master.startswith("local") else {}
     ours = {
         **DEFAULTS,

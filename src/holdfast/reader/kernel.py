@@ -103,8 +103,18 @@ def load_functions(
             ) from error
         code = compile_object({each: found[each] for each in names})
         _keep(name, code)
+    _loaded[name] = code
     engine = _engine(code)
     return [Function(each, engine.get_function_address(_symbol(each))) for each in names]
+
+
+_loaded: dict[str, bytes] = {}
+"""What this process runs, by the name of its file."""
+
+
+def kept_files() -> dict[str, bytes]:
+    """The files of the machine code loaded so far, by name: whoever finds them beside this module need not make it."""
+    return {name: _content(code) for name, code in _loaded.items()}
 
 
 @cache
@@ -207,8 +217,12 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid in owners and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
+def _content(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest() + code
+
+
 def _keep(name: str, code: bytes) -> None:
-    content = hashlib.sha256(code).digest() + code
+    content = _content(code)
     for directory in _directories():
         try:
             os.makedirs(directory, mode=0o755, exist_ok=True)

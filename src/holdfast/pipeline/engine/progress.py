@@ -11,6 +11,13 @@ from holdfast.pipeline.positions import BatchRange
 
 
 @dataclass(frozen=True)
+class Preparing:
+    """Work before the start that takes a while."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class Started:
     pipeline: str
     home: str
@@ -79,7 +86,7 @@ class Warned:
     message: str
 
 
-Event: TypeAlias = Started | BatchDone | Retrying | Waiting | Stopping | Warned
+Event: TypeAlias = Preparing | Started | BatchDone | Retrying | Waiting | Stopping | Warned
 Progress: TypeAlias = Callable[[Event], None]
 
 

@@ -20,6 +20,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.cluster.places import is_remote, master_of, require_places
+from holdfast.pipeline.cluster.probing import probe
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import (
@@ -40,6 +42,7 @@ from holdfast.pipeline.engine.planning import Limits, Log, Plan, openings, plan_
 from holdfast.pipeline.engine.progress import (
     BatchDone,
     Event,
+    Preparing,
     Progress,
     Retrying,
     Started,
@@ -93,6 +96,7 @@ def run_pipeline(
     *,
     bootstrap: str | None = None,
     master: str | None = None,
+    shared_filesystem: bool = False,
     once: bool | None = None,
     progress: Progress | None = None,
     spark: SparkSession | None = None,
@@ -109,9 +113,11 @@ def run_pipeline(
     try:
         expanded, redactor = expand_definition(definition)
         stop = stop or Stop()
+        master = master_of(expanded, master)
+        require_places(expanded, master, shared_filesystem=shared_filesystem)
         with (
             Home(home_of(expanded), expanded.name) as home,
-            _session(expanded, home, master, spark) as session,
+            _session(expanded, home, master, spark, progress) as session,
             handled_signals(stop, progress, signals),
         ):
             settings = client_settings(expanded, bootstrap)
@@ -158,15 +164,25 @@ def _interval_ms(definition: PipelineDefinition, once: bool | None) -> int | Non
 
 @contextlib.contextmanager
 def _session(
-    definition: PipelineDefinition, home: Home, master: str | None, spark: SparkSession | None
+    definition: PipelineDefinition,
+    home: Home,
+    master: str | None,
+    spark: SparkSession | None,
+    progress: Progress | None = None,
 ) -> Iterator[SparkSession]:
     if spark is not None:
         yield spark
         return
     from holdfast.pipeline.session import spark_session
 
-    session = spark_session(definition.name, home.path, master=master, settings=definition.spark)
+    def tell(what: str) -> None:
+        if progress is not None:
+            progress(Preparing(what))
+
+    session = spark_session(definition.name, home.path, master=master, settings=definition.spark, tell=tell)
     try:
+        if is_remote(master):
+            probe(session, home.path, session.version)
         yield session
     finally:
         session.stop()

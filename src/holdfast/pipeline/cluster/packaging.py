@@ -1,0 +1,248 @@
+"""The package: one archive of the Python parts that workers of a cluster need, made once and kept.
+
+    holdfast_worker.py        where a worker's Python starts (`worker_start`)
+    holdfast-package.json     what the parts were made for, and their versions
+    holdfast/…, numpy/…       what `contents` finds
+    holdfast/reader/__pycache__/*.o    machine code of reader and decoders, for processors like this machine's
+
+Spark unpacks it into the working directory of each executor, where it is on Python's path. It is made for one minor
+version of Python on one kind of system: that of the driver, since functions travel between them as bytecode.
+
+The same parts make the same bytes: names are sorted, times and owners fixed. So an archive is named by the digest of
+what goes in, kept in the cache directory, and made again only when something changed. A run links the archive into its
+home and serves it from there: the cache may forget it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import holdfast
+from holdfast.errors import UsageError
+from holdfast.pipeline.cluster import worker_start
+from holdfast.pipeline.cluster.contents import Contents, find_contents
+
+FORMAT: Final = 1
+SUFFIXES: Final = (".tar.gz", ".tgz")
+"""Spark tells the kind of an archive by its name."""
+START: Final = "holdfast_worker"
+"""The module that Spark starts workers with."""
+LEVEL: Final = 1
+"""Most of it is machine code, which a better level makes little smaller and takes thrice the time for."""
+TIME_S: Final = 315_532_800
+"""1980: the oldest time that every archiver can write."""
+KEPT: Final = 3
+"""Archives in the cache; each is some hundred megabytes."""
+KERNELS: Final = "holdfast/reader/__pycache__"
+COPY_BYTES: Final = 1 << 20
+PART: Final = ".part"
+ABANDONED_S: Final = 86_400
+"""Whoever began an archive so long ago does not work on it any more."""
+
+Progress = Callable[[int, int], None]
+"""Bytes done, of how many."""
+
+
+@dataclass(frozen=True)
+class Package:
+    path: str
+    digest: str
+    bytes: int
+    unpacked_bytes: int
+    files: int
+    manifest: Mapping[str, Any]
+    is_new: bool
+    """It was made now; otherwise it was in the cache."""
+
+
+def make_package(
+    directory: str, *, more: Iterable[str] = (), progress: Progress | None = None, keep: int = KEPT
+) -> Package:
+    """The archive for what is installed now, in this cache directory; from there if it has been made before."""
+    contents = find_contents(more)
+    kernels = machine_code()
+    manifest = manifest_of(contents, kernels)
+    digest = manifest["digest"]
+    path = os.path.join(directory, f"holdfast-{digest[:24]}.tar.gz")
+    total = sum(part.bytes for part in contents.parts) + sum(map(len, kernels.values()))
+    is_new = not os.path.exists(path)
+    if is_new:
+        os.makedirs(directory, exist_ok=True)
+        with _aside(path) as aside:
+            _write(aside, contents, kernels, manifest, lambda done: progress and progress(done, total))
+    else:
+        os.utime(path)
+    _forget_old(directory, path, keep)
+    size = os.path.getsize(path)
+    return Package(path, digest, size, total, len(contents.parts) + len(kernels) + 2, manifest, is_new)
+
+
+def cache_directory(home: str | None = None) -> str:
+    """Where archives are kept: the cache of this user, else the pipeline's home."""
+    chosen = os.environ.get("HOLDFAST_CACHE_DIR")
+    if chosen:
+        return os.path.join(os.path.abspath(chosen), "packages")
+    caches = os.environ.get("XDG_CACHE_HOME")
+    if not caches and os.path.expanduser("~") != "~":
+        caches = os.path.expanduser("~/.cache")
+    if caches and _is_writable(caches):
+        return os.path.join(caches, "holdfast", "packages")
+    if home is not None:
+        return os.path.join(home, "packages")
+    return os.path.join(tempfile.gettempdir(), f"holdfast-{os.getuid()}", "packages")
+
+
+def _is_writable(path: str) -> bool:
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+def place_package(package: Package, target: str) -> str:
+    """The same archive under a name of its own: linked where that works, else copied."""
+    if not target.endswith(SUFFIXES):
+        raise UsageError(f"{target}: an archive's name ends in {' or '.join(SUFFIXES)}: Spark goes by it")
+    target = os.path.abspath(target)
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    with _aside(target) as aside:
+        os.unlink(aside)
+        try:
+            os.link(package.path, aside)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES):
+                raise
+            shutil.copyfile(package.path, aside)
+    return target
+
+
+def serve_from_home(package: Package, home: str) -> str:
+    """Where the driver serves the archive from while it runs; those of earlier runs go."""
+    directory = os.path.join(home, "package")
+    name = os.path.basename(package.path)
+    target = place_package(package, os.path.join(directory, name))
+    for other in os.listdir(directory):
+        if other != name:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(directory, other))
+    return target
+
+
+def machine_code() -> dict[str, bytes]:
+    """The files of machine code, by name: made now if they were never needed here."""
+    from holdfast.pipeline.formats import machine
+    from holdfast.reader import kernel
+
+    kernel.load()
+    machine.load()
+    return kernel.kept_files()
+
+
+def manifest_of(contents: Contents, kernels: Mapping[str, bytes]) -> dict[str, Any]:
+    """What is in it, and for whom; its digest stands for all of the content."""
+    import pyspark
+
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "holdfast": holdfast.__version__,
+        "spark": pyspark.__version__,
+        "made_for": worker_start.facts(),
+        "distributions": contents.versions,
+        "machine_code": sorted(kernels),
+    }
+    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
+    digest.update(_start_module())
+    for part in contents.parts:
+        digest.update(f"{part.name}\0{part.digest}\0".encode())
+    for name in sorted(kernels):
+        digest.update(hashlib.sha256(kernels[name]).digest())
+    return {**document, "digest": digest.hexdigest()}
+
+
+def _start_module() -> bytes:
+    with open(worker_start.__file__, "rb") as file:
+        return file.read()
+
+
+# ---------------------------------------------------------------------------- the archive
+
+
+def _write(
+    path: str,
+    contents: Contents,
+    kernels: Mapping[str, bytes],
+    manifest: Mapping[str, Any],
+    told: Callable[[int], object],
+) -> None:
+    done = 0
+    with (
+        open(path, "wb") as file,
+        gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as squeezed,
+        tarfile.open(fileobj=squeezed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=COPY_BYTES) as archive,
+    ):
+        _add(archive, worker_start.MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
+        _add(archive, f"{START}.py", _start_module())
+        for name in sorted(kernels):
+            _add(archive, f"{KERNELS}/{name}", kernels[name])
+            done += len(kernels[name])
+        for part in contents.parts:
+            with open(part.path, "rb") as source:
+                # A file that grew or shrank since it was listed would make an archive that nobody can read.
+                size = os.fstat(source.fileno()).st_size
+                archive.addfile(_entry(part.name, size), source)
+            done += part.bytes
+            told(done)
+
+
+def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    archive.addfile(_entry(name, len(content)), io.BytesIO(content))
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    entry.mtime = TIME_S
+    entry.mode = 0o755 if ".so" in os.path.basename(name) else 0o644
+    return entry
+
+
+@contextlib.contextmanager
+def _aside(path: str) -> Iterator[str]:
+    """A file beside this one that takes its place when all went well."""
+    descriptor, aside = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".", suffix=PART)
+    os.close(descriptor)
+    try:
+        yield aside
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+        raise
+
+
+def _forget_old(directory: str, path: str, keep: int) -> None:
+    """Archives beyond the newest few, and what a build that was killed left."""
+    found = []
+    for name in os.listdir(directory):
+        each = os.path.join(directory, name)
+        with contextlib.suppress(FileNotFoundError):
+            if name.startswith("holdfast-") and name.endswith(".tar.gz") and each != path:
+                found.append((os.path.getmtime(each), each))
+            elif name.endswith(PART) and os.path.getmtime(each) < time.time() - ABANDONED_S:
+                os.unlink(each)
+    for _, each in sorted(found, reverse=True)[max(0, keep - 1) :]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(each)
