@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,21 @@ def existing_flags() -> dict[str, set[str]]:
                 "-h",
             }
             continue
-        command = group.get_command(None, name)
-        inner = getattr(command, "commands", None)
-        for title, each in (
-            {f"holdfast {name} {sub}": part for sub, part in inner.items()}
-            if inner
-            else {f"holdfast {name}": command}
-        ).items():
+        for title, each in leaves(f"holdfast {name}", group.get_command(None, name)):
             found[title] = {
                 flag for parameter in each.params for flag in parameter.opts if flag.startswith("-")
             }
     return found
+
+
+def leaves(title: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands below this one, or itself."""
+    inner = getattr(command, "commands", None)
+    if not inner:
+        yield title, command
+        return
+    for name, part in inner.items():
+        yield from leaves(f"{title} {name}", part)
 
 
 EXISTING = existing_flags()
@@ -76,7 +81,7 @@ def test_every_flag_has_a_help_text() -> None:
             continue
         command = group.get_command(None, name)
         assert command.help
-        for each in getattr(command, "commands", {"": command}).values():
+        for _, each in leaves(name, command):
             assert each.help
             assert [parameter.name for parameter in each.params if not parameter.help] == []
 

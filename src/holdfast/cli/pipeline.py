@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli import pipeline_cluster
+from holdfast.cli import pipeline_cluster, pipeline_state
 from holdfast.cli.exits import CommandFailed, ExitCode, complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
@@ -311,6 +311,7 @@ def schema() -> None:
 
 
 app.registered_commands += pipeline_cluster.app.registered_commands
+app.add_typer(pipeline_state.app, name="state")
 
 
 def _require_extra() -> None:

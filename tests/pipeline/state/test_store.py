@@ -219,6 +219,19 @@ def test_a_reader_changes_nothing(store: StateStore) -> None:
     assert everything(store) == before
 
 
+def test_a_reader_goes_on_where_the_writer_has_removed_what_it_looked_at(store: StateStore) -> None:
+    published(store, 1, at(10), segment(store, [1]))
+    newest = published(store, 2, at(20), segment(store, [2]))
+
+    class Slow(StateStore):
+        def _manifests(self) -> list[str]:
+            found = super()._manifests()
+            store.gc([])
+            return found
+
+    assert Slow(store.path, is_writer=False).versions() == (newest,)
+
+
 def test_a_reader_of_no_state_finds_none_and_makes_none(tmp_path: Path) -> None:
     assert StateStore(str(tmp_path / "none"), is_writer=False).newest() is None
     assert not (tmp_path / "none").exists()

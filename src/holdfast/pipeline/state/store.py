@@ -147,12 +147,8 @@ class StateStore:
             for directory in (self.path, self._versions_path, self._data_path):
                 self.disk.create_directory(directory)
             self._remove_asides()
-        self._versions = {version.name: version for version in self._read_all()}
-        for version in self._versions.values():
-            for segment in version.segments:
-                if not self._durable.issuperset(segment.files):
-                    check_present(self.path, segment)
-                    self._durable.update(segment.files)
+        self._versions: dict[str, Version] = {}
+        self._load()
         if is_writer:
             self._remove_unnamed()
 
@@ -300,22 +296,36 @@ class StateStore:
 
     # -------------------------------------------------------------------- what is on disk
 
-    def _read_all(self) -> Iterator[Version]:
+    def _load(self) -> None:
+        """Every version, and a look whether its files are there."""
+        names = self._manifests()
+        while True:
+            try:
+                self._versions = {name: self._read(name) for name in names}
+                for version in self._versions.values():
+                    for segment in version.segments:
+                        if not self._durable.issuperset(segment.files):
+                            check_present(self.path, segment)
+                            self._durable.update(segment.files)
+                return
+            except StateDamaged:
+                before, names = names, self._manifests()
+                if self._is_writer or names == before:
+                    raise  # else the writer went on while a reader looked
+
+    def _manifests(self) -> list[str]:
         try:
-            names = sorted(os.listdir(self._versions_path))
+            return sorted(filter(_MANIFEST.fullmatch, os.listdir(self._versions_path)))
         except FileNotFoundError:
-            return
-        for name in names:
-            if _MANIFEST.fullmatch(name):
-                path = os.path.join(self._versions_path, name)
-                try:
-                    with open(path, "rb") as file:
-                        data = file.read()
-                except FileNotFoundError:
-                    if self._is_writer:
-                        raise
-                    continue  # its writer has removed it since
-                yield _decoded(path, data)
+            return []
+
+    def _read(self, name: str) -> Version:
+        path = os.path.join(self._versions_path, name)
+        try:
+            with open(path, "rb") as file:
+                return _decoded(path, file.read())
+        except FileNotFoundError:
+            raise StateDamaged(path, "is missing") from None
 
     def _remove_asides(self) -> None:
         for name in os.listdir(self._versions_path):
