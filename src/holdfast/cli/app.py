@@ -27,6 +27,7 @@ COMMANDS: dict[str, CommandPlace] = {
     "configs": CommandPlace("holdfast.cli.configs"),
     "produce": CommandPlace("holdfast.cli.produce"),
     "consume": CommandPlace("holdfast.cli.consume"),
+    "generate": CommandPlace("holdfast.cli.generate"),
     "export": CommandPlace("holdfast.cli.export"),
     "groups": CommandPlace("holdfast.cli.groups"),
     "transactions": CommandPlace("holdfast.cli.transactions"),

@@ -14,6 +14,9 @@ RECORD_TIME: Final = "_timestamp"
 WINDOW_COLUMNS: Final = ("window_start", "window_end")
 """What every row of a window step has beside its key and its aggregates."""
 
+JOIN_COLUMNS: Final = ("left_hf", "right_hf")
+"""Where the two rows of a pair come from."""
+
 
 def columns_of(decoding: Decoding) -> Mapping[str, str] | None:
     """Types by name, as Spark writes them; nothing when only the registry knows, or when the decoding is wrong."""

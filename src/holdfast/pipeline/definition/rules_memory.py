@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.definition.columns import WINDOW_COLUMNS, columns_before, listed_columns
+from holdfast.pipeline.definition.columns import JOIN_COLUMNS, WINDOW_COLUMNS, columns_before, listed_columns
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.model import Dedupe, Join, Keyed, Lookup, PipelineDefinition, Window
 from holdfast.pipeline.definition.naming import kind_of_step
@@ -149,14 +149,12 @@ def _join(
 ) -> Iterator[Finding]:
     for side, text in (("left", step.left), ("right", step.right)):
         yield from _side(text, (*path, side), known, definition)
-    if step.left.strip() == step.right.strip():
-        yield Finding((*path, "right"), "left and right are the same rows; each would find itself")
     if not step.on:
         yield Finding((*path, "on"), "it needs a column that both sides have")
     yield from _rows_columns((*step.on, *step.on.values()), (*path, "on"), known)
     if not step.select:
         yield Finding((*path, "select"), "it makes no column; such as [l.id, r.amount]")
-    yield from _made_columns(step.select, (*path, "select"), ())
+    yield from _made_columns(step.select, (*path, "select"), JOIN_COLUMNS)
 
 
 def _side(

@@ -1,0 +1,273 @@
+"""`holdfast generate`: seeded sample data to a topic or a file, with what results over it must come to.
+
+The same flags give the same bytes. Messages are made as they are sent, so any number of them takes the same memory. A
+topic must exist; what is sent is acknowledged by all replicas, or counted as failed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from typer.exceptions import Exit
+
+from holdfast.cli.advice import describe_error, no_such_topic
+from holdfast.cli.client import Connection
+from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    BootstrapServerOption,
+    CommandConfigOption,
+    ConnectTimeoutOption,
+    OutputOption,
+    examples,
+)
+from holdfast.cli.output import Output, print_json
+from holdfast.errors import UsageError
+from holdfast.generate.kinds import KINDS
+from holdfast.generate.messages import Generator
+from holdfast.generate.messages import Message as Generated
+from holdfast.generate.settings import GenerateSettings
+from holdfast.pipeline.definition.units import parse_duration_ms
+
+app = typer.Typer(add_completion=False)
+
+POLL_S = 0.1
+TURN = 500
+"""Messages between two looks at the clock and the broker's answers."""
+STANDARD_OUTPUT = "-"
+
+Kind = StrEnum("Kind", {name.upper(): name for name in KINDS})  # type: ignore[misc]
+
+
+@app.command(
+    help="Sample data for trying things out: orders, activity (of users), logs, changes (of a table's rows) or "
+    "payments. The same flags give the same bytes, and the summary says what results must come to.",
+    epilog=examples(
+        "holdfast generate orders --topic orders --count 100000 --malformed 0.01",
+        "holdfast generate activity --to activity.jsonl --count 5000000 --late 0.02 --late-by 2h",
+        "holdfast generate payments --topic payments --rate 200 --start now",
+    ),
+)
+def generate(
+    kind: Annotated[Kind, typer.Argument(help="What to make.", show_default=False)],
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="NAME", help="The topic to send to; it must exist.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="FILE", help="A file to write instead, a message a line; - is the output."
+        ),
+    ] = None,
+    count: Annotated[
+        int,
+        typer.Option("--count", min=0, metavar="N", help="Messages in all, copies and malformed included."),
+    ] = 10_000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed makes other data.")] = 0,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate", min=0.001, metavar="N", help="Messages a second (default: as fast as it goes)."
+        ),
+    ] = None,
+    keys: Annotated[
+        int | None,
+        typer.Option(
+            "--keys", min=1, metavar="N", help="How many customers, services, rows, cards; users at a time."
+        ),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option("--start", metavar="TIME", help="When the first event happened: an ISO time, or now."),
+    ] = "2026-01-01T00:00:00Z",
+    spacing: Annotated[
+        str, typer.Option("--spacing", metavar="TIME", help="Between two events, on average.")
+    ] = "100ms",
+    disorder: Annotated[
+        str, typer.Option("--disorder", metavar="TIME", help="How far behind the newest an event may be.")
+    ] = "0s",
+    malformed: Annotated[
+        float, typer.Option("--malformed", min=0, max=1, metavar="PART", help="Part that cannot be parsed.")
+    ] = 0.0,
+    duplicates: Annotated[
+        float,
+        typer.Option("--duplicates", min=0, max=1, metavar="PART", help="Part that is a copy of one before."),
+    ] = 0.0,
+    late: Annotated[
+        float,
+        typer.Option("--late", min=0, max=1, metavar="PART", help="Part that happened long before it came."),
+    ] = 0.0,
+    late_by: Annotated[
+        str, typer.Option("--late-by", metavar="TIME", help="How late those are: so much, up to twice that.")
+    ] = "1h",
+    with_keys: Annotated[
+        bool,
+        typer.Option("--with-keys", help="In a file: the key and a tab before each message."),
+    ] = False,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    if (topic is None) == (to is None):
+        raise UsageError("give --topic, or --to and a file: one of the two")
+    settings = GenerateSettings(
+        kind=kind.value,
+        seed=seed,
+        count=count,
+        keys=keys,
+        start_ms=_time_ms(start),
+        spacing_ms=_duration_ms("--spacing", spacing),
+        disorder_ms=_duration_ms("--disorder", disorder),
+        malformed=malformed,
+        duplicates=duplicates,
+        late=late,
+        late_by_ms=_duration_ms("--late-by", late_by),
+    )
+    generator = Generator(settings)
+    with Interrupts() as interrupts:
+        messages = _paced(generator, rate, interrupts)
+        if topic is not None:
+            connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+            place = _Topic(topic, connection)
+            place.send(messages, interrupts)
+            failed, where = (
+                place.failed,
+                {"topic": topic, "delivered": place.delivered, "failed": place.failed},
+            )
+        else:
+            assert to is not None
+            _write(messages, to, with_keys)
+            failed, where = 0, {"file": to}
+    summary = {**generator.summary(), **where}
+    _tell(summary, output, to == STANDARD_OUTPUT)
+    if interrupts.count:
+        raise Exit(ExitCode.INTERRUPTED)
+    raise Exit(ExitCode.FINDINGS if failed else ExitCode.FINE)
+
+
+def _time_ms(text: str) -> int:
+    if text == "now":
+        return time.time_ns() // 1_000_000
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"--start {text!r} is no time such as 2026-01-31T00:00:00Z, nor 'now'") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def _duration_ms(flag: str, text: str) -> int:
+    try:
+        return parse_duration_ms(text)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def _paced(generator: Generator, rate: float | None, interrupts: Interrupts) -> Iterator[Generated]:
+    """Messages, no faster than the rate; none after an interrupt."""
+    started_s = time.monotonic()
+    for number, message in enumerate(generator):
+        if rate is not None:
+            while not interrupts.count and (wait_s := started_s + number / rate - time.monotonic()) > 0:
+                time.sleep(min(wait_s, POLL_S))
+        yield message
+        if interrupts.count:
+            return
+
+
+def _write(messages: Iterator[Generated], to: str, with_keys: bool) -> None:
+    file = sys.stdout.buffer if to == STANDARD_OUTPUT else open(to, "wb")  # noqa: SIM115  closed below
+    try:
+        for message in messages:
+            file.write(message.key + b"\t" if with_keys else b"")
+            file.write(message.value + b"\n")
+        file.flush()
+    finally:
+        if to != STANDARD_OUTPUT:
+            file.close()
+
+
+class _Topic:
+    """Sends messages, and counts what became of them."""
+
+    def __init__(self, name: str, connection: Connection) -> None:
+        self.name = name
+        self.delivered = 0
+        self.failed = 0
+        self._connection = connection
+        defaults = {
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "partitioner": "murmur2_random",
+        }
+        self._producer = connection.make(Producer, defaults)
+        if name not in connection.reach(self._producer).topics:
+            raise no_such_topic(name)
+
+    def send(self, messages: Iterator[Generated], interrupts: Interrupts) -> None:
+        for number, message in enumerate(messages):
+            self._send_one(message, interrupts)
+            if number % TURN == 0:
+                self._producer.poll(0)
+            if self._connection.fatal_error is not None:
+                complain(f"the producer cannot go on: {self._connection.fatal_error.str()}")
+                self.failed += 1
+                break
+        while len(self._producer):
+            self._producer.flush(POLL_S)
+            if interrupts.count > 1:
+                self._producer.purge()
+                self._producer.flush(POLL_S)
+
+    def _send_one(self, message: Generated, interrupts: Interrupts) -> None:
+        while True:
+            try:
+                self._producer.produce(self.name, message.value, message.key, on_delivery=self._settle)
+                return
+            except BufferError:
+                if interrupts.count > 1:
+                    self.failed += 1
+                    return
+                self._producer.poll(POLL_S)
+            except KafkaException as error:
+                self._fail(error.args[0])
+                return
+
+    def _settle(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.delivered += 1
+        else:
+            self._fail(error)
+
+    def _fail(self, error: KafkaError) -> None:
+        self.failed += 1
+        if self.failed == 1:
+            complain(f"not delivered to '{self.name}': {describe_error(error, self.name)}")
+
+
+def _tell(summary: dict[str, Any], output: Output, is_aside: bool) -> None:
+    """On standard output, unless the messages went there."""
+    if output is Output.JSON and not is_aside:
+        print_json(summary)
+        return
+    shown = {name: value for name, value in summary.items() if name != "results"} | summary["results"]
+    lines = [f"{name.replace('_', ' ')}: {_text(value)}" for name, value in shown.items()]
+    print("\n".join(lines), file=sys.stderr if is_aside else sys.stdout)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(each)}" for name, each in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

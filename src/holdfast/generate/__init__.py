@@ -1,0 +1,1 @@
+"""Sample data: seeded, of any size, with what results must come to."""
