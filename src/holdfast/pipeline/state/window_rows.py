@@ -1,0 +1,102 @@
+"""The rows that windows give out: their columns, and their places.
+
+A row has the key's columns, `window_start` and `window_end`, the aggregates, and `_hf_count` and `_hf_digest`, by which
+an audit tells which records are in it. Its lineage is the step's name and the number of the turn; within the turn,
+rows are numbered by key and start, in `BUCKETS` rows of numbers side by side so that many tasks can do it: the number
+follows from the rows alone. Windows of one key have their numbers in the order of their starts.
+
+A session that was given out and has become part of another one is taken back: a row with `_tombstone`, its key, start
+and end, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from holdfast.pipeline.definition.model import Window
+from holdfast.pipeline.engine.failures import StepError
+from holdfast.pipeline.engine.staging import HEADERS_DDL
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from holdfast.pipeline.state.operator import Moment
+
+BUCKET: Final = "_bucket"
+BUCKETS: Final = 64
+WINDOW_START: Final = "window_start"
+WINDOW_END: Final = "window_end"
+GONE: Final = "_gone"
+"""Of a session: what was given out, and is no more."""
+
+
+def check_names(step: Window, rows: StructType) -> None:
+    """`StepError` for keys that are not there, and for columns that would have one name."""
+    for key in step.key:
+        if key not in rows.names:
+            having = ", ".join(name for name in rows.names if not name.startswith("_"))
+            raise StepError(step.name, f"there is no column {key!r} for its key; the rows have {having}")
+    if not step.aggregates:
+        raise StepError(
+            step.name, "it has no aggregates: name a column and its SQL, such as `total: sum(amount)`"
+        )
+    seen: set[str] = set()
+    for name in (*step.key, WINDOW_START, WINDOW_END, *step.aggregates):
+        if name.startswith("_"):
+            raise StepError(step.name, f"{name!r}: names with an underscore before are ours")
+        if name.lower() in seen:
+            raise StepError(step.name, f"two of its columns would be named {name!r}; give one another name")
+        seen.add(name.lower())
+
+
+def bucket(keys: Sequence[str]) -> str:
+    """Of a key, as SQL; `keys` are quoted names."""
+    number = f"pmod(xxhash64({', '.join(keys)}), {BUCKETS}L)" if keys else "0L"
+    return f"CAST({number} AS INT) AS {BUCKET}"
+
+
+def tap_rows(step: Window, windows: DataFrame, moment: Moment | None) -> DataFrame:
+    """Windows as rows for sinks; given: `_bucket`, the key, `_begin`, `_finish`, `_is_gone`, `_n`, `_low`, `_high` and
+    the aggregates."""
+    keys = [f"`{key}`" for key in step.key]
+    order = ", ".join([*keys, "_begin"])
+    place = f"row_number() OVER (PARTITION BY {BUCKET} ORDER BY {order})"
+    text = step.name.replace("\\", "\\\\").replace("'", "\\'")
+    lineage = (
+        f"named_struct('topic', '{text}', 'partition', 0, 'offset', {moment.number if moment else 0}L, 'index', "
+        f"CAST(({place} - 1) * {BUCKETS} + {BUCKET} AS INT)) AS _hf"
+    )
+    json = f"to_json(struct({', '.join(keys)}), map('ignoreNullFields', 'false'))"
+    return windows.selectExpr(
+        lineage,
+        f"{f'CAST({json} AS BINARY)' if keys else 'CAST(NULL AS BINARY)'} AS _key",
+        "timestamp_millis(_finish) AS _timestamp",
+        "_is_gone AS _tombstone",
+        f"CAST(array() AS {HEADERS_DDL}) AS _headers",
+        *keys,
+        f"timestamp_millis(_begin) AS {WINDOW_START}",
+        f"timestamp_millis(_finish) AS {WINDOW_END}",
+        *(f"CASE WHEN NOT _is_gone THEN `{name}` END AS `{name}`" for name in step.aggregates),
+        "CASE WHEN _is_gone THEN 0L ELSE _n END AS _hf_count",
+        "CASE WHEN _is_gone THEN 0L ELSE shiftleft(_high, 32) | _low END AS _hf_digest",
+    )
+
+
+def written_down(
+    spark: SparkSession, rows: DataFrame, directory: str, schema: StructType
+) -> tuple[DataFrame, int]:
+    """The rows as they are read from files, and how many they are."""
+    import pyarrow.parquet as pq
+
+    rows.write.mode("overwrite").option("compression", "none").parquet(directory)
+    count = sum(
+        pq.read_metadata(entry.path).num_rows
+        for entry in os.scandir(directory)
+        if entry.name.endswith(".parquet") and not entry.name.startswith((".", "_"))
+    )
+    if not count:
+        return spark.createDataFrame([], schema), 0
+    return spark.read.schema(schema).parquet(directory), count

@@ -1,0 +1,375 @@
+"""Windows: aggregates of rows by key and event time, with partial results as state.
+
+A batch aggregates its own rows by key and window and adds them as one segment; it reads nothing for that, and when no
+window closes it is the only job. What all batches gave the windows that close in a turn is then merged: only segments
+that hold something of them are read. A window that has closed is dead by its `_until` alone; nothing is deleted.
+
+What is given out: windows that close, once each; with `late: correct` also those that a late row reopened, whole; with
+`emit: changes` every window that the batch touched, as it stands. A turn repeated from the same state gives the same
+rows in the same places.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.definition.model import EventTime, Window
+from holdfast.pipeline.engine.failures import StepError, spark_message
+from holdfast.pipeline.engine.staging import Tally
+from holdfast.pipeline.state.aggregates import compile_aggregates
+from holdfast.pipeline.state.merging import write_segment
+from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
+from holdfast.pipeline.state.segments import UNTIL, Segment
+from holdfast.pipeline.state.sessions import SESSION, numbered_sessions
+from holdfast.pipeline.state.spans import END, START, spans_of
+from holdfast.pipeline.state.window_rows import (
+    BUCKET,
+    GONE,
+    WINDOW_END,
+    bucket,
+    check_names,
+    tap_rows,
+    written_down,
+)
+from holdfast.pipeline.state.window_state import (
+    IN_ORDER,
+    OF_PIECES,
+    ROWS_FOR_ONE_TASK,
+    SETTLED,
+    Added,
+    Layout,
+    add,
+    expressions,
+    layout_of,
+    merged_pieces,
+    settled,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+NEW: Final = "_new"
+"""In rows of state: they are of this batch."""
+NOT_GIVEN: Final = "CAST(NULL AS STRUCT<s: BIGINT, e: BIGINT>)"
+ROWS_TO_LOOK_UP: Final = 10_000
+"""A batch that touched fewer windows than this looks only for those in a large state."""
+LATE_WINDOWS_KEPT: Final = 100
+"""For so many windows, the latest, the state's notes say how many late rows they had."""
+
+
+class WindowOperator:
+    """A window step."""
+
+    is_tap = True
+
+    def __init__(self, step: Window, event_time: EventTime) -> None:
+        self.name = step.name
+        self._step = step
+        self._event_time = event_time
+        self._spans = spans_of(step)
+        self._plans: dict[str, _Plan] = {}
+
+    def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
+        return {"": self._plan(spark, rows).schema, LATE: rows}
+
+    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
+        plan = self._plan(held.spark, rows.schema)
+        with telling(self.name):
+            return plan.turn(rows, held, moment)
+
+    def _plan(self, spark: SparkSession, rows: StructType) -> _Plan:
+        known = rows.json()
+        if known not in self._plans:
+            with telling(self.name):
+                self._plans[known] = _Plan(spark, self._step, rows)
+        return self._plans[known]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Which windows a turn gives out, by `_until`."""
+
+    above: int | None
+    """At or before this they are not read."""
+    to: int | None
+    closed: int | None
+    """At or before this they had closed before the turn: given out again only if it touched them."""
+    tracks: bool
+    """Whether it matters what the turn touched."""
+
+
+class _Plan:
+    """A window step over rows of certain columns."""
+
+    def __init__(self, spark: SparkSession, step: Window, rows: StructType) -> None:
+        check_names(step, rows)
+        self._step = step
+        self._spans = spans_of(step)
+        empty = spark.createDataFrame([], rows)
+        aggregation = compile_aggregates(spark, step.name, step.aggregates, step.key, rows)
+        self._layout: Layout = layout_of(step.name, step.key, self._spans, aggregation, empty)
+        pieces = spark.createDataFrame([], self._layout.schema).selectExpr("*", f"true AS {NEW}")
+        everything = Range(None, None, None, tracks=True)
+        self.schema = tap_rows(step, self._windows(pieces, everything, is_small=True), None).schema
+        self._nothing = spark.createDataFrame([], self.schema)
+
+    def turn(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
+        added = add(self._layout, rows, held, moment)
+        new = [added.segment] if added.segment is not None else []
+        wanted = self._range(added, moment)
+        given, count = self._give(held, new, wanted, moment)
+        carried = self._carried(held, new, moment) if self._spans.is_session else []
+        segments, expired = settled(self._layout, held, moment, [*held.state.segments, *new, *carried])
+        notes, late_windows = self._note_late(rows, held.state.notes, added.late)
+        return Turn(
+            rows=given,
+            state=replace(held.state, segments=segments, notes=notes),
+            taken=added.taken,
+            late=added.late,
+            duplicate=Tally(),
+            row_count=count,
+            streams={LATE: rows.where(self._spans.is_late)},
+            counters={
+                **self._counters(given, count, wanted),
+                "expired": expired,
+                "late_windows": late_windows,
+            },
+        )
+
+    # -------------------------------------------------------------------- what is given out
+
+    def _range(self, added: Added, moment: Moment) -> Range | None:
+        """None: no window can be given out."""
+        now, later = moment.watermark_ms, moment.next_watermark_ms
+        hold = self._spans.hold_ms
+        closed = None if now is None else now + hold
+        if self._step.emit == "changes":
+            if added.segment is None:
+                return None
+            above = added.segment.low_ms - 1
+            return Range(
+                above if now is None else max(now, above), added.segment.high_ms, closed, tracks=True
+            )
+        if later is None:
+            return None
+        above, reopens = closed, False
+        if now is not None and closed is not None and added.segment is not None:
+            # A piece of a session may touch what has closed though it reaches further itself.
+            reopens = added.segment.low_ms <= closed or (self._spans.is_session and hold > 0)
+            if reopens:
+                above = now if self._spans.is_session else max(now, added.segment.low_ms - 1)
+        return Range(above, later + hold, closed, tracks=reopens)
+
+    def _give(
+        self, held: Held, new: Sequence[Segment], wanted: Range | None, moment: Moment
+    ) -> tuple[DataFrame, int]:
+        nothing = self._nothing, 0
+        if wanted is None:
+            return nothing
+        above, to = wanted.above, wanted.to
+        segments = [*held.state.segments, *new]
+        chosen = [segment for segment in segments if segment.may_hold(above, to)]
+        if not chosen:
+            return nothing
+        if self._spans.is_session:
+            # A session is made of pieces of any time: all that are alive.
+            above, to = moment.watermark_ms, None
+            chosen = [segment for segment in segments if segment.may_hold(above, to)]
+        count = sum(segment.rows for segment in chosen)
+        old = held.store.frame(held.spark, held.state, self._layout.schema, until_above=above, until_to=to)
+        ours = held.store.frame(held.spark, new, self._layout.schema, until_above=above, until_to=to)
+        if wanted.tracks and old is not None and ours is not None and new[0].rows <= ROWS_TO_LOOK_UP < count:
+            old = self._looked_up(old, ours)
+        pieces = _united(old, ours)
+        if pieces is None:
+            return nothing
+        windows = self._windows(pieces, wanted, is_small=count <= ROWS_FOR_ONE_TASK)
+        directory = os.path.join(moment.scratch, f"{self._step.name}-{moment.number}-rows")
+        return written_down(held.spark, tap_rows(self._step, windows, moment), directory, self.schema)
+
+    def _looked_up(self, old: DataFrame, ours: DataFrame) -> DataFrame:
+        """What is of the same windows, or for sessions of the same keys."""
+        from pyspark.sql import functions as f
+
+        by = list(self._layout.keys) if self._spans.is_session else [*self._layout.keys, START]
+        if not by:
+            return old
+        touched = ours.selectExpr(*(f"{name} AS _t{number}" for number, name in enumerate(by))).distinct()
+        same = " AND ".join(f"{name} <=> _t{number}" for number, name in enumerate(by))
+        return old.join(f.broadcast(touched), f.expr(same), "left_semi")
+
+    def _windows(self, pieces: DataFrame, wanted: Range, *, is_small: bool) -> DataFrame:
+        """Whole windows of these pieces, those that are wanted, with the columns `tap_rows` needs."""
+        layout = self._layout
+        pieces = pieces.selectExpr("*", bucket(layout.keys))
+        # One exchange serves the merging, the sessions and the numbering: all go by bucket first.
+        pieces = pieces.coalesce(1) if is_small else pieces.repartition(BUCKET)
+        more = [f"max({NEW}) AS {NEW}"]
+        if self._spans.is_session:
+            pieces, gone = self._in_sessions(pieces, wanted)
+            more.append(gone)
+        if layout.aggregation.is_general:
+            windows = self._general(pieces, more)
+        else:
+            merged = merged_pieces(layout, pieces, (BUCKET,), *more)
+            finishes = [f"{sql} AS `{name}`" for name, sql in layout.aggregation.finishes.items()]
+            names = [each.rsplit(" AS ", 1)[1] for each in more]
+            windows = merged.selectExpr(
+                BUCKET, *layout.keys, *self._spans.times, UNTIL, "_n", "_low", "_high", *names, *finishes
+            )
+        return self._chosen(windows, wanted)
+
+    def _general(self, pieces: DataFrame, more: Sequence[str]) -> DataFrame:
+        """Windows by the step's own SQL over rows in their order."""
+        layout = self._layout
+        keys = [BUCKET, *layout.keys, SESSION if self._spans.is_session else START]
+        times = [f"min({START}) AS {START}", f"max({END}) AS {END}"] if self._spans.is_session else []
+        aggregates = [f"{sql} AS `{name}`" for name, sql in layout.aggregation.finishes.items()]
+        windows = (
+            pieces.sortWithinPartitions(*keys, IN_ORDER)
+            .groupBy(*keys)
+            .agg(*expressions(*times, f"max({UNTIL}) AS {UNTIL}", *OF_PIECES, *more, *aggregates))
+        )
+        kept = [f"`{name}`" for name in windows.columns if name not in ("_n", "_low", "_high")]
+        return windows.selectExpr(*kept, *SETTLED)
+
+    def _in_sessions(self, pieces: DataFrame, wanted: Range) -> tuple[DataFrame, str]:
+        """Pieces with the number of their session; and, as SQL, the sessions given out before that are in it."""
+        keys = (BUCKET, *self._layout.keys)
+        if not wanted.tracks:
+            known = pieces.selectExpr("*", f"{NOT_GIVEN} AS _given")
+            return numbered_sessions(known, keys), f"collect_set(_given) AS {GONE}"
+        # As they stood before this batch: by the old pieces alone.
+        before = numbered_sessions(pieces.where(f"NOT {NEW}"), keys).withColumnRenamed(SESSION, "_before")
+        by = ", ".join([*keys, "_before"])
+        over = f"OVER (PARTITION BY {by})"
+        known = before.selectExpr(
+            "*", f"min({START}) {over} AS _s", f"max({END}) {over} AS _e", f"max({UNTIL}) {over} AS _u"
+        )
+        given = "true"
+        if self._step.emit == "closed":
+            given = f"_u <= {wanted.closed}L" if wanted.closed is not None else "false"
+        marked = known.selectExpr(
+            *(f"`{name}`" for name in pieces.columns),
+            f"CASE WHEN {given} THEN named_struct('s', _s, 'e', _e) END AS _given",
+        )
+        fresh = pieces.where(NEW).selectExpr("*", f"{NOT_GIVEN} AS _given")
+        return numbered_sessions(marked.unionByName(fresh), keys), f"collect_set(_given) AS {GONE}"
+
+    def _chosen(self, windows: DataFrame, wanted: Range) -> DataFrame:
+        conditions = []
+        if self._step.emit == "changes":
+            conditions.append(NEW)
+        else:
+            if wanted.to is not None:
+                conditions.append(f"{UNTIL} <= {wanted.to}L")
+            if wanted.closed is not None:
+                conditions.append(f"({UNTIL} > {wanted.closed}L OR {NEW})")
+        is_chosen = " AND ".join(conditions) or "true"
+        if not self._spans.is_session:
+            return windows.where(is_chosen).selectExpr(
+                "*", f"{START} AS _begin", f"{self._spans.end} AS _finish", "false AS _is_gone"
+            )
+        itself = f"filter(array(named_struct('s', {START}, 'e', {END}, 'gone', false)), x -> {is_chosen})"
+        others = f"filter({GONE}, g -> {NEW} AND g.s <> {START})"
+        parted = f"transform({others}, g -> named_struct('s', g.s, 'e', g.e, 'gone', true))"
+        one_each = windows.selectExpr("*", f"explode(concat({itself}, {parted})) AS _one")
+        return one_each.selectExpr("*", "_one.s AS _begin", "_one.e AS _finish", "_one.gone AS _is_gone")
+
+    # -------------------------------------------------------------------- sessions that go on
+
+    def _carried(self, held: Held, new: Sequence[Segment], moment: Moment) -> list[Segment]:
+        """Pieces whose own time is over and whose session goes on, written again with its time."""
+        over = moment.next_watermark_ms
+        segments = [*held.state.segments, *new]
+        if over is None or not any(segment.may_hold(moment.watermark_ms, over) for segment in segments):
+            return []
+        living = [segment for segment in segments if segment.may_hold(moment.watermark_ms, None)]
+        pieces = held.store.frame(held.spark, living, self._layout.schema, until_above=moment.watermark_ms)
+        if pieces is None:
+            return []
+        layout = self._layout
+        if sum(segment.rows for segment in living) <= ROWS_FOR_ONE_TASK:
+            pieces = pieces.coalesce(1)
+        numbered = numbered_sessions(pieces, layout.keys)
+        session = f"max({UNTIL}) OVER (PARTITION BY {', '.join([*layout.keys, SESSION])}) AS _goes_on"
+        going_on = numbered.selectExpr("*", session).where(f"{UNTIL} <= {over}L AND _goes_on > {over}L")
+        columns = [f"_goes_on AS {UNTIL}" if name == UNTIL else f"`{name}`" for name in layout.schema.names]
+        going_on = going_on.selectExpr(*columns, SESSION)
+        is_general = layout.aggregation.is_general
+        rows = going_on.drop(SESSION) if is_general else merged_pieces(layout, going_on)
+        segment = write_segment(held, moment, layout.step, rows)
+        return [segment] if segment is not None else []
+
+    # -------------------------------------------------------------------- counters
+
+    def _counters(self, given: DataFrame, count: int, wanted: Range | None) -> dict[str, int]:
+        if self._step.emit == "changes":
+            return {"changed": count}
+        corrected = 0
+        if count and wanted is not None and wanted.tracks and wanted.closed is not None:
+            end_ms = wanted.closed - self._spans.hold_ms - self._spans.wait_ms
+            corrected = given.where(f"_tombstone OR unix_millis({WINDOW_END}) <= {end_ms}L").count()
+        return {"closed": count - corrected, "corrected": corrected}
+
+    def _note_late(
+        self, rows: DataFrame, notes: Mapping[str, Any], late: Tally
+    ) -> tuple[Mapping[str, Any], int]:
+        """The notes with these late rows: their number, and how many each of the latest windows had."""
+        if not late.rows:
+            return notes, 0
+        known: dict[str, int] = dict(notes.get("late_windows", {}))
+        windows = 0
+        if not self._spans.is_session:
+            found = (
+                rows.where(self._spans.is_late)
+                .selectExpr(f"{self._spans.latest_start} AS w")
+                .groupBy("w")
+                .count()
+            )
+            latest = (
+                f"slice(sort_array(collect_list(struct(w, count)), false), 1, {LATE_WINDOWS_KEPT}) AS latest"
+            )
+            row = found.agg(*expressions("count(w) AS windows", latest)).collect()[0]
+            windows = row["windows"]
+            for each in row["latest"]:
+                if each["w"] is not None:
+                    known[str(each["w"])] = known.get(str(each["w"]), 0) + each["count"]
+        kept = sorted(known, key=int)[-LATE_WINDOWS_KEPT:]
+        total = int(notes.get("late", 0)) + late.rows
+        return {**notes, "late": total, "late_windows": {start: known[start] for start in kept}}, windows
+
+
+def _united(old: DataFrame | None, ours: DataFrame | None) -> DataFrame | None:
+    """Pieces of the state and of the batch, told apart."""
+    before = None if old is None else old.selectExpr("*", f"false AS {NEW}")
+    after = None if ours is None else ours.selectExpr("*", f"true AS {NEW}")
+    if before is None or after is None:
+        return before if after is None else after
+    return before.unionByName(after)
+
+
+@contextmanager
+def telling(step: str) -> Iterator[None]:
+    """What Spark finds wrong with a step's SQL or with its numbers is told with the step's name."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if "ArithmeticException" in names or "ARITHMETIC_OVERFLOW" in str(error):
+            raise StepError(
+                step,
+                f"a number is too large for its type: {spark_message(error)} Cast it in the aggregate, such as "
+                "sum(CAST(amount AS DECIMAL(38, 2))), and rebuild. Nothing of the batch was committed",
+            ) from error
+        if names & {"AnalysisException", "ParseException", "SparkRuntimeException", "NumberFormatException"}:
+            raise StepError(step, spark_message(error)) from error
+        raise
