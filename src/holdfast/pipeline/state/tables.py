@@ -28,6 +28,8 @@ TABLE_BYTES_MAX: Final = 512 * 1024 * 1024
 """A table goes to every task as a whole."""
 ROWS_AT_ONCE: Final = 10_000
 CONNECT_SECONDS: Final = 10
+QUERY_MS_MAX: Final = 300_000
+"""A batch waits for it."""
 ATTEMPTS: Final = 3
 """To read a file that changes while it is read."""
 _ADDRESS: Final = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -69,13 +71,14 @@ class Table:
     @property
     def _scheme(self) -> str:
         match = _ADDRESS.match(self.step.table)
-        return match[1].lower() if match else ""
+        scheme = match[1].lower() if match else ""
+        return "" if scheme == "file" else scheme
 
     @property
     def _path(self) -> str:
-        if self._scheme not in ("", "file"):
+        if self._scheme:
             return self.step.table
-        path = self.step.table.removeprefix("file://")
+        path = re.sub(r"^file:(//(?=/))?", "", self.step.table)
         return os.path.abspath(os.path.join(self.directory, os.path.expanduser(path)))
 
     @property
@@ -83,7 +86,7 @@ class Table:
         """`postgres`, `delta`, `csv` or `parquet`."""
         if self._scheme in _POSTGRES:
             return "postgres"
-        if self._scheme not in ("", "file") or os.path.isdir(os.path.join(self._path, "_delta_log")):
+        if self._scheme or os.path.isdir(os.path.join(self._path, "_delta_log")):
             return "delta"
         return "csv" if os.path.splitext(self._path)[1].lower() in _CSV else "parquet"
 
@@ -260,15 +263,17 @@ class Table:
 
     def _read_postgres(self, *, is_schema_only: bool = False) -> pa.Table:
         import psycopg
+        from psycopg.types.string import TextLoader
 
         query = self.step.query
         if not query:
             raise StepError(self.step.name, "PostgreSQL needs a `query`: what is read")
-        with (
-            psycopg.connect(self.step.table, connect_timeout=CONNECT_SECONDS) as connection,
-            connection.cursor(name="lookup") as cursor,
-        ):
+        with psycopg.connect(self.step.table, connect_timeout=CONNECT_SECONDS) as connection:
             connection.read_only = True
+            for name in ("json", "jsonb"):
+                connection.adapters.register_loader(name, TextLoader)
+            connection.execute(f"SET LOCAL statement_timeout = {QUERY_MS_MAX:d}".encode())
+            cursor = connection.cursor(name="lookup")
             cursor.execute(query.encode())
             schema, convert = self._postgres_schema(cursor)
             if is_schema_only:
@@ -317,6 +322,8 @@ class _Explained:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
         import psycopg
         from deltalake.exceptions import DeltaError, TableNotFoundError
 
@@ -330,6 +337,8 @@ class _Explained:
                 raise StepError(name, f"{table}: {str(error).strip()}") from error
             case pa.ArrowInvalid() | pa.ArrowNotImplementedError() | UnicodeDecodeError() | DeltaError():
                 raise StepError(name, f"{table} cannot be read: {error}") from error
+            case PermissionError():
+                raise EnvironmentFails(f"step {name!r}: no permission to read {table}") from error
             case OSError():
                 raise LookupUnavailable(f"step {name!r}: {table} cannot be read: {error}") from error
 
@@ -351,12 +360,6 @@ def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-def _json(value: Any) -> str | None:
-    import json
-
-    return None if value is None else json.dumps(value, ensure_ascii=False, sort_keys=True)
-
-
 _POSTGRES_TYPES: Final[dict[str, tuple[pa.DataType, Callable[[Any], Any]]]] = {
     "bool": (pa.bool_(), _same),
     "int2": (pa.int16(), _same),
@@ -369,8 +372,8 @@ _POSTGRES_TYPES: Final[dict[str, tuple[pa.DataType, Callable[[Any], Any]]]] = {
     "bpchar": (pa.string(), _same),
     "name": (pa.string(), _same),
     "uuid": (pa.string(), _text),
-    "json": (pa.string(), _json),
-    "jsonb": (pa.string(), _json),
+    "json": (pa.string(), _same),
+    "jsonb": (pa.string(), _same),
     "bytea": (pa.binary(), _same),
     "date": (pa.date32(), _same),
     "timestamp": (pa.timestamp("us"), _same),
