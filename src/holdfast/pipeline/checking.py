@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
@@ -19,6 +20,7 @@ from holdfast.pipeline.definition.model import (
     Expect,
     Filter,
     KafkaSink,
+    Lookup,
     PipelineDefinition,
     PostgresSink,
     Python,
@@ -26,7 +28,8 @@ from holdfast.pipeline.definition.model import (
     Step,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
-from holdfast.pipeline.definition.secrets import SecretMissing, expand_definition, is_reference
+from holdfast.pipeline.definition.secrets import Redactor, SecretMissing, expand_definition, is_reference
+from holdfast.pipeline.definition.streams import has_memory
 from holdfast.pipeline.engine.failures import StepError, spark_message
 from holdfast.pipeline.sinks.base import LINEAGE
 
@@ -36,7 +39,20 @@ if TYPE_CHECKING:
 
 BATCH_TIME_MS: Final = 1_767_225_600_000
 """Any time will do for rows that are not there."""
-TEXT_KEYS: Final = {"expect": "that", "filter": "where", "sql": "query", "python": "function"}
+TEXT_KEYS: Final = {
+    "expect": "that",
+    "filter": "where",
+    "sql": "query",
+    "python": "function",
+    "dedupe": "key",
+    "lookup": "table",
+    "window": "aggregates",
+    "keyed": "function",
+    "join": "select",
+}
+"""Where in a step stands what an error is about."""
+MAIN: Final = ""
+"""The stream of rows at the end of the steps, as sinks ask for it."""
 
 
 def check_definition(
@@ -45,34 +61,43 @@ def check_definition(
     """What is wrong with a definition that keeps the rules, and the schema that reaches its sinks."""
     from holdfast.pipeline.engine.inspection import quiet_spark
     from holdfast.pipeline.engine.staging import stage_schema
-    from holdfast.pipeline.engine.walking import narrow
 
     quiet_spark()
     findings: list[Finding] = []
-    expanded = definition
+    expanded, redactor = definition, Redactor()
     try:
-        expanded, _ = expand_definition(definition, *([environment] if environment is not None else []))
+        expanded, redactor = expand_definition(
+            definition, *([environment] if environment is not None else [])
+        )
     except SecretMissing as missing:
         findings += [Finding(each.path, each.message, "warning") for each in missing.findings]
     try:
         frame = spark.createDataFrame([], stage_schema(expanded.source))
     except HoldfastError as error:
         return [*findings, Finding(("source", "value"), str(error))], None
-    found, rows = _follow(definition, frame)
-    findings += found
-    if rows is None:
-        return findings, None
-    stored = narrow(rows)
-    findings += _check_sinks(expanded, stored)
-    return findings, stored.schema
+    found, streams = _follow(expanded, frame)
+    findings += [replace(finding, message=redactor.redact(finding.message)) for finding in found]
+    findings += _check_sinks(expanded, streams)
+    return findings, streams[MAIN].schema if MAIN in streams else None
 
 
-def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Finding], DataFrame | None]:
-    """Step by step. A rule that fails leaves the schema as it was; a query or function that does leaves none."""
+def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Finding], dict[str, DataFrame]]:
+    """Step by step; and no rows of each stream that sinks can take, without those that are not known.
+
+    A rule that fails, or a step that taps the rows, leaves the schema as it was; another one that fails leaves none.
+    """
+    from holdfast.pipeline.engine.walking import narrow
+
     findings: list[Finding] = []
+    streams: dict[str, DataFrame] = {}
     for index, step in enumerate(definition.steps):
         kind = kind_of_step(step)
         path: Path = ("steps", index, kind, TEXT_KEYS[kind])
+        if has_memory(step):
+            found, beside = _check_memory(definition, step, path, frame)
+            findings += found
+            streams |= beside
+            continue
         found, after = _check_step(definition, step, path, frame)
         findings += found
         if isinstance(step, Expect | Filter):
@@ -83,9 +108,31 @@ def _follow(definition: PipelineDefinition, frame: DataFrame) -> tuple[list[Find
                 names = ", ".join(step.name for step in later)
                 note = f"not checked, since they stand behind step {step.name!r}: {names}"
                 findings.append(Finding(("steps", index + 1), note, "warning"))
-            return findings, None
+            return findings, streams
         frame = after
-    return findings, frame
+    return findings, {**streams, MAIN: narrow(frame)}
+
+
+def _check_memory(
+    definition: PipelineDefinition, step: Step, path: Path, frame: DataFrame
+) -> tuple[list[Finding], dict[str, DataFrame]]:
+    """A step with a memory lets the schema be; its streams, as sinks get them."""
+    from holdfast.pipeline.engine.walking import narrow
+    from holdfast.pipeline.state.building import operator_of
+
+    spark = frame.sparkSession
+    streams: dict[str, DataFrame] = {}
+    try:
+        operator = operator_of(step, definition)
+        for name, schema in operator.schemas(spark, frame.schema).items():
+            rows = spark.createDataFrame([], schema)
+            if name:
+                streams[f"{step.name}.{name}"] = narrow(rows)
+            elif operator.is_tap:
+                streams[step.name] = rows
+    except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
+        return [Finding(path, analysis_message(error, frame))], {}
+    return [], streams
 
 
 def _check_step(
@@ -93,6 +140,8 @@ def _check_step(
 ) -> tuple[list[Finding], DataFrame | None]:
     from holdfast.pipeline.engine.routing import apply_step
 
+    if isinstance(step, Lookup):
+        return _check_lookup(definition, step, path, frame)
     try:
         if isinstance(step, Python):
             load_function(step, definition.directory)
@@ -121,6 +170,28 @@ def _check_step(
         )
         findings.append(Finding(path, message))
     return findings, after
+
+
+def _check_lookup(
+    definition: PipelineDefinition, step: Lookup, path: Path, frame: DataFrame
+) -> tuple[list[Finding], DataFrame | None]:
+    """The table is asked for its columns; one that cannot be reached from here may be when the pipeline runs."""
+    from holdfast.pipeline.engine.lookups import Lookups
+    from holdfast.pipeline.engine.walking import flag_of_lookup
+    from holdfast.pipeline.state.tables import LookupUnavailable
+
+    if is_reference(step.table):
+        return [
+            Finding(path, "its columns are not checked: where the table is, is not known here", "warning")
+        ], None
+    try:
+        schema = Lookups(definition).schema_after(frame.schema, step)
+        after = frame.sparkSession.createDataFrame([], schema).drop(*flag_of_lookup(step))
+    except LookupUnavailable as error:
+        return [Finding(path, f"its columns are not checked: {error}", "warning")], None
+    except Exception as error:  # noqa: BLE001  every failure of the analysis is a finding about this step
+        return [Finding(path, analysis_message(error, frame))], None
+    return [], after
 
 
 def _is_deterministic(frame: Any) -> bool:
@@ -153,10 +224,14 @@ def _unresolved(error: Exception, frame: DataFrame) -> str | None:
     return None
 
 
-def _check_sinks(definition: PipelineDefinition, rows: DataFrame) -> Iterator[Finding]:
+def _check_sinks(definition: PipelineDefinition, streams: Mapping[str, DataFrame]) -> Iterator[Finding]:
+    """Each against the rows it takes; none whose rows are not known."""
     from holdfast.pipeline.sinks.building import build_sink
 
     for index, sink in enumerate(definition.sinks):
+        rows = streams.get(sink.rows)
+        if rows is None:
+            continue
         path: Path = ("sinks", index, kind_of_sink(sink))
         texts: dict[Path, str | None] = {}
         if isinstance(sink, KafkaSink):

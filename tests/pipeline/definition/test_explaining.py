@@ -103,3 +103,50 @@ def test_literal_settings_are_shown_by_name_alone() -> None:
     assert "sasl.password" in text
     assert "swordfish" not in text
     assert "ada" not in text
+
+
+WITH_TIME = Pipeline("p").read(
+    "t",
+    value={"format": "json", "unknown": "reject", "fields": {"id": "long", "at": "timestamp"}},
+    event_time="at",
+)
+TOTALS = WITH_TIME.window({"n": "count(*)"}, size="1m", name="totals").write(
+    "kafka", topic="o", rows="totals"
+)
+
+
+def test_late_rows_without_a_sink_are_the_weakest_hop() -> None:
+    weakest = explain(TOTALS.definition()).weakest
+    assert (weakest.name, weakest.strength) == ("totals", Strength.SOME_LEFT_OUT)
+    assert weakest.remedy == "a sink with rows: totals.late"
+    kept = TOTALS.write("kafka", topic="l", name="late", rows="totals.late")
+    assert explain(kept.definition()).weakest.strength is Strength.EXACTLY_ONCE
+
+
+def test_partitions_left_out_when_idle_are_a_condition() -> None:
+    pipeline = WITH_TIME.write("parquet", path="o").read(
+        "t", value="text", event_time={"field": "_timestamp", "idle": "1m"}
+    )
+    weakest = explain(pipeline.definition()).weakest
+    assert (weakest.name, weakest.strength) == ("event time", Strength.CONDITIONAL)
+    assert "idle" in (weakest.remedy or "")
+
+
+def test_every_step_says_what_it_remembers_and_for_how_long() -> None:
+    pipeline = (
+        WITH_TIME.dedupe("id", within="2h", name="once")
+        .lookup("postgresql://u:secret@h/d", query="SELECT 1", on="id", columns="city", name="who")
+        .window({"n": "count(*)"}, gap="5m", late="correct", correct_within="3d", name="visits")
+        .keyed("json:dumps", key="id", schema="n long", state="n long", ttl="4d", name="watch")
+        .join("id > 1", "id < 1", on="id", select=["l.id"], within="6m", name="pairs")
+        .write("parquet", path="o")
+    )
+    hops = {hop.name: f"{hop.what}; {hop.why}" for hop in explain(pipeline.definition()).hops}
+    for name, time in (("once", "2h"), ("visits", "3d"), ("watch", "4d"), ("pairs", "6m"), ("who", "1h")):
+        assert time in hops[name], hops[name]
+    assert "secret" not in hops["who"]
+    assert "sessions that end after 5m" in hops["visits"]
+
+
+def test_a_sink_says_whose_rows_it_takes() -> None:
+    assert explain(TOTALS.definition()).sinks[-1].what == "rows totals: topic o"

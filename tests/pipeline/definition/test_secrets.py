@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.pipeline import Pipeline
 from holdfast.pipeline.definition.explaining import explain
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.loading import parse_yaml
-from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, PostgresSink
+from holdfast.pipeline.definition.model import KafkaSink, Lookup, PipelineDefinition, PostgresSink
 from holdfast.pipeline.definition.secrets import Redactor, SecretMissing, expand, expand_definition
 
 YAML = """\
@@ -196,3 +197,26 @@ def test_which_settings_hold_secrets(name: str, is_secret: bool) -> None:
     )
     text = text.replace("    ssl.key.password: file:key.txt\n", "")
     assert bool(parse_yaml(text).warnings) is is_secret
+
+
+def test_a_lookups_address_is_expanded_and_a_files_path_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "address").write_text("postgresql://u:swordfish@h/d\n")
+    pipeline = (
+        Pipeline("p")
+        .read("t", value="text")
+        .lookup("file:address", query="SELECT 1", on="value", columns="a", name="database")
+        .lookup("${WHERE}/table.parquet", on="value", columns="b", name="files")
+        .write("parquet", path="out")
+    )
+    document = pipeline.definition(directory=str(tmp_path))
+    expanded, redactor = expand_definition(document, {"WHERE": "/data"})
+    database, files = expanded.steps
+    assert isinstance(database, Lookup)
+    assert isinstance(files, Lookup)
+    assert database.table == "postgresql://u:swordfish@h/d"
+    assert files.table == "/data/table.parquet"
+    assert redactor.redact(f"cannot open {database.table}") == "cannot open file:address"
+    with pytest.raises(
+        SecretMissing, match=r"steps\[1\].lookup.table: the environment has no variable WHERE"
+    ):
+        expand_definition(document, {})

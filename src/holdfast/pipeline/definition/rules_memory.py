@@ -183,7 +183,7 @@ def _made_columns(columns: Mapping[str, str], path: Path, reserved: Sequence[str
         if name.startswith("_"):
             yield Finding(where, "names that start with '_' are kept for holdfast's own columns")
         elif not re.fullmatch(r"[^`.()\s'\"]+", name):
-            yield Finding(where, f"{name!r} cannot be a column's name; give it one, as 'total: {text}'")
+            yield Finding(where, f"{name!r} cannot be a column's name; give it one of its own")
         elif name.lower() in seen:
             yield Finding(where, f"there is a column {seen[name.lower()]!r} already; choose another name")
         seen.setdefault(name.lower(), name)

@@ -66,6 +66,7 @@ def _unknown(rows: str, definition: PipelineDefinition) -> str:
 
 
 def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Finding]:
+    """A sink must be able to hold what a window gives: again when it changed, gone when it was joined to another."""
     reason = "emit: changes" if step.emit == "changes" else "late: correct" if step.late == "correct" else ""
     is_upsert = isinstance(sink, PostgresSink) and sink.mode == "upsert"
     if reason and not is_upsert and not isinstance(sink, KafkaSink):
@@ -75,6 +76,12 @@ def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Fin
             "version of it; use postgres with 'mode: upsert', or kafka, or only closed windows",
         )
     if isinstance(sink, PostgresSink) and sink.mode == "upsert":
+        if reason and step.kind == "session" and "_tombstone" not in (sink.delete_when or ""):
+            yield Finding(
+                path,
+                f"two sessions of {step.name!r} can become one ({reason}), and the other is taken back by a row that "
+                "is a tombstone; add 'delete_when: _tombstone'",
+            )
         given = {column.lower() for column in sink.key}
         lacking = [column for column in ("window_start", *step.key) if column.lower() not in given]
         if lacking and sink.key:

@@ -89,19 +89,22 @@ def _pairs(on: Sequence[str] | Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _selected(select: Sequence[str] | Mapping[str, str]) -> Mapping[str, str]:
-    """`l.id` is called `id`, `l.id AS order_id` as it says; what has no name of its own is called by its text."""
+    """`l.id` is called `id`, `l.id AS order_id` as it says.
+
+    What has no name of its own, or one that is taken, is called by its text, which the rules refuse.
+    """
     if isinstance(select, Mapping):
         return select
     named: dict[str, str] = {}
     for text in select:
         given = re.fullmatch(r"(?s)\s*(.+?)\s+[aA][sS]\s+(?:`([^`]+)`|(\w+))\s*", text)
         column = re.fullmatch(r"\s*[lr]\.(?:`([^`]+)`|(\w+))\s*", text)
+        name, sql = text.strip(), text.strip()
         if given:
-            named[given[2] or given[3]] = given[1]
+            name, sql = given[2] or given[3], given[1]
         elif column:
-            named[column[1] or column[2]] = text.strip()
-        else:
-            named[text.strip()] = text.strip()
+            name = column[1] or column[2]
+        named[text.strip() if name in named else name] = sql
     return named
 
 
