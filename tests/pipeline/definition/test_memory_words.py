@@ -519,3 +519,17 @@ def test_a_side_of_a_join_is_a_topic_or_a_condition(directory: str) -> None:
     source = parse_yaml(FULL, directory=directory).definition.source
     assert side_condition(source, "orders") == "_hf.topic = 'orders'"
     assert side_condition(source, "amount > 1") == "amount > 1"
+
+
+def test_what_follows_from_an_error_is_not_said_again() -> None:
+    sinks = ("parquet: out", "parquet: {path: o, rows: w}")
+    wrong_step = with_step(WINDOW.replace("size: 1m", "size: soon, emitt: x"), sinks)
+    assert len([line for line in found_in(wrong_step) if "rows" in line.split(": ")[0]]) == 0
+    wrong_time = with_step(WINDOW, ("event_time: at", "event_time: {field: at, dely: 1m}"))
+    assert [line for line in found_in(wrong_time) if not line.startswith("warning")] == [
+        "source.event_time.dely: event_time has no key 'dely'; did you mean 'delay'?"
+    ]
+    wrong_fields = with_step(WINDOW, ("name: string", "name: [string]"))
+    assert [line.split(": ")[0] for line in found_in(wrong_fields) if not line.startswith("warning")] == [
+        "source.value.fields.name"
+    ]

@@ -31,6 +31,8 @@ class Finding:
     level: Literal["error", "warning"] = "error"
     mark: Mark | None = None
     file: str | None = None
+    rests_on: tuple[Path, ...] = ()
+    """Other parts that it looked at: if one of them could not be read, this is a consequence and not said."""
 
     def __str__(self) -> str:
         place = path_text(self.path)

@@ -92,7 +92,9 @@ def complete(definition: PipelineDefinition, findings: Findings) -> Loaded:
         *(
             findings.located(finding)
             for finding in check_rules(definition)
-            if not any(_same_part(finding.path, part) for part in unreadable)
+            if not any(
+                _same_part(path, part) for path in (finding.path, *finding.rests_on) for part in unreadable
+            )
         ),
     ]
     if any(finding.level == "error" for finding in found):

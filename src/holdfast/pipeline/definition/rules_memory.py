@@ -20,6 +20,7 @@ from holdfast.pipeline.definition.units import parse_duration_ms
 WINDOWS_OF_A_ROW_MAX: Final = 1000
 """A row is counted in each window it is in; more of them is a mistake in the units."""
 WINDOW_WORDS: Final = {"tumbling": ("size",), "sliding": ("size", "every"), "session": ("gap",)}
+COLUMNS_REST_ON: Final[tuple[Path, ...]] = (("source", "value"), ("source", "values"), ("steps",))
 RECORD_KEY: Final = re.compile(r"_key(_.+)?")
 POSTGRES: Final = re.compile(r"postgres(ql)?://")
 
@@ -32,6 +33,7 @@ def check_memory(definition: PipelineDefinition) -> Iterator[Finding]:
                 path,
                 "it goes by when things happened; name a timestamp of the records below 'source', as "
                 "'event_time: at', or 'event_time: _timestamp' for the time Kafka keeps",
+                rests_on=(("source", "event_time"),),
             )
         known = columns_before(definition, index)
         match step:
@@ -170,7 +172,8 @@ def _side(
         hint = nearest(text, source.topics)
         if source.pattern is not None:
             hint = f"; for a topic of a pattern write _hf.topic = '{text.strip()}'"
-        yield Finding(path, f"{text!r} is neither a topic that is read ({topics}) nor a column{hint}")
+        message = f"{text!r} is neither a topic that is read ({topics}) nor a column{hint}"
+        yield Finding(path, message, rests_on=(*COLUMNS_REST_ON, ("source", "topics")))
         return
     yield from (Finding(path, problem) for problem in problems_of_expression(text))
 
@@ -201,4 +204,4 @@ def _rows_columns(columns: Sequence[str], path: Path, known: frozenset[str] | No
                 yield Finding(path, f"{column!r} is a column of holdfast's own; choose another")
             continue
         listed = nearest(column, known) or f"; there are {', '.join(sorted(known))}"
-        yield Finding(path, f"there is no column {column!r}{listed}")
+        yield Finding(path, f"there is no column {column!r}{listed}", rests_on=COLUMNS_REST_ON)

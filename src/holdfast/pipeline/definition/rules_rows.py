@@ -33,7 +33,7 @@ def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
         path: Path = ("sinks", index, kind_of_sink(sink))
         stream = known.get(sink.rows)
         if stream is None:
-            yield Finding((*path, "rows"), _unknown(sink.rows, definition))
+            yield Finding((*path, "rows"), _unknown(sink.rows, definition), rests_on=(("steps",),))
             continue
         step = steps.get(stream.step)
         if isinstance(step, Window) and not stream.kind:
@@ -98,10 +98,10 @@ def _untaken(definition: PipelineDefinition) -> Iterator[Finding]:
         path: Path = ("steps", index, kind_of_step(step))
         if is_tap(step) and not takers(definition, Stream(step.name)):
             message = f"no sink takes its rows; one with 'rows: {step.name}' does"
-            yield Finding(path, message, "warning")
+            yield Finding(path, message, "warning", rests_on=(("sinks",),))
         if has_memory(step) and not takers(definition, Stream(step.name, LATE)):
             message = f"its late rows are counted and kept nowhere; a sink with 'rows: {step.name}.{LATE}' keeps them"
-            yield Finding(path, message, "warning")
+            yield Finding(path, message, "warning", rests_on=(("sinks",),))
     has_tap = any(is_tap(step) for step in definition.steps)
     if definition.sinks and not has_tap and not takers(definition, MAIN):
         yield Finding(

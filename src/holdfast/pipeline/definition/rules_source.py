@@ -17,6 +17,7 @@ from holdfast.pipeline.definition.secrets import is_reference
 from holdfast.pipeline.definition.streams import decodings_of
 
 SCHEMA_FORMATS: Final = ("avro", "protobuf")
+FIELDS_REST_ON: Final[tuple[Path, ...]] = (("source", "value"), ("source", "values"))
 
 
 def check_source(source: Source) -> Iterator[Finding]:
@@ -69,7 +70,8 @@ def _values(source: Source) -> Iterator[Finding]:
             if not is_reference(source.pattern) and not _matches(source.pattern, topic):
                 yield Finding(path, f"{topic!r} is not read: it does not match the pattern")
         elif topic not in source.topics and source.topics:
-            yield Finding(path, f"{topic!r} is not read{nearest(topic, source.topics)}")
+            message = f"{topic!r} is not read{nearest(topic, source.topics)}"
+            yield Finding(path, message, rests_on=(("source", "topics"),))
     if source.values and source.value != Decoding() and all(topic for topic, _ in decodings_of(source)):
         message = "every topic has a decoding of its own below 'values'; leave this one out"
         yield Finding(("source", "value"), message, "warning")
@@ -101,13 +103,14 @@ def _event_time(event_time: EventTime, source: Source) -> Iterator[Finding]:
             path,
             f"there is no field {name!r}{nearest(name, known)}; it is a field of the value, or {RECORD_TIME}, "
             "the time Kafka keeps",
+            rests_on=FIELDS_REST_ON,
         )
         return
     for topic, columns in everywhere:
         if columns is not None and name not in columns:
             whose = "other topics" if topic is None else f"the topic {topic!r}"
             message = f"rows of {whose} have no {name!r}: to steps with a memory they are all late"
-            yield Finding(path, message, "warning")
+            yield Finding(path, message, "warning", rests_on=FIELDS_REST_ON)
 
 
 def _decoding(decoding: Decoding, path: Path) -> Iterator[Finding]:
