@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 ID_HEADER: Final = "hf-id"
 ID_COLUMN: Final = "hf_id"
+REACH: Final = 2
+"""How long a row is remembered, in times of `within`."""
 BROADCAST_ROWS_MAX: Final = 2_000_000
 """Of the rows of a batch: so many hashes are handed to every task; more are shuffled, since each task would hold them
 all."""
@@ -143,20 +145,20 @@ class DedupeOperator:
             return _Verdict(Tally(), Tally(), 0, None)
         memory = held.frame(
             _memory_ddl(keys),
-            until_above=_greatest(moment.watermark_ms, given.low_ms + self._within_ms),
-            until_to=given.high_ms + 3 * self._within_ms - 1,
+            until_above=_greatest(moment.watermark_ms, given.low_ms + (REACH - 1) * self._within_ms),
+            until_to=given.high_ms + (REACH + 1) * self._within_ms - 1,
         )
         doubles = self._duplicates(judged, given.tally.rows, memory, keys, held, moment)
         dead = "false"
         if moment.next_watermark_ms is not None:
-            dead = f"_t + {2 * self._within_ms}L <= {moment.next_watermark_ms}L"
+            dead = f"_t + {REACH * self._within_ms}L <= {moment.next_watermark_ms}L"
         return _count_judged(judged, doubles, given.tally.rows, dead)
 
     def _remembered(
         self, judged: DataFrame, verdict: _Verdict, keys: Sequence[_Key], moment: Moment
     ) -> DataFrame:
         """What the memory gets: those that went on and can still matter."""
-        until = f"_t + {2 * self._within_ms}L AS _until"
+        until = f"_t + {REACH * self._within_ms}L AS _until"
         fresh = verdict.others(judged, PLACE_NAMES).selectExpr(*(key.quoted for key in keys), "_t", until)
         dead_to_ms = moment.next_watermark_ms
         return fresh if dead_to_ms is None else fresh.where(f"_until > {dead_to_ms}L")
