@@ -125,7 +125,7 @@ def explain_event_time(event_time: EventTime) -> Hop:
     if event_time.idle is None:
         return Hop(
             "event time",
-            "event-time",
+            "event time",
             what,
             Strength.EXACTLY_ONCE,
             "which rows are late follows from the log alone, however it is cut into batches; "
@@ -133,7 +133,7 @@ def explain_event_time(event_time: EventTime) -> Hop:
         )
     return Hop(
         "event time",
-        "event-time",
+        "event time",
         f"{what}, idle partitions left out after {event_time.idle}",
         Strength.CONDITIONAL,
         f"rows of a partition that was quiet for {event_time.idle} may be late because others went on: that depends "
