@@ -1,0 +1,155 @@
+"""What a pipeline has recorded of its own past: the batches of its log, and the entries of ledgers that keep them all.
+
+Nothing depends on it being complete. The log is set aside when it has grown, so that the oldest batches may be missing;
+a Kafka sink's ledger keeps its last entry only. Who uses it says what was not known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from holdfast.pipeline.definition.model import (
+    DeltaSink,
+    KafkaSink,
+    ParquetSink,
+    PipelineDefinition,
+    PostgresSink,
+    SinkDefinition,
+)
+from holdfast.pipeline.ledger import Entry, Intake
+from holdfast.pipeline.positions import BatchRange, Place
+
+LOGS: Final = ("log.jsonl.1", "log.jsonl")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One batch, as it was."""
+
+    range: BatchRange
+    batch_time_ms: int
+    sinks: tuple[str, ...] = ()
+    """Those it went to."""
+    intake: Intake | None = None
+    """What was read; nothing: not recorded, or it is an opening."""
+
+
+def recorded_batches(home: str) -> list[Recorded]:
+    """The batches of a pipeline's log that some sink has not been made to forget since, oldest first."""
+    found: list[Recorded] = []
+    for document in _lines(home):
+        if document.get("event") == "reset":
+            found = list(_without(found, set(document.get("sinks", ()))))
+        if document.get("event") == "batch" and "range" in document:
+            found.append(
+                Recorded(
+                    BatchRange.from_json(document["range"]),
+                    int(document["batch_time_ms"]),
+                    tuple(document.get("sinks", ())),
+                    Intake.from_json(document["intake"]) if "intake" in document else None,
+                )
+            )
+    return found
+
+
+def _without(batches: Iterable[Recorded], sinks: set[str]) -> Iterator[Recorded]:
+    for batch in batches:
+        left = tuple(name for name in batch.sinks if name not in sinks)
+        if left:
+            yield replace(batch, sinks=left)
+
+
+def _lines(home: str) -> Iterator[dict[str, Any]]:
+    for name in LOGS:
+        try:
+            with open(os.path.join(home, name), encoding="utf-8") as file:
+                for line in file:
+                    try:
+                        document = json.loads(line)
+                    except ValueError:
+                        continue  # cut short by a crash
+                    if isinstance(document, dict):
+                        yield document
+        except FileNotFoundError:
+            continue
+
+
+def of_entries(entries: Iterable[Entry]) -> list[Recorded]:
+    """Batches as a ledger keeps them, openings included: those take nothing, at a place."""
+    return [
+        Recorded(
+            entry.range,
+            entry.batch_time_ms,
+            (entry.sink,),
+            entry.intake if entry.range else None,
+        )
+        for entry in entries
+    ]
+
+
+def beginnings(recorded: Iterable[Recorded]) -> dict[Place, int]:
+    """The least offset each partition was read from."""
+    found: dict[Place, int] = {}
+    for batch in recorded:
+        for place, span in batch.range.spans.items():
+            found[place] = min(span.start, found.get(place, span.start))
+    return found
+
+
+def kept_entries(definition: PipelineDefinition, sink: SinkDefinition) -> list[Entry] | None:
+    """The whole ledger of a sink, oldest first; nothing for one that keeps its last entry only.
+
+    Of a definition with its secrets expanded.
+    """
+    match sink:
+        case ParquetSink():
+            from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
+
+            return list(ParquetSinkWriter(sink, definition.name, definition.directory).store.entries())
+        case DeltaSink():
+            return _delta(definition, sink)
+        case PostgresSink():
+            return _postgres(definition, sink)
+        case KafkaSink():
+            return None
+
+
+def _delta(definition: PipelineDefinition, sink: DeltaSink) -> list[Entry] | None:
+    """The files of entries; one of a commit that failed is of a number that another has too, and the same range."""
+    from holdfast.pipeline.sinks.delta import DeltaSinkWriter
+
+    ledger = DeltaSinkWriter(sink, definition.name, definition.directory).ledger
+    table = ledger.table()
+    last = None if table is None else ledger.last_entry(table)
+    if last is None or not os.path.isdir(ledger.directory):
+        return None if last is None else [last]
+    found: dict[int, Entry] = {}
+    for name in os.listdir(ledger.directory):
+        with open(os.path.join(ledger.directory, name), encoding="utf-8") as file:
+            entry = Entry.from_json(json.load(file))
+        if entry.number <= last.number:
+            found[entry.number] = entry
+    return [found[number] for number in sorted(found)]
+
+
+def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> list[Entry] | None:
+    import psycopg
+    from psycopg import sql
+
+    from holdfast.pipeline.sinks.postgres_sql import ledger
+
+    with psycopg.connect(sink.url, connect_timeout=10) as connection:
+        try:
+            found = connection.execute(
+                sql.SQL("SELECT entry FROM {} WHERE pipeline = %s AND sink = %s ORDER BY number").format(
+                    ledger(sink.schema_name)
+                ),
+                (definition.name, sink.name),
+            ).fetchall()
+        except psycopg.errors.UndefinedTable:
+            return None
+    return [Entry.from_json(document) for (document,) in found]
