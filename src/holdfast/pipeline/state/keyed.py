@@ -1,0 +1,387 @@
+"""Keyed state: a Python function that remembers something for each key (`holdfast.pipeline.keyed` is its side of it).
+
+A turn is one job. Rows are dealt by the hash of their key into buckets and sorted there; workers look their keys up in
+the bucket's files, call the function and write rows and new versions of keys (`keyed_worker`, `keyed_files`). A file
+counts only when its worker's report names it, so a task that ran twice leaves nothing behind.
+
+How many buckets there are is fixed when the state is new and kept in its notes: rows are numbered by bucket, hash and
+key, and a batch that is repeated with more cores must number them alike.
+
+A row is late when its event is so far behind its own watermark that its key could have been forgotten: event time + ttl
+at or before the watermark; and when it has no event time.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import itertools
+import json
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.pipeline.definition.functions import load_function, name_of
+from holdfast.pipeline.definition.model import EventTime, Keyed
+from holdfast.pipeline.definition.units import parse_duration_ms
+from holdfast.pipeline.digest import hash_sql
+from holdfast.pipeline.engine.decoding import KEY_PREFIX
+from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
+from holdfast.pipeline.engine.python_steps import _pickled
+from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally, ddl_schema
+from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
+from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
+from holdfast.pipeline.state.merging import merged_tier, segments_to_merge, with_merged
+from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
+from holdfast.pipeline.state.segments import Segment, alive, check_present
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructField, StructType
+
+BUCKETS: Final = 8
+"""Of a new state: files of a segment, and the greatest number of tasks that can take a turn side by side."""
+KEY_TYPES: Final = (
+    "string",
+    "binary",
+    "boolean",
+    "tinyint",
+    "smallint",
+    "int",
+    "bigint",
+    "date",
+    "timestamp",
+    "timestamp_ntz",
+    "decimal",
+)
+"""Of which two that are equal are also written alike; a double is not such a type."""
+EVENT_TIME: Final = "_event_time"
+PLACE_COLUMNS: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
+ROWS_DDL: Final = f"_key binary, _timestamp timestamp, _tombstone boolean, _headers {HEADERS_DDL}"
+LINEAGE_DDL: Final = "_hf struct<topic:string,partition:int,offset:bigint,index:int>"
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The schemas of a step on certain rows."""
+
+    key: tuple[str, ...]
+    """As the rows spell it."""
+    handed_out: tuple[str, ...]
+    output: StructType
+    """The step's columns alone."""
+    output_arrow: pa.Schema
+    state_arrow: pa.Schema
+
+
+class KeyedOperator:
+    """The `keyed` step of a pipeline."""
+
+    is_tap = True
+
+    def __init__(self, step: Keyed, event_time: EventTime, directory: str) -> None:
+        self.name = step.name
+        self._step = step
+        self._directory = directory
+        self._ahead_ms = parse_duration_ms(event_time.ahead)
+        self._ttl_ms = parse_duration_ms(step.ttl)
+
+    def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
+        self._check_function(load_function(self._step, self._directory))
+        return {"": self._rows_schema(self._shapes(rows)), LATE: rows}
+
+    def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
+        shapes = self._shapes(rows.schema)
+        job, kept, merging = self._job(shapes, held, moment)
+        reports = _collect(self._dealt(rows, shapes, len(job.files)), job)
+        segments = _segments(held, job, reports, kept, merging)
+        return Turn(
+            rows=self._rows(held.spark, shapes, moment, reports),
+            state=replace(held.state, segments=segments, notes=self._notes(held, job, reports)),
+            taken=_tally(reports, "taken"),
+            late=_tally(reports, "late"),
+            duplicate=Tally(),
+            row_count=sum(report["rows"] for report in reports),
+            streams={LATE: rows.where(self._late_sql)},
+            counters={
+                "expired": sum(report["counters"]["expired"] for report in reports),
+                "fired": sum(report["counters"]["fired"] for report in reports),
+            },
+        )
+
+    def _check_function(self, function: Callable[..., Any]) -> None:
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # one written in C may have none to show
+            return
+        try:
+            signature.bind((), None, None)
+        except TypeError as error:
+            raise StepError(
+                self.name,
+                f"its function {name_of(function)}{signature} is called with key, rows and state: {error}",
+            ) from error
+
+    @property
+    def _late_sql(self) -> str:
+        event, own = "unix_millis(_hf.event_time)", "unix_millis(_hf.watermark)"
+        return f"(_hf.event_time IS NULL OR coalesce({event} + {self._ttl_ms}L <= {own}, false))"
+
+    # -------------------------------------------------------------------- schemas
+
+    def _shapes(self, rows: StructType) -> Shapes:
+        from pyspark.sql.types import StructType
+
+        names = {field.name.lower(): field for field in rows.fields}
+        keys = [self._key_field(name, names.get(name.lower())) for name in self._step.key]
+        if not keys:
+            raise StepError(self.name, "it has no key")
+        own = [
+            field.name
+            for field in rows.fields
+            if not field.name.startswith("_") or field.name.startswith(KEY_PREFIX) or field.name == "_unknown"
+        ]
+        output = self._declared("schema", self._step.schema)
+        reserved = [field.name for field in output if field.name.startswith("_")]
+        if reserved:
+            raise StepError(
+                self.name, f"its schema names {reserved[0]!r}: names with an underscore before are ours"
+            )
+        value = self._declared("state", self._step.state)
+        return Shapes(
+            tuple(field.name for field in keys),
+            (*own, EVENT_TIME),
+            output,
+            self._arrow("schema", output),
+            state_schema(list(self._arrow("key", StructType(keys))), _struct(self._arrow("state", value))),
+        )
+
+    def _key_field(self, name: str, field: StructField | None) -> StructField:
+        if field is None:
+            raise StepError(self.name, f"there is no column {name!r} to be its key")
+        kind = field.dataType.simpleString()
+        if kind.split("(")[0] not in KEY_TYPES:
+            raise StepError(
+                self.name, f"the column {name!r} is {kind}, which cannot be a key; cast it in a step before"
+            )
+        if field.name in (*NUMBERS, STATE):
+            raise StepError(
+                self.name, f"a key cannot have the name {field.name!r}: rename it in a step before"
+            )
+        return field
+
+    def _declared(self, what: str, text: str) -> StructType:
+        from pyspark.sql.types import StructField, StructType
+
+        if not text.strip():
+            raise StepError(self.name, f"its {what} names no columns")
+        try:
+            declared = ddl_schema(text)
+        except Exception as error:
+            raise StepError(self.name, f"its {what} {text!r}: {spark_message(error)}") from error
+        lowered = [field.name.lower() for field in declared]
+        twice = next((name for name in lowered if lowered.count(name) > 1), None)
+        if twice is not None:
+            raise StepError(self.name, f"its {what} names {twice!r} twice")
+        return StructType([StructField(field.name, field.dataType, True) for field in declared])
+
+    def _arrow(self, what: str, schema: StructType) -> pa.Schema:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        try:
+            return to_arrow_schema(schema, timezone="UTC")
+        except Exception as error:
+            raise StepError(self.name, f"its {what} cannot be kept: {spark_message(error)}") from error
+
+    def _rows_schema(self, shapes: Shapes) -> StructType:
+        from pyspark.sql.types import StructType
+
+        return StructType([*ddl_schema(f"{LINEAGE_DDL}, {ROWS_DDL}").fields, *shapes.output.fields])
+
+    # -------------------------------------------------------------------- the job
+
+    def _job(
+        self, shapes: Shapes, held: Held, moment: Moment
+    ) -> tuple[KeyedJob, tuple[Segment, ...], Sequence[Segment]]:
+        """What workers are told; the segments that still matter, and those of them that become one."""
+        function = load_function(self._step, self._directory)
+        notes = held.state.notes
+        buckets = int(notes.get("buckets", BUCKETS))
+        is_event = self._step.timers == "event"
+        since = Passed(_known(notes.get("watermark_ms")), _known(notes.get("clock_ms")))
+        now = Passed(_known(moment.next_watermark_ms), moment.batch_time_ms)
+        # A processing timer can hold a key past its `_until`: such rows are dropped by merging only.
+        kept = alive(held.state.segments, now.watermark_ms) if is_event else held.state.segments
+        merging = segments_to_merge(kept) or []
+        for segment in kept:
+            check_present(held.store.path, segment)
+        rows_directory = os.path.join(moment.scratch, f"keyed-{self.name}")
+        job = KeyedJob(
+            step=self.name,
+            function=_pickled(function),
+            function_name=self._step.function if isinstance(self._step.function, str) else name_of(function),
+            key=shapes.key,
+            handed_out=shapes.handed_out,
+            output=shapes.output_arrow,
+            state=shapes.state_arrow,
+            ttl_ms=self._ttl_ms,
+            is_event=is_event,
+            number=moment.number,
+            since=since,
+            now=now,
+            files=_by_bucket(held, kept, buckets),
+            merging=_by_bucket(held, merging, buckets),
+            merges_all=len(merging) == len(kept),
+            rows_directory=rows_directory,
+            state_directory=held.store.segment_dir(moment.label, self.name),
+            merged_directory=held.store.segment_dir(moment.label, self.name),
+        )
+        for directory in (job.rows_directory, job.state_directory, job.merged_directory):
+            os.makedirs(directory, exist_ok=True)
+        return job, kept, merging
+
+    def _dealt(self, rows: DataFrame, shapes: Shapes, buckets: int) -> DataFrame:
+        """The rows bucket by bucket, each in the order the function gets them.
+
+        Late ones are there to be counted, and have no hash. One row more for each bucket stands for the bucket, so that
+        one without rows has its turn too; it has no place either.
+        """
+        from pyspark.sql import functions as f
+
+        keys = [_quoted(name) for name in shapes.key]
+        hashed = f"xxhash64({', '.join(keys)})"
+        sent = [name for name in shapes.handed_out if name != EVENT_TIME]
+        sent += [name for name in shapes.key if name not in sent]
+        dealt = rows.selectExpr(
+            f"CAST(pmod({hashed}, {buckets}) AS INT) AS {BUCKET}",
+            f"CASE WHEN NOT {self._late_sql} THEN {hashed} END AS {HASH}",
+            f"{hash_sql()} AS {PLACE}",
+            # An event ahead of its record by a wrong clock would keep its key for ever.
+            f"least(unix_millis(_hf.event_time), unix_millis(_hf.timestamp) + {self._ahead_ms}L) AS {EVENT}",
+            f"unix_millis(_hf.watermark) AS {OWN}",
+            *(f"_hf.{name.removeprefix('_hf_')} AS {name}" for name in PLACE_COLUMNS),
+            f"_hf.event_time AS {EVENT_TIME}",
+            *map(_quoted, sent),
+        )
+        stand_ins = rows.sparkSession.range(0, buckets, 1, 1).select(
+            f.col("id").cast("int").alias(BUCKET),
+            *(f.lit(None).cast(field.dataType).alias(field.name) for field in dealt.schema.fields[1:]),
+        )
+        tasks = min(buckets, rows.sparkSession.sparkContext.defaultParallelism)
+        dealt = dealt.unionAll(stand_ins).repartitionById(tasks, f.expr(f"{BUCKET} % {tasks}"))
+        return dealt.sortWithinPartitions(BUCKET, HASH, *keys, *PLACE_COLUMNS).drop(*PLACE_COLUMNS)
+
+    # -------------------------------------------------------------------- what came of it
+
+    def _rows(
+        self, spark: SparkSession, shapes: Shapes, moment: Moment, reports: Sequence[Mapping[str, Any]]
+    ) -> DataFrame:
+        """The step's rows, numbered through."""
+        from pyspark.sql import functions as f
+
+        schema = self._rows_schema(shapes)
+        files = [report["rows_file"] for report in reports if report["rows_file"]]
+        if not files:
+            return spark.createDataFrame([], schema)
+        stored = ddl_schema("_bucket int, _index bigint, _key binary, _timestamp timestamp")
+        for field in shapes.output.fields:
+            stored = stored.add(field)
+        firsts = itertools.accumulate((report["rows"] for report in reports), initial=0)
+        first = f.array(*(f.lit(number).cast("bigint") for number in firsts))[f.col("_bucket")]
+        lineage = f.struct(
+            f.lit(self.name).alias("topic"),
+            f.lit(0).alias("partition"),
+            f.lit(moment.number).cast("bigint").alias("offset"),
+            (first + f.col("_index")).cast("int").alias("index"),
+        )
+        columns = [
+            lineage.alias("_hf"),
+            f.col("_key"),
+            f.col("_timestamp"),
+            f.lit(False).alias("_tombstone"),
+            f.lit(None).cast(HEADERS_DDL).alias("_headers"),
+            *(f.col(_quoted(field.name)) for field in shapes.output.fields),
+        ]
+        return spark.read.schema(stored).parquet(*files).select(*columns)
+
+    def _notes(self, held: Held, job: KeyedJob, reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        counted = {
+            name: int(held.state.notes.get(name, 0)) + sum(report["counters"][name] for report in reports)
+            for name in ("keys", "expired", "fired")
+        }
+        return {
+            **held.state.notes,
+            **counted,
+            "buckets": len(job.files),
+            "watermark_ms": None if job.now.watermark_ms == NEVER else job.now.watermark_ms,
+            "clock_ms": job.now.clock_ms,
+        }
+
+
+def _known(time_ms: int | None) -> int:
+    return NEVER if time_ms is None else time_ms
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _struct(schema: pa.Schema) -> pa.StructType:
+    import pyarrow as pa
+
+    return pa.struct(list(schema))
+
+
+def _by_bucket(held: Held, segments: Sequence[Segment], buckets: int) -> tuple[tuple[str, ...], ...]:
+    found: list[list[str]] = [[] for _ in range(buckets)]
+    for segment in segments:
+        for path in held.store.paths(segment):
+            found[bucket_of(path)].append(path)
+    return tuple(map(tuple, found))
+
+
+def _collect(dealt: DataFrame, job: KeyedJob) -> list[dict[str, Any]]:
+    """Each bucket's report, in the order of buckets."""
+    collected = dealt.mapInArrow(partial(run_buckets, job), "report string").collect()
+    reports = [json.loads(row.report) for row in collected]
+    for report in reports:
+        if "failure" in report:
+            raise pickle.loads(base64.b64decode(report["failure"]))
+    reports.sort(key=lambda report: int(report["bucket"]))
+    if [report["bucket"] for report in reports] != list(range(len(job.files))):
+        raise Unbalanced(
+            f"step {job.step!r}: {len(reports)} of {len(job.files)} buckets were reported. Nothing was committed; "
+            "please report this"
+        )
+    return reports
+
+
+def _tally(reports: Sequence[Mapping[str, Any]], name: str) -> Tally:
+    return sum((Tally(*report[name]) for report in reports), Tally())
+
+
+def _segments(
+    held: Held,
+    job: KeyedJob,
+    reports: Sequence[Mapping[str, Any]],
+    kept: tuple[Segment, ...],
+    merging: Sequence[Segment],
+) -> tuple[Segment, ...]:
+    """The state's segments where the turn ends."""
+    added = _adopted(held, job.state_directory, [report["state_file"] for report in reports], 0)
+    tier = merged_tier(merging) if merging else 0
+    merged = _adopted(held, job.merged_directory, [report["merged_file"] for report in reports], tier)
+    segments = with_merged(kept, merging, merged) if merging else kept
+    return (*segments, *([added] if added else []))
+
+
+def _adopted(held: Held, directory: str, reported: Sequence[str | None], tier: int) -> Segment | None:
+    """The files that were reported as a segment; what a task left that ran twice goes."""
+    for name in os.listdir(directory):
+        if os.path.join(directory, name) not in reported:
+            os.unlink(os.path.join(directory, name))
+    return held.store.adopt(directory, tier)
