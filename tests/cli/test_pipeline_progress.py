@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import uuid
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from holdfast.pipeline.engine.progress import (
     Event,
     Retrying,
     Started,
+    StateNow,
     Stopping,
     Summary,
     Waiting,
@@ -68,6 +70,23 @@ def test_without_a_terminal_each_batch_is_a_line() -> None:
         "warning: w",
         "SIGTERM: ending",
     ]
+
+
+def remembering() -> BatchDone:
+    return replace(
+        batch(),
+        turns={"totals": {"closed": 7, "taken": 970, "late": 10, "rows": 7}, "quiet": {"taken": 0}},
+        state=StateNow(3, 1_772_323_200_000, {"totals": (40, 5_000), "once": (900, 1_000)}),
+    )
+
+
+def test_a_memory_is_told_with_its_watermark_and_size() -> None:
+    [line] = lines(remembering())
+    assert (
+        "filtered: no-tests 10; totals: closed 7, taken 970, late 10, rows 7; "
+        "watermark 2026-03-01T00:00:00Z, state 6,000 B; lag 4,000" in line
+    )
+    assert "totals: closed 7" in drawn(STARTED, remembering())
 
 
 def test_as_json_each_batch_is_a_document(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.cli.exits import complain
 from holdfast.cli.output import print_json, print_table
-from holdfast.cli.pipeline_progress import route_texts
+from holdfast.cli.pipeline_progress import route_texts, watermark_text
 from holdfast.pipeline.definition.explaining import Explanation, Hop, Strength
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.engine.status import SinkStatus, Status
+    from holdfast.pipeline.engine.status import SinkStatus, StateStatus, Status
 
 COLOURS: Final = {
     Strength.MAY_LOSE: "red",
@@ -75,6 +75,8 @@ def print_status(status: Status) -> None:
     if places:
         print()
         print_table(("SINK", "PARTITION", "STANDS AT"), places)
+    if status.state is not None:
+        _print_state(status.state)
     for sink in status.sinks:
         if sink.problem:
             named = sink.problem.startswith("sink ")
@@ -83,6 +85,20 @@ def print_status(status: Status) -> None:
             complain(f"sink {sink.name!r}: its last batch was made by another version of the definition")
     if status.source_problem:
         complain(f"source: {status.source_problem}")
+
+
+def _print_state(state: StateStatus) -> None:
+    print()
+    if state.problem:
+        complain(f"state: {state.problem}")
+        return
+    if state.now is None:
+        print("state: none yet")
+        return
+    held = f", held back by {state.waits_for}" if state.waits_for else ""
+    print(f"state: version {state.now.number:,}, watermark {watermark_text(state.now.watermark_ms)}{held}")
+    rows = [(name, f"{rows:,}", f"{size:,}") for name, (rows, size) in sorted(state.now.steps.items())]
+    print_table(("STEP", "ROWS", "BYTES"), rows)
 
 
 def _sink_row(sink: SinkStatus) -> tuple[str, ...]:

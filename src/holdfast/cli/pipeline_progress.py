@@ -92,11 +92,34 @@ def batch_line(event: BatchDone) -> str:
     """One batch as a line of a log."""
     routes = ", ".join(f"{name} {count:,}" for name, count in route_texts(event.routes))
     phases = " ".join(f"{phase} {took}" for phase, took in event.times_ms.items())
+    memory = "".join(f"; {text}" for text in memory_texts(event))
     speed = 1000 * event.intake.records / event.duration_ms if event.duration_ms else 0
     return (
         f"batch {event.number}: {event.intake.records:,} records in {event.duration_ms:,} ms "
-        f"({speed:,.0f}/s), {routes}; lag {event.lag:,} [{phases}]"
+        f"({speed:,.0f}/s), {routes}{memory}; lag {event.lag:,} [{phases}]"
     )
+
+
+def memory_texts(event: BatchDone) -> list[str]:
+    """What steps with a memory did, and how far event time has come."""
+    if event.state is None:
+        return []
+    turns = [
+        f"{step}: " + ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+        for step, counts in event.turns.items()
+        if any(counts.values())
+    ]
+    return [*turns, f"watermark {watermark_text(event.state.watermark_ms)}, state {event.state.bytes:,} B"]
+
+
+def watermark_text(watermark_ms: int | None) -> str:
+    """In UTC, to the second."""
+    if watermark_ms is None:
+        return "none yet"
+    try:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(watermark_ms // 1000))
+    except (OverflowError, ValueError, OSError):
+        return f"{watermark_ms:,} ms"
 
 
 class PlainProgress:
@@ -199,6 +222,8 @@ class LiveProgress:
         if seen.last is not None:
             phases = " ".join(f"{phase} {took}" for phase, took in seen.last.times_ms.items())
             table.add_row("last batch", f"{seen.last.duration_ms:,} ms", phases)
+            for text in memory_texts(seen.last):
+                table.add_row("", "", Text(text))
         return table
 
 

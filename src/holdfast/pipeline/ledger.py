@@ -22,6 +22,8 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions
 
 LEDGER_VERSION = 1
+STATELESS = -1
+"""In place of a version's number: the batch was taken by a pipeline without state."""
 
 
 class LedgerMismatch(HoldfastError):
@@ -117,6 +119,13 @@ class Entry:
     rows: int = 0
     """Rows this sink wrote for it."""
     watermark_ms: int | None = None
+    """The pipeline's where the batch began."""
+    state: int | None = STATELESS
+    """The number of the version of the state that stands where the sink stands; nothing: no offset was taken yet."""
+    lookups: Mapping[str, str] = field(default_factory=dict)
+    """By step, the version of the reference table that the batch was made with."""
+    taps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By step with a memory, what it counted: `taken`, `late`, `rows`, and its own counters."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -132,7 +141,19 @@ class Entry:
             "routes": self.routes.as_json(),
             "rows": self.rows,
             "watermark_ms": self.watermark_ms,
+            **self._memory(),
         }
+
+    def _memory(self) -> dict[str, Any]:
+        """What only a pipeline with a memory has: the entries of others read as they always did."""
+        found: dict[str, Any] = {}
+        if self.state != _unwritten_state(self.number):
+            found["state"] = self.state
+        if self.lookups:
+            found["lookups"] = dict(self.lookups)
+        if self.taps:
+            found["taps"] = {name: dict(counts) for name, counts in self.taps.items()}
+        return found
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Entry:
@@ -153,7 +174,15 @@ class Entry:
             routes=Routes.from_json(document["routes"]),
             rows=document["rows"],
             watermark_ms=document["watermark_ms"],
+            state=document.get("state", _unwritten_state(document["number"])),
+            lookups=document.get("lookups", {}),
+            taps=document.get("taps", {}),
         )
+
+
+def _unwritten_state(number: int) -> int | None:
+    """What an entry without a state means: the first of a ledger is an opening, which takes no offset."""
+    return None if number == 0 else STATELESS
 
 
 NOWHERE = Positions({})

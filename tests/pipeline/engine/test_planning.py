@@ -21,7 +21,8 @@ from holdfast.pipeline.engine.planning import (
     remaining,
     share_out,
 )
-from holdfast.pipeline.ledger import Decision, Entry, decide
+from holdfast.pipeline.engine.staging import Piece, Staged, Tally
+from holdfast.pipeline.ledger import Decision, Entry, Intake, decide
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
 
 TOPIC = uuid.UUID(int=7)
@@ -275,3 +276,50 @@ def test_sinks_that_passed_each_other_meet_again() -> None:
         pass
     assert {offset for where, offset in world.held["a"] if where.partition == 1} == set(range(2, 10))
     assert max(world.held["a"].values()) == max(world.held["b"].values()) == 1
+
+
+class TestMemory:
+    def test_a_sink_behind_takes_watermark_and_tables_of_the_one_ahead(self) -> None:
+        taken = BatchRange({place(0): Span(40, 60, 5)})
+        ahead = replace(
+            entry_at("a", {0: 60, 1: 10}, taken, 77), watermark_ms=9, lookups={"users": "v3"}, state=4
+        )
+        plan = plan_batch({"a": ahead, "b": entry_at("b", {0: 40, 1: 10})}, LOGS, ALL)
+        assert plan == Plan(taken, ("b",), 77, is_catch_up=True, watermark_ms=9, lookups={"users": "v3"})
+        assert Plan.from_json(plan.as_json()) == plan
+
+    def test_a_plan_of_before_is_readable(self) -> None:
+        plan = Plan(BatchRange({place(0): Span(40, 60, 5)}), ("b",), 77)
+        document = plan.as_json()
+        del document["watermark_ms"], document["lookups"]
+        assert Plan.from_json(document) == plan
+
+    def test_entries_keep_what_a_memory_needs(self) -> None:
+        entry = replace(
+            entry_at("a", {0: 60}), state=4, lookups={"users": "v3"}, taps={"totals": {"taken": 5, "late": 1}}
+        )
+        assert Entry.from_json(entry.as_json()) == entry
+        assert Entry.from_json(replace(entry, state=None).as_json()).state is None
+
+    def test_entries_without_a_memory_are_as_they_were(self) -> None:
+        entry = entry_at("a", {0: 60})
+        assert not {"state", "lookups", "taps"} & set(entry.as_json())
+        assert Entry.from_json(entry.as_json()).state == -1
+        opening = replace(entry, number=0, state=None)
+        assert "state" not in opening.as_json()
+        assert Entry.from_json(opening.as_json()).state is None
+
+
+class TestPieces:
+    def test_what_was_seen_before_a_piece_is_of_its_own_partition_alone(self) -> None:
+        pieces = (
+            Piece(place(0), 3, 50),
+            Piece(place(0), 2, None),
+            Piece(place(0), 2, 40),
+            Piece(place(1), 0, None),
+            Piece(place(2), 4, None),
+        )
+        staged = Staged(Intake(), Tally(), Tally(), (), pieces)
+        assert staged.seen_before_ms({place(0): 45, place(1): 7}) == [45, 50, 50, 7, None]
+        assert staged.seen_before_ms({place(0): 60}) == [60, 60, 60, None, None]
+        assert staged.greatest_ms == {place(0): 50, place(2): None}

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 import holdfast.pipeline.engine.staging as staging
-from holdfast.pipeline.definition.model import Decoding, Field
+from holdfast.pipeline.definition.model import Decoding, EventTime, Field
 from holdfast.pipeline.engine.failures import EnvironmentFails, Unbalanced
 from holdfast.pipeline.ledger import Intake
 from holdfast.pipeline.packing import pack
@@ -175,3 +175,38 @@ class TestSummary:
     def test_an_offset_that_is_nothing_stops_the_batch(self, change: dict[str, Any]) -> None:
         with pytest.raises(Unbalanced, match="covers 10 offsets"):
             staging._summarise(self.RANGE, [{**self.REPORT, **change}])
+
+
+def test_event_time_is_seen_alike_wherever_a_partition_is_cut(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The greatest event before each row: of the piece, and of what the driver knows was before the piece."""
+    seconds = [5, 3, 9, 1, 12, 7, 30, 8, 2, 31]
+    bench.change(
+        source=replace(
+            bench.definition.source,
+            value=Decoding("json", (Field("at", "timestamp"),)),
+            event_time=EventTime("at"),
+        )
+    )
+    bench.produce([f'{{"at": "2026-03-01T00:00:{second:02d}Z"}}'.encode() for second in seconds], partition=0)
+    midnight_ms = 1_772_323_200_000
+    wanted = [None, *(midnight_ms + 1000 * max(seconds[: at + 1]) for at in range(len(seconds) - 1))]
+    schema = staging.file_schema(bench.definition.source)
+    with Cluster({"bootstrap.servers": bench.broker.bootstrap_servers}) as cluster:
+        batch = whole_range(cluster, "orders")
+        for name, tasks in (("inline", 1), ("cut", 3)):
+            if tasks > 1:
+                monkeypatch.setattr(staging, "OFFSETS_INLINE", -1)
+                monkeypatch.setattr(staging, "pack", lambda given, cores: pack(given, cores, at_least=3))
+            staged = staging.stage(bench.spark, cluster, spec_of(bench, tmp_path / name), batch)
+            assert len(staged.pieces) == tasks
+            assert list(staged.greatest_ms.values()) == [midnight_ms + 31_000]
+            before = staged.seen_before_ms({})
+            rows = bench.spark.read.schema(schema).parquet(*staged.files).orderBy("_offset").collect()
+            found = [
+                max((each for each in (row._seen, before[row._piece]) if each is not None), default=None)
+                for row in rows
+            ]
+            assert found == wanted
+            assert [row._event_time.second for row in rows] == seconds

@@ -53,6 +53,18 @@ def test_an_idle_partition_is_left_out_until_it_has_a_record_again() -> None:
     assert [each.watermark_ms for each in (first, busy, idle, back)] == [290, 290, 790, 790]
 
 
+def test_where_idle_ones_are_left_out_so_are_those_that_never_had_a_record() -> None:
+    clock = Clock(delay_ms=10, idle_ms=60_000)
+    first = Watermarks().after(clock, 0, [A, B], {A: 500})
+    assert first.watermark_ms == 490
+    assert first.after(clock, 1, [A, B], {B: 100}).watermark_ms == 490
+
+
+def test_a_partition_with_records_in_the_batch_is_never_idle() -> None:
+    clock = Clock(idle_ms=0)
+    assert Watermarks().after(clock, 7, [A, B], {A: 500, B: 300}).watermark_ms == 300
+
+
 def test_all_idle_leaves_it_where_it_is() -> None:
     clock = Clock(delay_ms=0, idle_ms=5)
     first = Watermarks().after(clock, 0, [A], {A: 500})

@@ -10,6 +10,9 @@ The order is what the guarantees rest on:
 5. the sinks' counts agree with the routes;
 6. only now each sink commits, rows and ledger entry in one act, the dead letter first.
 
+With a memory, steps take their turns in 3, before any sink has rows; when the routes agree, the version they made is
+durable, and only then sinks prepare. Versions that no sink stands at go after the batch.
+
 A failure before 6 leaves nothing visible anywhere. A failure within 6 leaves some sinks ahead, and their ledgers say
 so: the others catch up alone.
 """
@@ -29,11 +32,14 @@ from holdfast.pipeline.engine.failures import PipelineError, Unbalanced
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.planning import Plan, opening_range
-from holdfast.pipeline.engine.routing import Routed, Router
-from holdfast.pipeline.engine.staging import Staged, StageSpec, Tally, stage
-from holdfast.pipeline.ledger import NOWHERE, Decision, Entry, Intake, Routes, decide
+from holdfast.pipeline.engine.routing import MAIN, Routed, Router, Stream
+from holdfast.pipeline.engine.source_view import read_places
+from holdfast.pipeline.engine.staging import Staged, StageSpec, stage
+from holdfast.pipeline.engine.stateful import Memory, Round, shared_positions
+from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, Intake, Routes, decide
 from holdfast.pipeline.positions import BatchRange, Positions
 from holdfast.pipeline.sinks.base import Batch, Prepared, Sink
+from holdfast.pipeline.state.store import Version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +70,10 @@ class BatchResult:
     warned: Mapping[str, int]
     rows_by_sink: Mapping[str, int]
     times_ms: Mapping[str, int]
+    turns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By step with a memory: what it counted."""
+    version: Version | None = None
+    """Of the state, where the batch ends."""
 
 
 @dataclass
@@ -79,6 +89,8 @@ class Workshop:
     spec: StageSpec
     sinks: Mapping[str, Sink]
     """By name, the dead letter first: the order in which they prepare and commit."""
+    memory: Memory | None = None
+    """Of a pipeline that has steps with one."""
     faults: Faults = no_faults
     ledgers: dict[str, Entry | None] = field(default_factory=dict)
     """The newest entry of each sink, as the sinks said or we committed."""
@@ -105,12 +117,37 @@ class Workshop:
     def open_at(self, name: str, positions: Positions, batch_time_ms: int) -> None:
         """Commit the entry by which a sink first knows these partitions; it has no rows."""
         batch = Batch(opening_range(positions), batch_time_ms, self.home.new_label(), 0)
-        empty = self.router.empty_dead if name == DEAD_LETTER_NAME else self.router.empty_main
+        is_dead_letter = name == DEAD_LETTER_NAME
+        empty = self.router.empty_dead if is_dead_letter else self.router.empty(self._rows_of(name))
         prepared = self.sinks[name].prepare(batch, empty)
-        entry = self._entry(name, batch.range, batch_time_ms)
+        entry = replace(
+            self._entry(name, batch.range, batch_time_ms), state=self._opening_state(name, positions)
+        )
         prepared.commit(replace(entry, positions=Positions({**entry.positions.at, **positions.at})))
         self.ledgers[name] = self.sinks[name].last_entry()
         self.faults(f"opened:{name}")
+
+    def _opening_state(self, name: str, positions: Positions) -> int | None:
+        """A partition more changes nothing; a sink that is new joins those that stand where it begins."""
+        last = self.ledgers[name]
+        if last is not None:
+            return last.state
+        others = [entry for entry in self.ledgers.values() if entry is not None]
+        here = [
+            entry.state
+            for entry in others
+            if all(
+                place in entry.positions.at and entry.positions.at[place].offset == at.offset
+                for place, at in positions.at.items()
+            )
+        ]
+        if not here and any(entry.state is not None for entry in others):
+            return STATELESS  # nobody has a state for this place
+        return max((state for state in here if state is not None), default=None)
+
+    def _rows_of(self, name: str) -> str:
+        """Which rows this sink takes."""
+        return next((sink.rows for sink in self.definition.sinks if sink.name == name), MAIN)
 
     def _entry(self, name: str, batch: BatchRange, batch_time_ms: int) -> Entry:
         last = self.ledgers[name]
@@ -127,8 +164,17 @@ class Workshop:
 
     # -------------------------------------------------------------------- batches
 
-    def run(self, plan: Plan) -> BatchResult:
-        """Carry out a plan whose time is set."""
+    def footing(self, plan: Plan) -> Version | None:
+        """The version of the state from which this batch starts; nothing for a pipeline without a memory."""
+        if self.memory is None:
+            return None
+        if all(entry is None or entry.state is None for entry in self.ledgers.values()):
+            self.memory.start_anew()
+        entries = {name: self.ledgers[name] for name in plan.targets}
+        return self.memory.footing({name: entry for name, entry in entries.items() if entry is not None})
+
+    def run(self, plan: Plan, start: Version | None = None) -> BatchResult:
+        """Carry out a plan whose time is set; with a memory, from its `footing`."""
         assert plan.batch_time_ms is not None
         watch = Stopwatch()
         targets = [name for name in self.sinks if name in plan.targets]
@@ -143,33 +189,77 @@ class Workshop:
             with watch.phase("stage"):
                 staged = stage(self.spark, self.cluster, replace(self.spec, directory=directory), plan.range)
             self.faults("staged")
+            turns = None
             with watch.phase("route"):
-                walk = self.router.walk(staged, plan.batch_time_ms, directory)
+                if start is not None:
+                    turns = self._begin(plan, start, staged, label, directory)
+                walk = self.router.walk(staged, plan.batch_time_ms, directory, turns, plan.lookups)
             batch = Batch(plan.range, plan.batch_time_ms, label)
-            mains = [name for name in targets if name != DEAD_LETTER_NAME]
-            if walk.is_observed and mains:
+            first = next((name for name in targets if self._takes_main(name)), None)
+            if walk.is_observed and first is not None:
                 # One pass less: the first sink's rows are counted by route while it writes them aside.
-                self._prepare(mains[0], batch, walk.main, prepared, watch)
+                self._prepare(first, batch, walk.main, prepared, watch)
             with watch.phase("route"):
                 routed = walk.settle(have_run=bool(prepared))
             self.faults("routed")
+            version = self._remember(plan, turns, watch)
             for name in targets:
                 if name not in prepared:
-                    rows, tally = _rows_for(name, routed)
-                    self._prepare(name, replace(batch, rows=tally.rows), rows, prepared, watch)
-            _balance_sinks(prepared, routed)
+                    stream = self._stream_for(name, routed)
+                    self._prepare(name, replace(batch, rows=stream.tally.rows), stream.rows, prepared, watch)
+            self._balance_sinks(prepared, routed)
             self.faults("balanced")
             counts = {name: each.rows for name, each in prepared.items()}
+            made = Made(plan, staged.intake, routed.routes, turns.counts if turns else {}, version)
             for name in targets:
                 with watch.phase("commit"):
-                    self._commit(name, prepared.pop(name), plan, staged, routed, counts[name])
+                    self._commit(name, prepared.pop(name), made, counts[name])
                 self.faults(f"committed:{name}")
         except BaseException:
             _discard(prepared.values())
             raise
         finally:
             self.home.remove_stage(label)
-        return BatchResult(staged.intake, routed.routes, routed.warned, counts, watch.times_ms)
+        self._forget(watch)
+        return BatchResult(
+            staged.intake, routed.routes, routed.warned, counts, watch.times_ms, made.turns, version
+        )
+
+    def _begin(self, plan: Plan, start: Version, staged: Staged, label: str, directory: str) -> Round:
+        assert self.memory is not None
+        assert plan.batch_time_ms is not None
+        entries = [entry for name in plan.targets if (entry := self.ledgers[name]) is not None]
+        positions = shared_positions(entries).moved(plan.range)
+        return self.memory.begin(
+            start,
+            staged,
+            batch_time_ms=plan.batch_time_ms,
+            positions=positions,
+            known=read_places(self.definition.source, positions),
+            label=label,
+            scratch=directory,
+        )
+
+    def _remember(self, plan: Plan, turns: Round | None, watch: Stopwatch) -> Version | None:
+        """Make the version that the turns have given durable, before any sink prepares."""
+        if turns is None or self.memory is None:
+            return None
+        self.faults("state-written")
+        with watch.phase("state"):
+            version = self.memory.publish(turns.version, is_catch_up=plan.is_catch_up)
+        self.faults("state-published")
+        return version
+
+    def _forget(self, watch: Stopwatch) -> None:
+        if self.memory is not None:
+            with watch.phase("state"):
+                self.memory.forget(entry for entry in self.ledgers.values() if entry is not None)
+
+    def _takes_main(self, name: str) -> bool:
+        return name != DEAD_LETTER_NAME and self._rows_of(name) == MAIN
+
+    def _stream_for(self, name: str, routed: Routed) -> Stream:
+        return routed.dead if name == DEAD_LETTER_NAME else routed.streams[self._rows_of(name)]
 
     def _prepare(
         self, name: str, batch: Batch, rows: DataFrame, prepared: dict[str, Prepared], watch: Stopwatch
@@ -186,15 +276,18 @@ class Workshop:
                 f"the batch {batch} was planned for sink {name!r}, which has it already; please report this"
             )
 
-    def _commit(
-        self, name: str, prepared: Prepared, plan: Plan, staged: Staged, routed: Routed, rows: int
-    ) -> None:
+    def _commit(self, name: str, prepared: Prepared, made: Made, rows: int) -> None:
+        plan = made.plan
         assert plan.batch_time_ms is not None
         entry = replace(
             self._entry(name, plan.range, plan.batch_time_ms),
-            intake=staged.intake,
-            routes=routed.routes,
+            intake=made.intake,
+            routes=made.routes,
             rows=rows,
+            watermark_ms=plan.watermark_ms,
+            state=STATELESS if made.version is None else made.version.number,
+            lookups=plan.lookups,
+            taps=made.turns,
         )
         try:
             prepared.commit(entry)
@@ -204,23 +297,27 @@ class Workshop:
             raise
         self.ledgers[name] = entry
 
+    def _balance_sinks(self, prepared: Mapping[str, Prepared], routed: Routed) -> None:
+        """What sinks have written aside is what the routes counted."""
+        for name, each in prepared.items():
+            tally = self._stream_for(name, routed).tally
+            if each.rows != tally.rows or (each.digest is not None and each.digest != tally.digest):
+                raise Unbalanced(
+                    f"sink {name!r} wrote {each.rows} rows aside and the route has {tally.rows} (digests "
+                    f"{'none' if each.digest is None else f'{each.digest:016x}'} and {tally.digest:016x}). Nothing "
+                    "was committed; please report this"
+                )
 
-def _rows_for(name: str, routed: Routed) -> tuple[DataFrame, Tally]:
-    if name == DEAD_LETTER_NAME:
-        return routed.dead, routed.dead_tally
-    return routed.main, routed.main_tally
 
+@dataclass(frozen=True)
+class Made:
+    """A batch that is ready to be committed."""
 
-def _balance_sinks(prepared: Mapping[str, Prepared], routed: Routed) -> None:
-    """What sinks have written aside is what the routes counted."""
-    for name, each in prepared.items():
-        _, tally = _rows_for(name, routed)
-        if each.rows != tally.rows or (each.digest is not None and each.digest != tally.digest):
-            raise Unbalanced(
-                f"sink {name!r} wrote {each.rows} rows aside and the route has {tally.rows} (digests "
-                f"{'none' if each.digest is None else f'{each.digest:016x}'} and {tally.digest:016x}). Nothing was "
-                "committed; please report this"
-            )
+    plan: Plan
+    intake: Intake
+    routes: Routes
+    turns: Mapping[str, Mapping[str, int]]
+    version: Version | None
 
 
 def _discard(prepared: Iterable[Prepared]) -> None:

@@ -19,6 +19,8 @@ from holdfast.pipeline.engine.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.engine.staging import Tally
 from holdfast.pipeline.engine.walking import (
     ALIVE,
+    DUPLICATE,
+    LATE,
     LINEAGE,
     NONE,
     ROUTE,
@@ -33,6 +35,8 @@ from holdfast.pipeline.engine.walking import (
 if TYPE_CHECKING:
     from pyspark.sql import Observation
 
+    from holdfast.pipeline.state.operator import Turn
+
 EXAMPLES: Final = 5
 """Of rows that break a rule, named in the error."""
 OBSERVED_WITHIN_S: Final = 5.0
@@ -42,9 +46,11 @@ OBSERVED_WITHIN_S: Final = 5.0
 def count_links(links: Sequence[Link], given: Counted, *, have_run: bool) -> None:
     """Fill in the counts of every link; `have_run`: a job over the last link's rows is done, and was observed."""
     if not (have_run and _observed(links, given)):
-        collect([link for link in links if link.rules or not link.keeps_every_row])
+        collect([link for link in links if link.rules or (link.turn is None and not link.keeps_every_row)])
     for link in links:
-        if link.step is not None and link.keeps_every_row:
+        if link.turn is not None:
+            _take_turn(link, link.turn, given)
+        elif link.step is not None and link.keeps_every_row:
             link.counts = {ALIVE: given}
         elif link.step is not None:
             _account(link, given)
@@ -124,8 +130,8 @@ def _account(link: Link, given: Counted) -> None:
     """What a query or function left out is its filtered route, row by row."""
     assert link.step is not None
     got = link.counts.get(ALIVE, NONE)
-    wanted = given if not link.step.expand else Counted(given.firsts, given.firsts)
-    found = got if not link.step.expand else Counted(got.firsts, got.firsts)
+    wanted = given if not link.expands else Counted(given.firsts, given.firsts)
+    found = got if not link.expands else Counted(got.firsts, got.firsts)
     if found != wanted:
         missing = missing_rows(link)
         collect([missing])
@@ -133,6 +139,38 @@ def _account(link: Link, given: Counted) -> None:
         if plus(found, vanished) != wanted:
             raise _surplus(link)
         link.counts[1] = vanished
+
+
+def _take_turn(link: Link, turn: Turn, given: Counted) -> None:
+    """What a step with a memory says became of its rows is all of them."""
+    assert link.step is not None
+    told = turn.taken + turn.late + turn.duplicate
+    if told != given.tally:
+        raise Unbalanced(
+            f"step {link.step.name!r} accounts for {told.rows} rows and {given.tally.rows} reached it (digests "
+            f"{told.digest:016x} and {given.tally.digest:016x}). Nothing was committed; please report this"
+        )
+    if link.is_tap:
+        link.counts = {ALIVE: given}
+        return
+    tallies = {ALIVE: turn.taken, DUPLICATE: turn.duplicate, LATE: turn.late}
+    link.counts = {route: Counted(tally, tally) for route, tally in tallies.items() if tally.rows}
+    if not link.given_rows_are_first:
+        _count_firsts(link, turn)
+
+
+def _count_firsts(link: Link, turn: Turn) -> None:
+    """Rows of one record may have gone different ways: the first of each is counted where it went."""
+    frames = {
+        ALIVE: turn.rows,
+        DUPLICATE: turn.streams.get("duplicates"),
+        LATE: turn.streams.get("late"),
+    }
+    chosen = {route: frame for route, frame in frames.items() if route in link.counts and frame is not None}
+    parts = [Link(link.given, frame, False, step=link.step) for frame in chosen.values()]
+    collect(parts)
+    for route, part in zip(chosen, parts, strict=True):
+        link.counts[route] = Counted(link.counts[route].tally, part.counts.get(ALIVE, NONE).firsts)
 
 
 def _surplus(link: Link) -> StepError:

@@ -5,7 +5,9 @@
         ├── DefinitionWrong  2     a step, a rule or a setting cannot work as written
         │   └── StepError    2     names the step
         ├── EnvironmentFails 3     a broker, a disk, Java or a permission
-        │   └── AlreadyRunning     another copy has the pipeline's home
+        │   ├── AlreadyRunning     another copy has the pipeline's home
+        │   └── StateMissing       sinks stand where there is no state
+        │       └── StateOutdated  the state was made by other steps
         ├── RuleBroken       1     an expectation with `fail` did not hold
         └── Unbalanced       1     the routes of a batch do not add up to what was read
 
@@ -72,6 +74,14 @@ class AlreadyRunning(EnvironmentFails):
     """Another process runs this pipeline."""
 
 
+class StateMissing(EnvironmentFails):
+    """There is no state where the sinks stand; it can be made again from the source."""
+
+
+class StateOutdated(StateMissing):
+    """The state was made by steps that did something else."""
+
+
 class RuleBroken(PipelineError):
     """Rows break a rule whose `otherwise` is `fail`."""
 
@@ -84,9 +94,12 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same batch may simply be tried again later: brokers restart, elections take time."""
     from holdfast.pipeline.formats.registry import RegistryUnavailable
     from holdfast.pipeline.sinks.base import SinkUnavailable
+    from holdfast.pipeline.state.tables import LookupUnavailable
     from holdfast.reader.errors import EndNotReached, Unreachable
 
-    return isinstance(error, Unreachable | EndNotReached | RegistryUnavailable | SinkUnavailable)
+    return isinstance(
+        error, Unreachable | EndNotReached | RegistryUnavailable | SinkUnavailable | LookupUnavailable
+    )
 
 
 def explain_failure(error: BaseException) -> HoldfastError:

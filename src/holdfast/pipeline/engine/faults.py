@@ -6,6 +6,8 @@ The engine calls its `faults` with the name of each point it passes:
     planned            the plan of a batch is on the disk
     staged             the range is read and staged
     routed             rows are counted by route; the first sink may have its rows aside by then
+    state-written      the segments of the next version of the state are flushed, and no version names them
+    state-published    the version is durable; no sink has the batch
     prepared:<sink>    one sink has written its rows aside
     balanced           all counts agree; nothing is committed yet
     committed:<sink>   one sink has the batch

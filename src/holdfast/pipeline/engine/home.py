@@ -2,12 +2,14 @@
 
     lock            held while a copy runs; its content is that process's id
     plan.json       the newest batch: what it takes, and whether it is done; replaced atomically, flushed
+    definition.json the definition of the newest run, without secrets
     stage/<label>/  the rows of a batch while it is under way; removed after it
+    state/          what steps remember, in versions (`state.store`)
     log.jsonl       one line per batch
     spark.log       Spark's own words
 
-Nothing here is needed for correctness: positions are in the sinks. Losing the directory costs the batch under way,
-which is then read again.
+Positions are in the sinks: losing the directory costs the batch under way, which is then read again, and the state,
+which is then missed and made again from the source.
 """
 
 from __future__ import annotations
@@ -101,6 +103,23 @@ class Home:
     def _write_plan(self, document: Mapping[str, Any]) -> None:
         text = to_text({"version": PLAN_VERSION, **document})
         write_atomically(self._files, os.path.join(self.path, "plan.json"), text.encode("utf-8"))
+
+    # -------------------------------------------------------------------- the definition
+
+    def note_definition(self, canonical: Mapping[str, Any]) -> None:
+        """Keep what this run goes by; written only when it differs."""
+        if self.kept_definition() != canonical:
+            path = os.path.join(self.path, "definition.json")
+            write_atomically(self._files, path, to_text(canonical).encode("utf-8"))
+
+    def kept_definition(self) -> dict[str, Any] | None:
+        """The canonical definition of the newest run; anything unreadable is none."""
+        try:
+            with open(os.path.join(self.path, "definition.json"), encoding="utf-8") as file:
+                document = json.load(file)
+        except (FileNotFoundError, ValueError):
+            return None
+        return document if isinstance(document, dict) else None
 
     # -------------------------------------------------------------------- the stage
 

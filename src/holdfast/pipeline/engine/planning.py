@@ -18,7 +18,7 @@ crashed in between:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.pipeline.ledger import Entry
@@ -41,6 +41,23 @@ class Log:
 Logs = Mapping[Place, Log]
 Ledgers = Mapping[str, Entry | None]
 """The newest entry of each sink, by the sink's name."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The part of the source that a run is about, where it is not all of it."""
+
+    start: Mapping[Place, int]
+    end: Mapping[Place, int]
+    """Of the same partitions; the others are not read."""
+
+    def within(self, logs: Logs) -> dict[Place, Log]:
+        """As much of the logs as lies before the ends."""
+        return {
+            place: replace(log, end=min(log.end, self.end[place]))
+            for place, log in logs.items()
+            if place in self.end
+        }
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,10 @@ class Plan:
     batch_time_ms: int | None
     """The time that stands for "now" in its steps, if it has been set already."""
     is_catch_up: bool = False
+    watermark_ms: int | None = None
+    """The pipeline's where the batch begins, if it has been set already."""
+    lookups: Mapping[str, str] = field(default_factory=dict)
+    """By step, the version of a reference table, as far as they have been set already."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -74,6 +95,8 @@ class Plan:
             "targets": list(self.targets),
             "batch_time_ms": self.batch_time_ms,
             "is_catch_up": self.is_catch_up,
+            "watermark_ms": self.watermark_ms,
+            "lookups": dict(self.lookups),
         }
 
     @classmethod
@@ -83,6 +106,20 @@ class Plan:
             tuple(document["targets"]),
             document["batch_time_ms"],
             document["is_catch_up"],
+            document.get("watermark_ms"),
+            document.get("lookups", {}),
+        )
+
+    @classmethod
+    def again(cls, entry: Entry, targets: tuple[str, ...]) -> Plan:
+        """The batch of this entry, as it was, for sinks that do not have it."""
+        return cls(
+            entry.range,
+            targets,
+            entry.batch_time_ms,
+            is_catch_up=True,
+            watermark_ms=entry.watermark_ms,
+            lookups=entry.lookups,
         )
 
 
@@ -140,7 +177,7 @@ def plan_batch(
     """
     standings = {sink: _standing(entry, logs) for sink, entry in ledgers.items()}
     for sink, entry in (unfinished or {}).items():
-        return Plan(entry.range, (sink,), entry.batch_time_ms, is_catch_up=True)
+        return Plan.again(entry, (sink,))
     if noted is not None and _continues(noted, standings, logs):
         return noted
     ends = {
@@ -220,7 +257,7 @@ def _catch_up(
             next_positions[place] = min(ahead)
     for entry in ledgers.values():
         if entry is not None and _took_from_here(entry, start, next_positions):
-            return Plan(entry.range, behind, entry.batch_time_ms, is_catch_up=True)
+            return Plan.again(entry, behind)
     available = {place: end - start[place] for place, end in next_positions.items()}
     return Plan(
         _cut(start, share_out(available, limits.allowed), logs, ledgers), behind, None, is_catch_up=True

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from holdfast.pipeline.ledger import Intake, Routes
 from holdfast.pipeline.positions import BatchRange
+from holdfast.pipeline.state.store import Version
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,36 @@ class Started:
 
 
 @dataclass(frozen=True)
+class StateNow:
+    """The state where a batch ends."""
+
+    number: int
+    watermark_ms: int | None
+    """Of the whole pipeline: what ends at or before it is closed."""
+    steps: Mapping[str, tuple[int, int]]
+    """Rows and bytes by step."""
+
+    @classmethod
+    def of(cls, version: Version) -> StateNow:
+        return cls(
+            version.number,
+            version.watermark.get("watermark_ms"),
+            {name: (state.rows, state.bytes) for name, state in version.steps.items()},
+        )
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, size in self.steps.values())
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "watermark_ms": self.watermark_ms,
+            "steps": {name: {"rows": rows, "bytes": size} for name, (rows, size) in self.steps.items()},
+        }
+
+
+@dataclass(frozen=True)
 class BatchDone:
     number: int
     """Counts this run's batches from 1."""
@@ -42,8 +73,19 @@ class BatchDone:
     times_ms: Mapping[str, int]
     """By phase: plan, stage, route, prepare, commit."""
     lag: int
+    turns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """By step with a memory, what it counted: `taken`, `late`, `rows`, `closed`…"""
+    state: StateNow | None = None
 
     def as_json(self) -> dict[str, Any]:
+        memory = (
+            {}
+            if self.state is None
+            else {
+                "turns": {name: dict(counts) for name, counts in self.turns.items()},
+                "state": self.state.as_json(),
+            }
+        )
         return {
             "event": "batch",
             "number": self.number,
@@ -56,6 +98,7 @@ class BatchDone:
             "duration_ms": self.duration_ms,
             "times_ms": dict(self.times_ms),
             "lag": self.lag,
+            **memory,
         }
 
 

@@ -1,4 +1,4 @@
-"""Each row to exactly one route: main, dead letter, or filtered, and the count and digest of each.
+"""Each row to exactly one route: main, dead letter, filtered, duplicate or late, and the count and digest of each.
 
 Rows enter as staged: those that could not be decoded go to the dead letter under `parse`, the others walk through the
 steps. While they do, `_hf` is wider than sinks see it (`staging.LINEAGE_DDL`): it carries the record's key, headers,
@@ -10,6 +10,9 @@ time and value, so that a rule after any step can still send the whole record to
   name. More rows than given are an error, unless the step expands: then rows of one record are numbered in `_hf.index`
   by their content, the same on every replay.
 - What costs much to compute twice (Python, joins, numbering) is written down in the stage before it is read.
+- A step with a memory takes its turn where it stands (`engine.stateful`). Of deduplication the rows that go on, the
+  duplicates and the late ones are routes. Taps let every row go on: what they took and what was late for them is
+  compared with what reached them, and is no route; their own rows are streams beside `main`, which sinks ask for.
 
 No route is a difference of numbers: `balance` adds all of them up and compares with what the reader counted.
 """
@@ -20,18 +23,23 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from holdfast.pipeline.definition.model import Expect, Filter, PipelineDefinition, Python, Sql, Step
+from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
+from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.engine.counting import count_links
-from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
+from holdfast.pipeline.engine.decoding import KEY_PREFIX
+from holdfast.pipeline.engine.failures import DefinitionWrong, StepError, Unbalanced, spark_message
 from holdfast.pipeline.engine.inspection import Shape, inspect, quiet_spark, run_query
+from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.python_steps import apply_python
-from holdfast.pipeline.engine.staging import KEY_PREFIX, Staged, Tally, file_schema, stage_schema
+from holdfast.pipeline.engine.staging import Staged, Tally, file_schema, stage_schema
 from holdfast.pipeline.engine.walking import (
     ALIVE,
     DEAD_DDL,
+    DUPLICATE,
     KEPT_RESERVED,
+    LATE,
     LINEAGE,
     PARSE,
     WIDE,
@@ -40,6 +48,7 @@ from holdfast.pipeline.engine.walking import (
     Rule,
     condition_of,
     dead_letter,
+    flag_of_lookup,
     is_quarantine,
     is_warning,
     narrow,
@@ -48,25 +57,40 @@ from holdfast.pipeline.engine.walking import (
     quarantined,
     tagged,
     transform,
+    wide_with_event,
 )
 from holdfast.pipeline.ledger import Intake, Routes
+from holdfast.pipeline.state.building import operator_of, remembers
+from holdfast.pipeline.state.operator import DUPLICATES, Operator
+from holdfast.pipeline.state.operator import LATE as LATE_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from holdfast.pipeline.engine.stateful import Round
+
+MAIN: Final = ""
+"""The name of the stream of rows at the end of the steps."""
 ROWS_FOR_ONE_TASK: Final = 50_000
 """Batches up to this size are computed by one task: starting others, and a shuffle, would take longer."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows that a sink can ask for, as sinks get them, and how many."""
+
+    rows: DataFrame
+    tally: Tally
 
 
 @dataclass(frozen=True)
 class Routed:
     """The rows of a batch where they belong, and how many."""
 
-    main: DataFrame
-    dead: DataFrame
-    main_tally: Tally
-    dead_tally: Tally
+    streams: Mapping[str, Stream]
+    """By what sinks call them in `rows`: `""` is main, then `<step>`, `<step>.late`, `<step>.duplicates`."""
+    dead: Stream
     routes: Routes
     warned: Mapping[str, int]
 
@@ -82,12 +106,14 @@ def check_steps(spark: SparkSession, definition: PipelineDefinition) -> StructTy
 def apply_step(frame: DataFrame, step: Step, *, directory: str, batch_time_ms: int) -> DataFrame:
     """The rows that stay on the main route after this step; nothing is executed.
 
-    `batch_time_ms` is in the frame already, as `_batch_time`; it is a column like others.
+    `batch_time_ms` is in the frame already, as `_batch_time`; it is a column like others. Not for steps with a memory,
+    nor for lookups: those need more than their rows.
     """
     spark = frame.sparkSession
     if isinstance(step, Expect | Filter):
         _check_rule(spark, frame.schema, step)
         return frame if is_warning(step) else frame.where(condition_of(step))
+    assert isinstance(step, Sql | Python)
     shape_of(spark, frame.schema, step, directory)
     return transform(spark, frame, step, directory)
 
@@ -135,58 +161,142 @@ def _check_rule(spark: SparkSession, schema: StructType, rule: Rule) -> None:
     inspect(rule.name, frame)
 
 
+def _check_event_time(definition: PipelineDefinition, schema: StructType) -> None:
+    from pyspark.sql.types import TimestampNTZType, TimestampType
+
+    event = definition.source.event_time
+    if event is None:
+        return
+    kind = schema[event.field].dataType if event.field in schema.names else None
+    if not isinstance(kind, TimestampType | TimestampNTZType):
+        what = "is no column of the records" if kind is None else f"is {kind.simpleString()}"
+        raise DefinitionWrong(
+            f"source.event_time names {event.field!r}, which {what}: name a field of type timestamp, or _timestamp"
+        )
+
+
 # ---------------------------------------------------------------------------- the walk
 
 
 class Router:
     """The steps of one definition, checked once, ready for batch after batch."""
 
-    def __init__(self, spark: SparkSession, definition: PipelineDefinition) -> None:
+    def __init__(
+        self, spark: SparkSession, definition: PipelineDefinition, lookups: Lookups | None = None
+    ) -> None:
         quiet_spark()
         self._spark = spark
         self._definition = definition
+        self._lookups = lookups or Lookups(definition)
         self._file_schema = file_schema(definition.source)
         self._shapes: dict[str, Shape] = {}
-        schema = stage_schema(definition.source)
+        self.operators: dict[str, Operator] = {}
+        """The steps with a memory, by name."""
+        self._schemas: dict[str, StructType] = {}
+        self.input_schema = stage_schema(definition.source)
+        _check_event_time(definition, self.input_schema)
         self._input_columns = [
-            name for name in schema.names if not name.startswith("_") or name.startswith(KEY_PREFIX)
+            name
+            for name in self.input_schema.names
+            if not name.startswith("_") or name.startswith(KEY_PREFIX)
         ]
-        self._input_columns += [name for name in KEPT_RESERVED if name in schema.names]
+        self._input_columns += [
+            name for name in (*KEPT_RESERVED, "_event_time") if name in self.input_schema.names
+        ]
+        self._schemas[MAIN] = self._follow(self.input_schema)
+        self.empty_main: DataFrame = self.empty(MAIN)
+        self.empty_dead: DataFrame = spark.createDataFrame([], DEAD_DDL)
+        for sink in definition.sinks:
+            self._check_rows(sink.name, sink.rows)
+
+    def _follow(self, schema: StructType) -> StructType:
+        """Check every step, each with the schema that the one before gives; the last one's, as sinks see it."""
+        spark, definition = self._spark, self._definition
         expanding: list[str] = []
         for step in definition.steps:
             if isinstance(step, Expect | Filter):
                 _check_rule(spark, schema, step)
-                continue
-            if step.expand:
-                expanding.append(step.name)
-            self._shapes[step.name], schema = shape_of(spark, schema, step, definition.directory)
+            elif remembers(step):
+                self._add_operator(step, schema)
+            elif isinstance(step, Lookup):
+                schema = self._lookups.schema_after(schema, step)
+                schema = spark.createDataFrame([], schema).drop(*flag_of_lookup(step)).schema
+            else:
+                assert isinstance(step, Sql | Python)
+                if step.expand:
+                    expanding.append(step.name)
+                self._shapes[step.name], schema = shape_of(spark, schema, step, definition.directory)
         if len(expanding) > 1:
             raise StepError(
                 expanding[1], f"{expanding[0]!r} expands already, and one step of a pipeline may: join them"
             )
-        self._observes = all(shape.keeps_every_row for shape in self._shapes.values()) and not expanding
-        self.empty_main: DataFrame = narrow(spark.createDataFrame([], schema))
-        self.empty_dead: DataFrame = spark.createDataFrame([], DEAD_DDL)
+        is_plain = not expanding and not self.operators
+        self._observes = is_plain and all(shape.keeps_every_row for shape in self._shapes.values())
+        return narrow(spark.createDataFrame([], schema)).schema
+
+    def _add_operator(self, step: Step, schema: StructType) -> None:
+        operator = operator_of(step, self._definition)
+        self.operators[step.name] = operator
+        for name, given in operator.schemas(self._spark, schema).items():
+            if name:
+                self._schemas[f"{step.name}.{name}"] = narrow(self._spark.createDataFrame([], given)).schema
+            elif operator.is_tap:
+                self._schemas[step.name] = given
+
+    def _check_rows(self, sink: str, rows: str) -> None:
+        if rows not in self._schemas:
+            having = ", ".join(repr(name) for name in self._schemas if name) or "none but those of its end"
+            raise DefinitionWrong(
+                f"sink {sink!r} asks for the rows {rows!r}, and no step gives them; there are {having}"
+            )
 
     @property
     def main_schema(self) -> StructType:
-        """Of the rows that sinks get."""
-        return self.empty_main.schema
+        """Of the rows at the end of the steps."""
+        return self._schemas[MAIN]
 
-    def walk(self, staged: Staged, batch_time_ms: int, scratch: str) -> Walk:
-        """The staged rows on their way through the steps. `scratch` is for what is written down on the way."""
+    def schema_of(self, rows: str) -> StructType:
+        """Of the rows that a sink with this `rows` gets."""
+        return self._schemas[rows]
+
+    def empty(self, rows: str) -> DataFrame:
+        """No rows, of the schema of these."""
+        return self._spark.createDataFrame([], self._schemas[rows])
+
+    def walk(
+        self,
+        staged: Staged,
+        batch_time_ms: int,
+        scratch: str,
+        turns: Round | None = None,
+        lookups: Mapping[str, str] | None = None,
+    ) -> Walk:
+        """The staged rows on their way through the steps. `scratch` is for what is written down on the way.
+
+        Steps with a memory take their `turns` now; `lookups` are the versions of the tables.
+        """
         if not staged.intake.records:
-            return Walk(self, staged, self.empty_dead, self.empty_main, ())
-        rows = self._spark.read.schema(self._file_schema).parquet(*staged.files)
-        if staged.intake.records <= ROWS_FOR_ONE_TASK:
-            rows = rows.coalesce(1)  # nothing is shuffled then, and counting costs half
-        alive = self._step_input(rows, batch_time_ms)
-        links = tuple(self._links(alive, scratch))
-        return Walk(self, staged, rows, narrow(links[-1].alive if links else alive), links)
+            rows, alive = self.empty_dead, self._spark.createDataFrame([], self.input_schema)
+            if not self.operators:
+                return Walk(self, staged, rows, self.empty_main, ())
+        else:
+            rows = self._spark.read.schema(self._file_schema).parquet(*staged.files)
+            if staged.intake.records <= ROWS_FOR_ONE_TASK:
+                rows = rows.coalesce(1)  # nothing is shuffled then, and counting costs half
+            alive = self._step_input(rows, batch_time_ms, turns)
+        links = tuple(self._links(alive, scratch, turns, lookups or {}))
+        return Walk(self, staged, rows, narrow(links[-1].alive if links else alive), links, turns)
 
-    def _step_input(self, rows: DataFrame, batch_time_ms: int) -> DataFrame:
+    def _step_input(self, rows: DataFrame, batch_time_ms: int, turns: Round | None) -> DataFrame:
+        lineage = WIDE
+        if turns is not None:
+            lineage = wide_with_event(
+                turns.seen_before_ms, turns.moment.watermark_ms, turns.memory.clock.delay_ms
+            )
+        elif self._definition.source.event_time is not None:
+            lineage = wide_with_event((), None, 0)
         return rows.where("_error IS NULL").selectExpr(
-            f"{WIDE} AS {LINEAGE}",
+            f"{lineage} AS {LINEAGE}",
             "_timestamp",
             "_key",
             "_headers",
@@ -195,24 +305,43 @@ class Router:
             *(f"`{name}`" for name in self._input_columns),
         )
 
-    def _links(self, alive: DataFrame, scratch: str) -> Iterator[Link]:
+    def _links(
+        self, alive: DataFrame, scratch: str, turns: Round | None, lookups: Mapping[str, str]
+    ) -> Iterator[Link]:
         """The parts of the walk, each over what the one before leaves."""
         is_expanded = False
+        flags: tuple[str, ...] = ()
         for number, part in enumerate(parts(self._definition.steps)):
             if isinstance(part, tuple):
-                link = Link(alive, tagged(alive, part), not is_expanded, rules=part)
+                link = Link(alive, tagged(alive, part), not is_expanded, rules=part, flags=flags)
+                flags = ()
                 if self._observes:
                     link.frame, link.observation = observed(link.frame, part)
+            elif part.name in self.operators:
+                assert turns is not None, "a step with a memory walks without it"
+                operator = self.operators[part.name]
+                turn = turns.take(operator, alive)
+                after = alive if operator.is_tap else turn.rows
+                link = Link(alive, after, not is_expanded, step=part, turn=turn, is_tap=operator.is_tap)
+            elif isinstance(part, Lookup):
+                after = self._lookups.join(alive, part, lookups[part.name])
+                flags = flag_of_lookup(part)
+                link = Link(alive, after, not is_expanded, step=part, keeps_every_row=False)
             else:
-                shape = self._shapes[part.name]
-                is_expanded = is_expanded or part.expand
-                after = transform(self._spark, alive, part, self._definition.directory)
-                if part.expand or not shape.is_cheap:
-                    after = self._written_down(after, os.path.join(scratch, f"step-{number}"))
-                keeps = shape.keeps_every_row and not part.expand
-                link = Link(alive, after, not is_expanded, step=part, keeps_every_row=keeps)
+                link = self._transformed(alive, cast("Sql | Python", part), is_expanded, number, scratch)
+                is_expanded = is_expanded or link.expands
             alive = link.alive
             yield link
+
+    def _transformed(
+        self, alive: DataFrame, step: Sql | Python, is_expanded: bool, number: int, scratch: str
+    ) -> Link:
+        shape = self._shapes[step.name]
+        after = transform(self._spark, alive, step, self._definition.directory)
+        if step.expand or not shape.is_cheap:
+            after = self._written_down(after, os.path.join(scratch, f"step-{number}"))
+        keeps = shape.keeps_every_row and not step.expand
+        return Link(alive, after, not (is_expanded or step.expand), step=step, keeps_every_row=keeps)
 
     def _written_down(self, frame: DataFrame, directory: str) -> DataFrame:
         frame.write.option("compression", "none").parquet(directory)
@@ -230,6 +359,7 @@ class Walk:
     main: DataFrame
     """The rows that go to the sinks."""
     links: tuple[Link, ...]
+    turns: Round | None = None
 
     @property
     def is_observed(self) -> bool:
@@ -243,24 +373,44 @@ class Walk:
         end = self.links[-1].counts[ALIVE] if self.links else decoded
         routes, dead_tally = self._routes(end)
         return Routed(
-            main=self.main,
-            dead=self._dead_letters(),
-            main_tally=end.tally,
-            dead_tally=dead_tally,
+            streams={MAIN: Stream(self.main, end.tally), **self._beside()},
+            dead=Stream(self._dead_letters(), dead_tally),
             routes=routes,
             warned={name: count for link in self.links for name, count in link.warned.items()},
         )
+
+    def _beside(self) -> dict[str, Stream]:
+        """The rows that steps with a memory made or set aside."""
+        found: dict[str, Stream] = {}
+        for link in self.links:
+            if link.turn is None or link.step is None or self.turns is None:
+                continue
+            name, turn = link.step.name, link.turn
+            if link.is_tap:
+                # All rows of a turn have one place: the number of the version it helps to make.
+                digest = turn.row_count * place_hash(name, 0, self.turns.moment.number) & MASK
+                found[name] = Stream(turn.rows, Tally(turn.row_count, digest))
+            for stream, tally in ((LATE_ROWS, turn.late), (DUPLICATES, turn.duplicate)):
+                if stream in turn.streams:
+                    found[f"{name}.{stream}"] = Stream(narrow(turn.streams[stream]), tally)
+        return found
 
     def _routes(self, end: Counted) -> tuple[Routes, Tally]:
         staged = self.staged
         dead: dict[str, int] = {}
         filtered: dict[str, int] = {}
+        set_aside = {DUPLICATE: 0, LATE: 0}
         dead_tally = staged.undecoded
         firsts = staged.undecoded + end.firsts
         if staged.undecoded.rows:
             dead[PARSE] = staged.undecoded.rows
         for link in self.links:
-            if link.step is not None and 1 in link.counts:
+            if link.turn is not None:
+                for route in (DUPLICATE, LATE):
+                    if route in link.counts:
+                        set_aside[route] += link.counts[route].tally.rows
+                        firsts += link.counts[route].firsts
+            elif link.step is not None and 1 in link.counts:
                 filtered[link.step.name] = link.counts[1].tally.rows
                 firsts += link.counts[1].firsts
             for number, rule in link.turned_away:
@@ -273,7 +423,14 @@ class Walk:
                     else:
                         filtered[rule.name] = counted.tally.rows
         balance(staged.intake, firsts)
-        return Routes(main=end.tally.rows, dead_letter=dead, filtered=filtered), dead_tally
+        routes = Routes(
+            main=end.tally.rows,
+            dead_letter=dead,
+            filtered=filtered,
+            duplicate=set_aside[DUPLICATE],
+            late=set_aside[LATE],
+        )
+        return routes, dead_tally
 
     def _dead_letters(self) -> DataFrame:
         frames: list[DataFrame] = []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.cluster.places import is_remote, master_of, require_places
 from holdfast.pipeline.cluster.probing import probe
-from holdfast.pipeline.definition.fingerprint import fingerprint
+from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import (
     DEAD_LETTER_NAME,
@@ -37,6 +37,7 @@ from holdfast.pipeline.engine.batches import BatchResult, Workshop
 from holdfast.pipeline.engine.failures import DefinitionWrong, explain_failure, is_transient
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.monitoring import Monitoring
 from holdfast.pipeline.engine.planning import Limits, Log, Plan, openings, plan_batch, remaining
 from holdfast.pipeline.engine.progress import (
@@ -46,6 +47,7 @@ from holdfast.pipeline.engine.progress import (
     Progress,
     Retrying,
     Started,
+    StateNow,
     Stopping,
     Summary,
     Waiting,
@@ -57,9 +59,12 @@ from holdfast.pipeline.engine.progress import (
 from holdfast.pipeline.engine.routing import Router
 from holdfast.pipeline.engine.source_view import SourceView, ends_of
 from holdfast.pipeline.engine.staging import stage_spec, warm_up
+from holdfast.pipeline.engine.stateful import Memory
 from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.base import Sink, SinkContext
+from holdfast.pipeline.state.store import state_path
+from holdfast.pipeline.state.watermarks import Watermarks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,6 +74,8 @@ INTERVAL_MS: Final = 1_000
 """Between looks at the source, for a definition without an interval that is told to go on."""
 RETRIES_MAX: Final = 5
 """For a run that has an end; one that goes on tries for ever."""
+STATE_BYTES_TOLD: Final = 1024**3
+"""A state of this size is told, and each time it has doubled since."""
 BACK_OFF_MS: Final = (500, 1_000, 2_000, 5_000, 10_000, 30_000)
 
 
@@ -125,6 +132,7 @@ def run_pipeline(
             loop = Loop(
                 expanded,
                 fingerprint(definition),
+                canonical(definition),
                 settings,
                 home,
                 session,
@@ -218,6 +226,8 @@ class Loop:
     definition: PipelineDefinition
     """With its secrets."""
     fingerprint: str
+    canonical: Mapping[str, Any]
+    """The definition as it is kept and compared, secrets as references."""
     settings: Mapping[str, str]
     home: Home
     spark: SparkSession
@@ -228,6 +238,8 @@ class Loop:
     progress: Progress | None
     redactor: Redactor
     summary: Summary = field(init=False)
+    state_told_bytes: int = STATE_BYTES_TOLD // 2
+    """How large the state was when it was last told."""
 
     def run(self, interval_ms: int | None) -> Summary:
         from holdfast.reader.cluster import Cluster
@@ -240,7 +252,8 @@ class Loop:
                 source.look({})  # the source is there before anything is created in a sink
                 spec = stage_spec(self.definition, self.settings)
                 warm_up(spec)
-                router = Router(self.spark, self.definition)
+                self.lookups = Lookups(self.definition, self.home.path)
+                router = Router(self.spark, self.definition, self.lookups)
                 self.monitoring = Monitoring(self.settings, monitoring_group(self.definition), self.warn)
                 self.monitoring.refuse_members()
                 self._open_sinks(opened)
@@ -253,9 +266,11 @@ class Loop:
                     router,
                     spec,
                     self.sinks,
+                    self._memory(router),
                     self.faults,
                 )
                 self.workshop.read_ledgers()
+                self.home.note_definition(self.canonical)
                 self.noted = self.home.unfinished_plan(self.fingerprint)
                 self._repeat(source, interval_ms)
         except Exception as error:
@@ -267,6 +282,12 @@ class Loop:
         )
         self._log(self.summary.as_json())
         return self.summary
+
+    def _memory(self, router: Router) -> Memory | None:
+        event = self.definition.source.event_time
+        if not router.operators or event is None:
+            return None
+        return Memory.of(self.spark, state_path(self.home.path), event, self.canonical)
 
     def _open_sinks(self, opened: contextlib.ExitStack) -> None:
         context = SinkContext(self.definition.name, self.home.path, self.settings, self.home.attempt)
@@ -331,9 +352,13 @@ class Loop:
         )
         if plan is None:
             return False
-        if plan.batch_time_ms is None:
-            plan = replace(plan, batch_time_ms=_now_ms())
-        result = self.workshop.run(plan)
+        start = self.workshop.footing(plan)
+        now_ms = _now_ms() if plan.batch_time_ms is None else plan.batch_time_ms
+        plan = replace(plan, batch_time_ms=now_ms, lookups=self.lookups.pinned(plan.lookups, now_ms))
+        if start is not None:
+            plan = replace(plan, watermark_ms=Watermarks.from_json(start.watermark).watermark_ms)
+        result = self.workshop.run(plan, start)
+        self.lookups.forget(self._entries().values())
         self.noted = None
         self._after(plan, result, logs, round((time.monotonic() - began) * 1000))
         return True
@@ -354,11 +379,26 @@ class Loop:
             duration_ms=duration_ms,
             times_ms=result.times_ms,
             lag=self._lag(logs),
+            turns=result.turns,
+            state=None if result.version is None else StateNow.of(result.version),
         )
+        self._watch_growth(done.state)
         self.summary = add_batch(self.summary, done)
         self._log(done.as_json())
         self._tell(done)
         self.faults("done")
+
+    def _watch_growth(self, state: StateNow | None) -> None:
+        """Tell when the state has become large, and each time it has doubled since."""
+        if state is None or state.bytes < self.state_told_bytes * 2:
+            return
+        self.state_told_bytes = state.bytes
+        largest = max(state.steps, key=lambda name: state.steps[name][1])
+        rows, size = state.steps[largest]
+        self.warn(
+            f"the state has {state.bytes / 2**30:.1f} GiB, most of it ({size / 2**30:.1f} GiB, {rows} rows) of step "
+            f"{largest!r}: shorter times, or fewer keys, bound it"
+        )
 
     def _back_off(self, error: Exception, attempts: int) -> None:
         wait_ms = BACK_OFF_MS[min(attempts, len(BACK_OFF_MS) - 1)]

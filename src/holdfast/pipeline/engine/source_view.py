@@ -126,6 +126,16 @@ def starting_ms(text: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
+def read_places(source: Source, positions: Positions) -> list[Place]:
+    """Those of the places that the definition still reads: the ones that make the watermark."""
+    return [
+        place
+        for place in positions
+        if place.topic in source.topics
+        or (source.pattern is not None and re.fullmatch(source.pattern, place.topic) is not None)
+    ]
+
+
 def ends_of(logs: Mapping[Place, Log]) -> dict[Place, int]:
     return {place: log.end for place, log in logs.items()}
 

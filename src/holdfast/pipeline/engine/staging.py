@@ -10,7 +10,8 @@ fails. Count and digest of the records are taken here, before the first step, ap
 and those that could not.
 
 The files' columns: `_topic _partition _offset _timestamp _key _raw _headers _tombstone _error`, then the key's fields
-as `_key_<name>`, then the value's. `_raw` is null for decoded rows when nothing can ask for it any more.
+as `_key_<name>`, then the value's. `_raw` is null for decoded rows when nothing can ask for it any more. A source with
+an event time adds `decoding.EVENT_DDL`, and `Staged` says what of it was seen before each piece of a partition.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.definition.model import Decoding, Expect, PipelineDefinition, Source
+from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinition, Source
 from holdfast.pipeline.digest import MASK, digest_of_offsets
+from holdfast.pipeline.engine.decoding import EVENT_DDL, Decodings, RowDecoder, decoded_ddl
 from holdfast.pipeline.engine.failures import Unbalanced
 from holdfast.pipeline.ledger import Intake
-from holdfast.pipeline.packing import pack
-from holdfast.pipeline.positions import BatchRange
+from holdfast.pipeline.packing import Task, pack
+from holdfast.pipeline.positions import BatchRange, Place
 from holdfast.reader import PartitionRange, RangeReport
 
 if TYPE_CHECKING:
@@ -39,14 +41,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.formats import Decoder
     from holdfast.reader.cluster import Cluster
 
 OFFSETS_INLINE: Final = 4_000
 """Fewer than this the driver reads itself: a Spark job costs more."""
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Decoded rows kept in memory before they go to the file."""
-KEY_PREFIX: Final = "_key_"
 HEADERS_DDL: Final = "array<struct<key:string,value:binary>>"
 COMMON_DDL: Final = (
     "_topic string, _partition int, _offset bigint, _timestamp timestamp, _key binary, _raw binary, "
@@ -57,6 +57,8 @@ LINEAGE_DDL: Final = (
     "tombstone:boolean,raw:binary>"
 )
 """`_hf` while steps run: wider than what sinks get, so that a step that keeps it keeps the whole record."""
+EVENT_LINEAGE_DDL: Final = LINEAGE_DDL[:-1] + ",event_time:timestamp,watermark:timestamp>"
+"""The same with an event time: when it happened, and what its row is late for (`state.watermarks`)."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,19 @@ class StageSpec:
     """What a worker needs to know; pickled to it, never printed."""
 
     settings: Mapping[str, str]
-    value: Decoding
-    key: Decoding
+    decodings: Decodings
     keeps_raw: bool
     directory: str = ""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a partition's span that one task read; those of a partition are in the order of offsets."""
+
+    place: Place
+    records: int
+    greatest_ms: int | None
+    """Of its events that count for the watermark."""
 
 
 @dataclass(frozen=True)
@@ -89,46 +100,63 @@ class Staged:
     decoded: Tally
     undecoded: Tally
     files: tuple[str, ...]
+    pieces: tuple[Piece, ...] = ()
+    """By their number; of a source with an event time."""
+
+    def seen_before_ms(self, seen: Mapping[Place, int | None]) -> list[int | None]:
+        """For each piece the greatest event time before it: of the pieces before it and of what was `seen` before."""
+        latest = dict(seen)
+        found = []
+        for piece in self.pieces:
+            before = latest.get(piece.place)
+            found.append(before)
+            if piece.greatest_ms is not None:
+                latest[piece.place] = max(piece.greatest_ms, piece.greatest_ms if before is None else before)
+        return found
+
+    @property
+    def greatest_ms(self) -> dict[Place, int | None]:
+        """By partition that had records: the greatest event time that counts."""
+        found: dict[Place, int | None] = {}
+        for piece in self.pieces:
+            if piece.records:
+                known = [each for each in (found.get(piece.place), piece.greatest_ms) if each is not None]
+                found[piece.place] = max(known, default=None)
+        return found
 
 
 def stage_spec(definition: PipelineDefinition, settings: Mapping[str, str]) -> StageSpec:
     """Of a definition whose secrets are expanded."""
-    keeps_raw = any(isinstance(step, Expect) and step.otherwise == "quarantine" for step in definition.steps)
-    return StageSpec(dict(settings), definition.source.value, definition.source.key, keeps_raw)
+    keeps_raw = any(
+        (isinstance(step, Expect) and step.otherwise == "quarantine")
+        or (isinstance(step, Lookup) and step.missing == "quarantine")
+        for step in definition.steps
+    )
+    return StageSpec(dict(settings), Decodings.of(definition.source), keeps_raw)
 
 
 def warm_up(spec: StageSpec) -> None:
     """Have the machine code of reader and decoders made, once and here, before workers do it side by side."""
-    from holdfast.pipeline.formats import compile_decoder
     from holdfast.reader import warm
 
     warm()
-    compile_decoder(spec.value).prepare()
-    key = key_decoder(spec.key)
-    if key is not None:
-        key.prepare()
-
-
-def key_decoder(key: Decoding) -> Decoder | None:
-    """Nothing for a key that is left as bytes: `_key` has it."""
-    from holdfast.pipeline.formats import compile_decoder
-
-    if key.format == "bytes" and not key.fields:
-        return None
-    return compile_decoder(key, prefix=KEY_PREFIX)
+    RowDecoder(spec.decodings).prepare()
 
 
 def file_schema(source: Source) -> StructType:
     """The columns of the staged files."""
-    return ddl_schema(", ".join([COMMON_DDL, *_decoded_ddl(source.value, source.key)]))
+    event = [] if source.event_time is None else [EVENT_DDL]
+    return ddl_schema(", ".join([COMMON_DDL, *decoded_ddl(source), *event]))
 
 
 def stage_schema(source: Source) -> StructType:
     """The columns that the first step gets."""
+    has_event = source.event_time is not None
     parts = [
-        f"_hf {LINEAGE_DDL}, _timestamp timestamp, _key binary, _headers {HEADERS_DDL}, _tombstone boolean, "
-        "_batch_time timestamp",
-        *_decoded_ddl(source.value, source.key),
+        f"_hf {EVENT_LINEAGE_DDL if has_event else LINEAGE_DDL}, _timestamp timestamp, _key binary, "
+        f"_headers {HEADERS_DDL}, _tombstone boolean, _batch_time timestamp",
+        *(["_event_time timestamp"] if has_event else []),
+        *decoded_ddl(source),
     ]
     return ddl_schema(", ".join(parts))
 
@@ -142,14 +170,6 @@ def ddl_schema(text: str) -> StructType:
     return schema
 
 
-def _decoded_ddl(value: Decoding, key: Decoding) -> list[str]:
-    from holdfast.pipeline.formats import compile_decoder
-
-    keys = key_decoder(key)
-    texts = [keys.spark_ddl if keys is not None else "", compile_decoder(value).spark_ddl]
-    return [text for text in texts if text]
-
-
 # ---------------------------------------------------------------------------- the driver's side
 
 
@@ -158,14 +178,28 @@ def stage(
 ) -> Staged:
     """Read the range into files below the spec's directory."""
     if batch.offsets <= OFFSETS_INLINE:
-        reports = [stage_ranges(spec, task, cluster) for task in pack(batch, 1)]
+        tasks = pack(batch, 1)
+        reports = [stage_ranges(spec, task, cluster) for task in tasks]  # one at most
     else:
         tasks = pack(batch, cores or spark.sparkContext.defaultParallelism)
         job = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(
             partial(_run_tasks, spec, tasks), "report string"
         )
         reports = [json.loads(row.report) for row in job.collect()]
-    return _summarise(batch, reports)
+    staged = _summarise(batch, reports)
+    if spec.decodings.event is None:
+        return staged
+    return replace(staged, pieces=_pieces(tasks, reports))
+
+
+def _pieces(tasks: Sequence[Task], reports: Sequence[Mapping[str, Any]]) -> tuple[Piece, ...]:
+    """In the order of their numbers: tasks count theirs on from those of the tasks before."""
+    by_task = {report["first_piece"]: report["pieces"] for report in reports}
+    found: list[Piece] = []
+    for task in tasks:
+        for each, (records, greatest_ms) in zip(task, by_task[len(found)], strict=True):
+            found.append(Piece(Place(each.topic, each.topic_id, each.partition), records, greatest_ms))
+    return tuple(found)
 
 
 def _summarise(batch: BatchRange, reports: Sequence[Mapping[str, Any]]) -> Staged:
@@ -202,7 +236,7 @@ _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
 
 
 def _run_tasks(
-    spec: StageSpec, tasks: Sequence[tuple[PartitionRange, ...]], batches: Iterable[pa.RecordBatch]
+    spec: StageSpec, tasks: Sequence[Task], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
@@ -215,7 +249,8 @@ def _run_tasks(
             if known not in _clusters:
                 _clusters[known] = Cluster(spec.settings)
             try:
-                report = stage_ranges(spec, tasks[number], _clusters[known])
+                first_piece = sum(len(task) for task in tasks[:number])
+                report = stage_ranges(spec, tasks[number], _clusters[known], first_piece)
             except (HoldfastError, OSError) as error:
                 _clusters.pop(known).close()
                 # As a value: raised here, it would come back as a JVM exception around a Python traceback.
@@ -224,10 +259,16 @@ def _run_tasks(
     yield pa.RecordBatch.from_arrays([pa.array(reports, pa.string())], names=["report"])
 
 
-def stage_ranges(spec: StageSpec, ranges: Sequence[PartitionRange], cluster: Cluster) -> dict[str, Any]:
-    """Read, decode and write these ranges; what was counted, as plain values."""
+def stage_ranges(
+    spec: StageSpec, ranges: Sequence[PartitionRange], cluster: Cluster, first_piece: int = 0
+) -> dict[str, Any]:
+    """Read, decode and write these ranges; what was counted, as plain values.
+
+    A partition is in at most one of the ranges; their numbers count on from `first_piece`.
+    """
     reports: list[RangeReport] = []
-    file = _StageFile(spec)
+    pieces = {(each.topic, each.partition): first_piece + at for at, each in enumerate(ranges)}
+    file = _StageFile(spec, pieces)
     try:
         for batch in cluster.read(ranges, reports=reports):
             file.add(batch)
@@ -246,6 +287,11 @@ def stage_ranges(spec: StageSpec, ranges: Sequence[PartitionRange], cluster: Clu
         "files": [file.path] if file.rows else [],
         "decoded": [file.decoded.rows, file.decoded.digest],
         "undecoded": [file.undecoded.rows, file.undecoded.digest],
+        "first_piece": first_piece,
+        "pieces": [
+            [report.records, file.greatest_ms(report.range.topic, report.range.partition)]
+            for report in reports
+        ],
         "offsets": sum(report.range.end - report.range.start for report in reports),
         **{
             name: sum(getattr(report, name) for report in reports)
@@ -272,12 +318,11 @@ def _names(ranges: Sequence[PartitionRange]) -> str:
 class _StageFile:
     """One task's file: created with its first rows."""
 
-    def __init__(self, spec: StageSpec) -> None:
-        from holdfast.pipeline.formats import compile_decoder
-
+    def __init__(self, spec: StageSpec, pieces: Mapping[tuple[str, int], int]) -> None:
         self._spec = spec
-        self._value = compile_decoder(spec.value)
-        self._key = key_decoder(spec.key)
+        self._pieces = pieces
+        self._decoder = RowDecoder(spec.decodings)
+        self.greatest_ms = self._decoder.greatest_ms
         self.path = os.path.join(spec.directory, f"{uuid.uuid4().hex}.parquet")
         self.rows = 0
         self.decoded = Tally()
@@ -322,56 +367,37 @@ class _StageFile:
         self._waiting_bytes = 0
 
     def _decode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The reader gives rows of one partition in a batch."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        values, keys = batch.column("value"), batch.column("key")
-        columns, errors = self._value.decode(values)
-        fields = list(self._value.arrow_fields)
-        if self._key is not None:
-            key_columns, key_errors = self._key.decode(keys)
-            fields = [*self._key.arrow_fields, *fields]
-            columns = [*key_columns, *columns]
-            errors = pc.coalesce(errors, pc.binary_join_element_wise("key: ", key_errors, ""))
-            columns = _null_where(columns, errors)
+        place = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
+        values = batch.column("value")
+        columns, errors = self._decoder.decode(batch, *place, self._pieces[place])
         failed = errors.is_valid()
-        self._count(batch, failed)
+        self._count(place, batch.column("offset").to_numpy(), failed)
         raw = values
         if not self._spec.keeps_raw:
             raw = pc.if_else(failed, values, pa.scalar(None, values.type))
-        names = [*_COMMON_NAMES, *(field.name for field in fields)]
         common = [
             *(batch.column(name) for name in ("topic", "partition", "offset", "timestamp")),
-            keys,
+            batch.column("key"),
             raw,
             batch.column("headers"),
             values.is_null(),
             errors,
         ]
-        return pa.RecordBatch.from_arrays([*common, *columns], names=names)
+        return pa.RecordBatch.from_arrays([*common, *columns], names=[*_COMMON_NAMES, *self._decoder.names])
 
-    def _count(self, batch: pa.RecordBatch, failed: pa.Array) -> None:
-        """The reader gives rows of one partition in a batch."""
-        topic, partition = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
-        offsets = batch.column("offset").to_numpy()
+    def _count(self, place: tuple[str, int], offsets: Any, failed: pa.Array) -> None:
         if failed.true_count == 0:
-            self.decoded += Tally(len(offsets), digest_of_offsets(topic, partition, offsets))
+            self.decoded += Tally(len(offsets), digest_of_offsets(*place, offsets))
             return
         mask = failed.to_numpy(zero_copy_only=False)
         for good, name in ((True, "decoded"), (False, "undecoded")):
             chosen = offsets[mask != good]
-            tally = Tally(len(chosen), digest_of_offsets(topic, partition, chosen))
+            tally = Tally(len(chosen), digest_of_offsets(*place, chosen))
             setattr(self, name, getattr(self, name) + tally)
 
 
 _COMMON_NAMES: Final = [part.split()[0] for part in COMMON_DDL.split(", ")]
-
-
-def _null_where(columns: Sequence[pa.Array], errors: pa.Array) -> list[pa.Array]:
-    """A record whose key cannot be read has no columns, as one whose value cannot."""
-    import pyarrow as pa
-
-    if errors.null_count == len(errors):
-        return list(columns)
-    indices = pa.compute.if_else(errors.is_null(), pa.array(range(len(errors)), pa.int64()), None)
-    return [column.take(indices) for column in columns]

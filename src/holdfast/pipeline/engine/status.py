@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +22,15 @@ from holdfast.pipeline.definition.secrets import Redactor, expand_definition
 from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.home import holder, last_logged
 from holdfast.pipeline.engine.planning import Ledgers
+from holdfast.pipeline.engine.progress import StateNow
 from holdfast.pipeline.engine.running import build_sinks, own_topics, redacted
 from holdfast.pipeline.engine.source_view import SourceView
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.base import Sink, SinkContext
+from holdfast.pipeline.state.building import remembers
+from holdfast.pipeline.state.store import StateStore, state_path
+from holdfast.pipeline.state.watermarks import Clock, Watermarks
 from holdfast.reader.errors import Unreachable
 
 
@@ -53,6 +58,24 @@ class SinkStatus:
 
 
 @dataclass(frozen=True)
+class StateStatus:
+    """What the pipeline remembers, at its newest version."""
+
+    now: StateNow | None
+    """Nothing: no batch has made one yet."""
+    waits_for: str | None = None
+    """The partition that holds the watermark where it is."""
+    problem: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **({} if self.now is None else self.now.as_json()),
+            "waits_for": self.waits_for,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True)
 class Status:
     pipeline: str
     home: str
@@ -64,6 +87,8 @@ class Status:
     running_pid: int | None
     last_batch: dict[str, Any] | None
     """From the log, if the home is there."""
+    state: StateStatus | None = None
+    """Of a pipeline with steps that have a memory."""
 
     @property
     def lag(self) -> int | None:
@@ -81,6 +106,7 @@ class Status:
             "source_problem": self.source_problem,
             "running_pid": self.running_pid,
             "last_batch": self.last_batch,
+            **({} if self.state is None else {"state": self.state.as_json()}),
         }
 
 
@@ -118,7 +144,24 @@ def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None)
         source_problem=source_problem,
         running_pid=holder(home),
         last_batch=last_logged(home),
+        state=_state_status(expanded, home),
     )
+
+
+def _state_status(definition: PipelineDefinition, home: str) -> StateStatus | None:
+    event = definition.source.event_time
+    if event is None or not any(remembers(step) for step in definition.steps):
+        return None
+    path = state_path(home)
+    try:
+        newest = StateStore(path, is_writer=False).newest() if os.path.isdir(path) else None
+    except (HoldfastError, OSError) as error:
+        return StateStatus(None, problem=str(explain_failure(error)))
+    if newest is None:
+        return StateStatus(None)
+    waits_for = Watermarks.from_json(newest.watermark).waits_for(Clock.of(event), newest.batch_time_ms)
+    place = None if waits_for is None else f"{waits_for.topic}-{waits_for.partition}"
+    return StateStatus(StateNow.of(newest), place)
 
 
 def _unreachable(settings: dict[str, str], redactor: Redactor) -> str | None:

@@ -1,7 +1,8 @@
 """The parts of a walk through the steps, and the expressions they are made of.
 
-A walk is a chain of links: a run of consecutive rules, or one step that transforms rows. Rules do not take rows away:
-they tag each row with the number of its route, so that one pass over the rows serves all of them.
+A walk is a chain of links: a run of consecutive rules, one step that transforms rows, or one with a memory. Rules do
+not take rows away: they tag each row with the number of its route, so that one pass over the rows serves all of them. A
+step with a memory has taken its turn when its link is made, and says itself what became of each row.
 """
 
 from __future__ import annotations
@@ -9,22 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from holdfast.pipeline.definition.model import Expect, Filter, Python, Sql, Step
+from holdfast.pipeline.definition.model import Expect, Filter, Lookup, Python, Sql, Step
 from holdfast.pipeline.digest import hash_sql
+from holdfast.pipeline.engine.decoding import KEY_PREFIX
 from holdfast.pipeline.engine.inspection import run_query
 from holdfast.pipeline.engine.python_steps import apply_python
-from holdfast.pipeline.engine.staging import KEY_PREFIX, Tally
+from holdfast.pipeline.engine.staging import Tally
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
+    from pyspark.sql.types import StructType
+
+    from holdfast.pipeline.state.operator import Turn
 
 LINEAGE: Final = "_hf"
 ROUTE: Final = "_route"
 HASH: Final = "_hash"
 ALIVE: Final = 0
 """The number of the route of rows that go on."""
+DUPLICATE: Final = 1
+LATE: Final = 2
+"""Routes of a step that sets aside what it has seen, or what comes too late."""
 PARSE: Final = "parse"
 KEPT_RESERVED: Final = ("_unknown",)
 
@@ -42,10 +50,11 @@ DEAD_DDL: Final = (
     "_hf struct<topic:string,partition:int,offset:bigint,index:int>, _key binary, _raw binary, "
     "_headers array<struct<key:string,value:binary>>, _timestamp timestamp, _reason string, _error string"
 )
-WIDE: Final = (
-    "named_struct('topic', _topic, 'partition', _partition, 'offset', _offset, 'index', 0, 'timestamp', _timestamp, "
-    "'key', _key, 'headers', _headers, 'tombstone', _tombstone, 'raw', _raw)"
+_WIDE_PARTS: Final = (
+    "'topic', _topic, 'partition', _partition, 'offset', _offset, 'index', 0, 'timestamp', _timestamp, "
+    "'key', _key, 'headers', _headers, 'tombstone', _tombstone, 'raw', _raw"
 )
+WIDE: Final = f"named_struct({_WIDE_PARTS})"
 
 Rule = Expect | Filter
 
@@ -76,8 +85,14 @@ class Link:
     given_rows_are_first: bool
     """No step before has made several rows of one record."""
     rules: tuple[Rule, ...] = ()
-    step: Sql | Python | None = None
+    step: Step | None = None
     keeps_every_row: bool = True
+    flags: tuple[str, ...] = ()
+    """Columns that only these rules look at."""
+    turn: Turn | None = None
+    """What a step with a memory made of its rows."""
+    is_tap: bool = False
+    """Its rows go on as they came, whatever the step makes of them."""
     observation: Observation | None = None
     """Counts the rules' routes while rows pass."""
     counts: dict[int, Counted] = field(default_factory=dict)
@@ -94,10 +109,16 @@ class Link:
         """The rows that go on."""
         if not self.rules:
             return self.frame
-        return self.frame.where(f"{ROUTE} = {ALIVE}").drop(ROUTE, HASH, *warn_columns(self.rules))
+        return self.frame.where(f"{ROUTE} = {ALIVE}").drop(
+            ROUTE, HASH, *warn_columns(self.rules), *self.flags
+        )
 
     def __str__(self) -> str:
         return ", ".join(repr(rule.name) for rule in self.rules)
+
+    @property
+    def expands(self) -> bool:
+        return isinstance(self.step, Sql | Python) and self.step.expand
 
     @property
     def total(self) -> Counted:
@@ -125,7 +146,18 @@ def narrow(frame: DataFrame) -> DataFrame:
     return frame.selectExpr(NARROW, *RECORD, *own)
 
 
-def parts(steps: Sequence[Step]) -> Iterator[tuple[Rule, ...] | Sql | Python]:
+def wide_with_event(seen_before_ms: Sequence[int | None], watermark_ms: int | None, delay_ms: int) -> str:
+    """The wide lineage with event time, and the row's own watermark: at least the pipeline's where the batch begins."""
+    before = ", ".join("NULL" if each is None else f"{each}L" for each in seen_before_ms)
+    seen = f"greatest(_seen, get(CAST(array({before}) AS ARRAY<BIGINT>), _piece))"
+    own = (
+        f"greatest({seen} - {delay_ms}L, CAST({'NULL' if watermark_ms is None else watermark_ms} AS BIGINT))"
+    )
+    return f"named_struct({_WIDE_PARTS}, 'event_time', _event_time, 'watermark', timestamp_millis({own}))"
+
+
+def parts(steps: Sequence[Step]) -> Iterator[tuple[Rule, ...] | Step]:
+    """Runs of rules, and the other steps one by one; a lookup may leave a rule behind it."""
     rules: list[Rule] = []
     for step in steps:
         if isinstance(step, Expect | Filter):
@@ -135,8 +167,24 @@ def parts(steps: Sequence[Step]) -> Iterator[tuple[Rule, ...] | Sql | Python]:
             yield tuple(rules)
             rules = []
         yield step
+        if isinstance(step, Lookup):
+            rules = [rule for rule in [rule_of_lookup(step)] if rule is not None]
     if rules:
         yield tuple(rules)
+
+
+def rule_of_lookup(step: Lookup) -> Rule | None:
+    """What becomes of rows that the table has nothing for."""
+    from holdfast.pipeline.state.lookups import rule_of
+
+    return rule_of(step)
+
+
+def flag_of_lookup(step: Lookup) -> tuple[str, ...]:
+    """The column its rule looks at, if it has one."""
+    from holdfast.pipeline.state.lookups import found_column
+
+    return () if step.missing == "null" else (found_column(step),)
 
 
 def transform(spark: SparkSession, frame: DataFrame, step: Sql | Python, directory: str) -> DataFrame:
@@ -154,7 +202,7 @@ def _numbered(frame: DataFrame) -> DataFrame:
     place = f"{LINEAGE}.topic, {LINEAGE}.partition, {LINEAGE}.offset"
     number = f"row_number() OVER (PARTITION BY {place} ORDER BY {content}) - 1"
     others = [f"`{name}`" for name in frame.schema.names if name != LINEAGE]
-    fields = ("topic", "partition", "offset", "index", "timestamp", "key", "headers", "tombstone", "raw")
+    fields = cast("StructType", frame.schema[LINEAGE].dataType).names
     parts = ", ".join(f"'{name}', {'_index' if name == 'index' else f'{LINEAGE}.{name}'}" for name in fields)
     numbered = frame.selectExpr("*", f"CAST({number} AS INT) AS _index")
     return numbered.selectExpr(f"named_struct({parts}) AS {LINEAGE}", *others)
@@ -243,7 +291,7 @@ def _columns(low: str, high: str, link: Link, warns: Sequence[str]) -> list[Colu
 def missing_rows(link: Link) -> Link:
     """The rows that a step was given and did not give back, as a part of their own."""
     assert link.step is not None
-    keys = ["topic", "partition", "offset"] if link.step.expand else ["topic", "partition", "offset", "index"]
+    keys = ["topic", "partition", "offset"] if link.expands else ["topic", "partition", "offset", "index"]
     left = link.given.selectExpr(LINEAGE, *(f"{LINEAGE}.{key} AS {key}" for key in keys))
     right = link.frame.selectExpr(*(f"{LINEAGE}.{key} AS {key}" for key in keys))
     vanished = left.join(right, keys, "left_anti").select(LINEAGE)

@@ -1,9 +1,9 @@
 """What a sink stores of a row, and whether it fits what the sink holds already.
 
-A sink stores the lineage `_hf`, unknown fields that are kept, and every column whose name does not start with an
-underscore; the other reserved ones are there for its expressions. Columns may be added where `schema: add-columns` says
-so; one that is gone is then stored as null. A column that changes its type always stops the pipeline: no cast is ever
-guessed.
+A sink stores the lineage `_hf`, unknown fields that are kept, what aggregates were made of, and every column whose name
+does not start with an underscore; the other reserved ones are there for its expressions. Columns may be added where
+`schema: add-columns` says so; one that is gone is then stored as null. A column that changes its type always stops the
+pipeline: no cast is ever guessed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 RESERVED = "_"
 UNKNOWN = "_unknown"
-"""Fields the definition does not name, kept as JSON where it says `unknown: keep`: the one reserved column stored."""
+"""Fields the definition does not name, kept as JSON where it says `unknown: keep`."""
+COUNT = "_hf_count"
+DIGEST = "_hf_digest"
+"""Of an aggregate: how many rows are in it, and the digest of their places (`holdfast.pipeline.digest`)."""
+STORED = frozenset({LINEAGE, UNKNOWN, COUNT, DIGEST})
+"""The reserved columns that are stored."""
 
 
 def is_stored(name: str) -> bool:
-    return name in (LINEAGE, UNKNOWN) or not name.startswith(RESERVED)
+    return name in STORED or not name.startswith(RESERVED)
 
 
 def stored_schema(rows: StructType) -> StructType:

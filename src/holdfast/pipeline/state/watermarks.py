@@ -3,8 +3,9 @@
 - Every record has an *own watermark*: the greatest event time of the records before it in its partition, less the
   delay. It follows from the log alone, wherever batches were cut.
 - The pipeline's watermark is the least over its partitions of (greatest event time - delay). A partition that has had
-  no record yet holds it back, and so does one that has had none for long, unless it is *idle*: without a record for
-  `idle`, by the times of batches. The watermark never goes back.
+  no record yet holds it back, and so does one that has had none for long: what it will bring may be old. Where the
+  definition says `idle`, one that has had no record for so long, by the times of batches, or none ever, is left out.
+  The watermark never goes back.
 - A row is late for something that ends at `e` when e <= max(own watermark, the pipeline's where the batch began).
   Without idle partitions the second is never greater than the first, so what is late depends on the log alone; and
   nothing that is not late can belong to something that was closed.
@@ -47,8 +48,8 @@ class Seen(NamedTuple):
 
     greatest_ms: int | None
     """Of its events; nothing before the first."""
-    active_ms: int
-    """The time of the last batch that had a record of it, or of the first that knew it."""
+    active_ms: int | None
+    """The time of the last batch that had a record of it."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ class Watermarks:
     ) -> Watermarks:
         """Where event time stands after a batch.
 
-        `known` are all partitions the pipeline reads; `greatest` has those with records in the batch, and the greatest
-        event time among them that counts.
+        `known` are all partitions the pipeline reads, and only they are kept; `greatest` has those with records in the
+        batch, and the greatest event time among them that counts.
         """
-        places = dict(self.places)
+        places: dict[Place, Seen] = {}
         for place in known:
-            seen = places.get(place, Seen(None, batch_time_ms))
+            seen = self.places.get(place, Seen(None, None))
             if place in greatest:
                 seen = Seen(_later(seen.greatest_ms, greatest[place]), batch_time_ms)
             places[place] = seen
@@ -146,7 +147,10 @@ def _least(places: Mapping[Place, Seen], clock: Clock, batch_time_ms: int) -> in
 
 
 def _is_idle(seen: Seen, clock: Clock, batch_time_ms: int) -> bool:
-    return clock.idle_ms is not None and batch_time_ms - seen.active_ms >= clock.idle_ms
+    if clock.idle_ms is None:
+        return False
+    silent_ms = None if seen.active_ms is None else batch_time_ms - seen.active_ms
+    return silent_ms is None or (silent_ms > 0 and silent_ms >= clock.idle_ms)
 
 
 def _later(one: int | None, other: int | None) -> int | None:

@@ -1,0 +1,237 @@
+"""The pipeline's memory in a batch: from which version it starts, and the version it makes.
+
+- A batch starts from the version that stands exactly where its sinks stand. Nobody has taken an offset yet: it starts
+  from nothing, as version 0, which is never written. Anything else without a version is `StateMissing`: a state is
+  never assumed to be empty.
+- The steps with a memory take their turns in the order of the walk, all from that version; what they give is one new
+  version, numbered one more. It is durable before any sink prepares the batch.
+- A version is of use only to steps that do what they did when it was made: `StateOutdated` else.
+- A sink that catches up repeats a batch from the version where it stands. The turns give the same rows, and the version
+  that is there already stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.pipeline.definition.fingerprint import state_marks
+from holdfast.pipeline.definition.model import EventTime
+from holdfast.pipeline.engine.failures import StateMissing, StateOutdated
+from holdfast.pipeline.engine.staging import Staged
+from holdfast.pipeline.ledger import STATELESS, Entry
+from holdfast.pipeline.positions import Place, Positions
+from holdfast.pipeline.state.operator import Held, Moment, Operator, Turn
+from holdfast.pipeline.state.store import StateStore, StepState, Version, discard_state
+from holdfast.pipeline.state.watermarks import Clock, Watermarks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from holdfast.pipeline.engine.routing import Router
+
+FRESH = Version(0, Positions({}))
+"""Before the first batch."""
+
+
+@dataclass
+class Memory:
+    """The state of one pipeline while it runs."""
+
+    spark: SparkSession
+    store: StateStore
+    clock: Clock
+    marks: Mapping[str, str]
+    """By step with a memory: the fingerprint its state must have."""
+
+    @classmethod
+    def of(cls, spark: SparkSession, path: str, event: EventTime, canonical: Mapping[str, Any]) -> Memory:
+        """`canonical` is the definition's, secrets as references."""
+        return cls(spark, StateStore(path), Clock.of(event), state_marks(canonical))
+
+    def start_anew(self) -> None:
+        """No sink has taken an offset: what is there is of a life before (its sinks were reset), or of no batch."""
+        if self.store.newest() is not None:
+            discard_state(self.store.path)
+            self.store = StateStore(self.store.path)
+
+    def footing(self, entries: Mapping[str, Entry]) -> Version:
+        """The version from which a batch for these sinks starts; they all stand at the same place."""
+        by_state = sorted(entries.items(), key=lambda item: -2 if item[1].state is None else item[1].state)
+        sink, entry = by_state[-1]
+        if entry.state is None:
+            return FRESH
+        version = self._version_of(entry)
+        if version is None:
+            made = (
+                "by a pipeline without a memory" if entry.state == STATELESS else f"as version {entry.state}"
+            )
+            raise StateMissing(
+                f"sink {sink!r} stands where {self.store.path} has no state (its last batch was made {made}): without "
+                "it, windows and keys would start from nothing. `holdfast pipeline rebuild FILE` makes the state again "
+                "from the source, and touches no sink"
+            )
+        self._refuse_outdated(version)
+        return version
+
+    def _version_of(self, entry: Entry) -> Version | None:
+        assert entry.state is not None
+        if entry.state != STATELESS:
+            version = self.store.find(entry.positions, entry.state)
+            if version is not None:
+                return version
+        # Made anew since, for exactly this place: no partition may be there that it does not know.
+        version = self.store.find(entry.positions)
+        if version is None or version.number <= entry.state:
+            return None
+        return version if set(version.positions.at) == set(entry.positions.at) else None
+
+    def _refuse_outdated(self, version: Version) -> None:
+        for name, mark in self.marks.items():
+            known = version.steps.get(name)
+            if known is None or known.fingerprint != mark:
+                what = "is new" if known is None else "or a step before it has changed"
+                raise StateOutdated(
+                    f"step {name!r} {what}, and the state in {self.store.path} was made without that. "
+                    "`holdfast pipeline check FILE --against-running` lists what changed; `holdfast pipeline rebuild "
+                    "FILE` makes the state again from the source, and touches no sink"
+                )
+
+    def begin(
+        self,
+        start: Version,
+        staged: Staged,
+        *,
+        batch_time_ms: int,
+        positions: Positions,
+        known: Iterable[Place],
+        label: str,
+        scratch: str,
+    ) -> Round:
+        """The turns of one batch, which ends at `positions`; `known` are the partitions that make the watermark."""
+        before = Watermarks.from_json(start.watermark)
+        after = before.after(self.clock, batch_time_ms, known, staged.greatest_ms)
+        moment = Moment(
+            batch_time_ms=batch_time_ms,
+            watermark_ms=before.watermark_ms,
+            next_watermark_ms=after.watermark_ms,
+            number=start.number + 1,
+            scratch=os.path.join(scratch, "turns"),
+            label=label,
+        )
+        os.makedirs(moment.scratch, exist_ok=True)
+        seen_ms = {place: seen.greatest_ms for place, seen in before.places.items()}
+        return Round(self, start, moment, positions, after, staged.seen_before_ms(seen_ms))
+
+    def publish(self, made: Version, *, is_catch_up: bool) -> Version:
+        """Make the version durable; one that stands there already stays when a batch is repeated."""
+        known = self.store.find(made.positions) if is_catch_up else None
+        if known is not None and known.number >= made.number and self._is_current(known):
+            return known
+        self.store.publish(made)
+        return made
+
+    def _is_current(self, version: Version) -> bool:
+        return all(
+            name in version.steps and version.steps[name].fingerprint == mark
+            for name, mark in self.marks.items()
+        )
+
+    def forget(self, entries: Iterable[Entry]) -> None:
+        """Remove the versions at which no sink stands; between two batches."""
+        self.store.gc([entry.positions for entry in entries])
+
+
+@dataclass
+class Round:
+    """The turns of one batch."""
+
+    memory: Memory
+    start: Version
+    moment: Moment
+    positions: Positions
+    after: Watermarks
+    seen_before_ms: list[int | None]
+    """By piece of the stage."""
+    turns: dict[str, Turn] = field(default_factory=dict)
+
+    def take(self, operator: Operator, rows: DataFrame) -> Turn:
+        """Let one step take its turn."""
+        state = self.start.steps.get(operator.name, StepState())
+        turn = operator.run(rows, Held(self.memory.spark, self.memory.store, state), self.moment)
+        self.turns[operator.name] = turn
+        return turn
+
+    @property
+    def version(self) -> Version:
+        """What all turns together have made."""
+        steps = {
+            name: replace(turn.state, fingerprint=self.memory.marks[name])
+            for name, turn in self.turns.items()
+        }
+        return Version(
+            number=self.moment.number,
+            positions=self.positions,
+            watermark=self.after.as_json(),
+            steps=steps,
+            batch_time_ms=self.moment.batch_time_ms,
+        )
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By step: what its turn counted."""
+        return {
+            name: {
+                **{key: count for key, count in turn.counters.items() if count},
+                "taken": turn.taken.rows,
+                "late": turn.late.rows,
+                **({"duplicate": turn.duplicate.rows} if turn.duplicate.rows else {}),
+                "rows": turn.row_count,
+            }
+            for name, turn in self.turns.items()
+        }
+
+
+def advance(
+    memory: Memory,
+    router: Router,
+    start: Version,
+    staged: Staged,
+    *,
+    batch_time_ms: int,
+    positions: Positions,
+    known: Iterable[Place],
+    label: str,
+    scratch: str,
+    lookups: Mapping[str, str] | None = None,
+) -> Version:
+    """The version that a staged batch makes of another one; routes are balanced, and no sink sees a row.
+
+    It is not published: its segments are durable, and no manifest names them yet.
+    """
+    turns = memory.begin(
+        start,
+        staged,
+        batch_time_ms=batch_time_ms,
+        positions=positions,
+        known=known,
+        label=label,
+        scratch=scratch,
+    )
+    router.walk(staged, batch_time_ms, scratch, turns, lookups).settle()
+    return turns.version
+
+
+def shared_positions(entries: Iterable[Entry]) -> Positions:
+    """Where all these sinks stand, in the partitions all of them know."""
+    standings = [entry.positions.at for entry in entries]
+    first, *others = standings
+    return Positions(
+        {
+            place: at
+            for place, at in first.items()
+            if all(place in other and other[place].offset == at.offset for other in others)
+        }
+    )

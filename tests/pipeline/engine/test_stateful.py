@@ -1,0 +1,338 @@
+"""Steps with a memory in a running pipeline: any batching and any crash, the same rows and the same state."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.pipeline.definition.model import (
+    Decoding,
+    Dedupe,
+    EventTime,
+    Expect,
+    Field,
+    Filter,
+    Lookup,
+    ParquetSink,
+    Sql,
+    Window,
+)
+from holdfast.pipeline.engine.failures import DefinitionWrong, StateMissing, StateOutdated
+from holdfast.pipeline.engine.faults import Faults
+from holdfast.pipeline.engine.status import read_status
+from holdfast.pipeline.state.store import StateStore, state_path
+
+if TYPE_CHECKING:
+    from .conftest import Bench, MemorySink
+
+CLICKS = Decoding(
+    "json", (Field("id", "long"), Field("user", "string"), Field("at", "timestamp", required=False))
+)
+STEPS = (
+    Expect("named", "user <> ''"),
+    Dedupe("once", key=("id",), within="1h"),
+    Window("totals", {"n": "count(*)", "ids": "sum(id)"}, size="1m", key=("user",)),
+)
+STREAMS = {
+    "main": "",
+    "totals": "totals",
+    "late": "totals.late",
+    "again": "once.duplicates",
+    "too-late": "once.late",
+}
+
+
+def click(number: int, second: int | None, user: str = "ann") -> bytes:
+    at = (
+        None
+        if second is None
+        else f"2026-03-01T{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}Z"
+    )
+    return json.dumps({"id": number, "user": user, "at": at}).encode()
+
+
+def delayed_click(number: int, keys: int) -> tuple[list[bytes | None], str, int]:
+    """Every seventh comes late; an id comes again after some, always in its own partition."""
+    second = max(0, number * 9 - (95 if number % 7 == 3 else 0))
+    identity = number % keys
+    return [click(identity, second, "ann" if number % 3 else "bob")], "orders", identity % 2
+
+
+@pytest.fixture
+def clicks(bench: Bench) -> Bench:
+    """A pipeline with a window and a deduplication, and a sink for each of its streams."""
+    with_memory(bench, STEPS, STREAMS)
+    return bench
+
+
+def with_memory(bench: Bench, steps: tuple[Any, ...], streams: dict[str, str], **source: Any) -> None:
+    sink_type = type(bench.sinks["main"])
+    bench.sinks = {name: sink_type(name) for name in ("dead-letter", *streams)}
+    bench.change(
+        source=replace(
+            bench.definition.source, value=CLICKS, event_time=EventTime("at", delay="10s"), **source
+        ),
+        steps=steps,
+        sinks=tuple(ParquetSink(path="unused", name=name, rows=rows) for name, rows in streams.items()),
+    )
+
+
+def totals(sink: MemorySink) -> Counter[tuple[str, str, int, int]]:
+    return Counter(
+        (str(row["window_start"])[11:16], row["user"], row["n"], row["ids"]) for row in sink.content
+    )
+
+
+def outputs(bench: Bench) -> dict[str, Any]:
+    """Everything the sinks hold, but for the numbers of versions."""
+    return {name: totals(sink) if name == "totals" else sink.places for name, sink in bench.sinks.items()}
+
+
+def run_until_crash(bench: Bench, faults: Faults) -> None:
+    try:
+        bench.run(faults)
+    except BaseException as error:
+        if type(error).__name__ != "Crash":
+            raise
+        return
+    raise AssertionError("it did not get to the point")
+
+
+class TestOneBatch:
+    def test_each_row_goes_where_it_belongs_and_everything_is_accounted_for(self, clicks: Bench) -> None:
+        values = [
+            click(1, 0), click(2, 30, "bob"), click(1, 31), click(3, 61), click(4, 5, ""), click(5, 200),
+            click(6, 20), click(7, None), click(1, 199),
+        ]  # fmt: skip
+        clicks.produce(list(values), partition=0)
+        clicks.produce([click(8, 150)], partition=1)
+        [done] = clicks.run_batches()
+        assert clicks.sinks["main"].ids == [1, 2, 3, 5, 6, 8]
+        assert totals(clicks.sinks["totals"]) == {
+            ("00:00", "ann", 1, 1): 1,
+            ("00:00", "bob", 1, 2): 1,
+            ("00:01", "ann", 1, 3): 1,
+        }
+        assert clicks.sinks["late"].ids == [6]
+        assert clicks.sinks["again"].ids == [1, 1]
+        assert clicks.sinks["too-late"].ids == [7]
+        assert (done.routes.main, done.routes.duplicate, done.routes.late) == (6, 2, 1)
+        assert done.routes.dead_letter == {"named": 1}
+        assert done.turns["totals"]["taken"] == 5
+        assert done.turns["totals"]["late"] == 1
+        assert done.turns["totals"]["closed"] == 3
+        assert done.state is not None
+        assert done.state.watermark_ms == 1_772_323_200_000 + 140_000
+        entry = clicks.sinks["totals"].ledger[-1]
+        assert (entry.state, entry.rows, entry.watermark_ms) == (1, 3, None)
+        assert entry.taps["once"]["duplicate"] == 2
+        for row in clicks.sinks["totals"].content:
+            assert (row["_hf"]["topic"], row["_hf"]["partition"], row["_hf"]["offset"]) == ("totals", 0, 1)
+            assert row["_hf_count"] == 1
+        status = read_status(clicks.definition).state
+        assert status is not None
+        assert status.now == done.state
+        assert status.waits_for == "orders-1"
+        [logged] = [line for line in clicks.log if line["event"] == "batch"]
+        assert logged["state"]["watermark_ms"] == done.state.watermark_ms
+        assert logged["turns"]["once"]["duplicate"] == 2
+
+    def test_rows_that_no_step_gives_are_refused(self, clicks: Bench) -> None:
+        clicks.change(sinks=(ParquetSink(path="unused", name="main", rows="total"),))
+        with pytest.raises(DefinitionWrong, match=r"asks for the rows 'total'.*'totals'"):
+            clicks.run()
+
+
+class TestBatching:
+    def test_any_cut_gives_the_rows_of_one_batch(self, clicks: Bench) -> None:
+        for number in range(40):
+            clicks.produce(*delayed_click(number, 31))
+        clicks.run()
+        whole, whole_state = outputs(clicks), memory_of(clicks)
+        assert len(clicks.sinks["main"].ledger) == 2
+        start_over(clicks)
+        clicks.change(source=replace(clicks.definition.source, batch_records=13))
+        clicks.run()
+        assert len(clicks.sinks["main"].ledger) >= 5
+        assert outputs(clicks) == whole
+        assert memory_of(clicks) == whole_state
+        assert whole["late"]
+
+
+POINTS = (
+    "opened:totals",
+    "planned",
+    "staged",
+    "routed",
+    "state-written",
+    "state-published",
+    "prepared:totals",
+    "balanced",
+    "committed:dead-letter",
+    "committed:main",
+    "committed:late",
+    "committed:too-late",
+    "monitored",
+)
+
+
+class TestCrashes:
+    def test_a_crash_at_every_point_changes_no_row_and_no_state(
+        self, clicks: Bench, crash_at: Callable[..., Faults]
+    ) -> None:
+        """Each run dies at another point; then all is compared with one batch over everything."""
+        number = 0
+        for point in POINTS:
+            for _ in range(6):
+                clicks.produce(*delayed_click(number, 17))
+                number += 1
+            run_until_crash(clicks, crash_at(point))
+        clicks.run()
+        broken, state = outputs(clicks), memory_of(clicks)
+        numbers = [entry.state for entry in clicks.sinks["totals"].ledger if entry.range]
+        assert numbers == list(range(1, len(numbers) + 1))
+        start_over(clicks)
+        clicks.run()
+        assert outputs(clicks) == broken
+        assert memory_of(clicks) == state
+
+    def test_versions_that_no_sink_stands_at_are_removed(self, clicks: Bench) -> None:
+        clicks.change(source=replace(clicks.definition.source, batch_records=4))
+        clicks.produce([click(number, number) for number in range(12)], partition=0)
+        clicks.run()
+        store = StateStore(state_path(clicks.definition.home), is_writer=False)
+        assert [version.number for version in store.versions()] == [3]
+
+
+class TestMissingState:
+    def test_a_home_without_the_state_is_refused(self, clicks: Bench) -> None:
+        clicks.produce([click(1, 1)], partition=0)
+        clicks.run()
+        shutil.rmtree(state_path(clicks.definition.home))
+        clicks.produce([click(2, 2)], partition=0)
+        with pytest.raises(StateMissing, match="holdfast pipeline rebuild") as caught:
+            clicks.run()
+        assert caught.value.exit_code == 3
+        assert clicks.sinks["main"].ids == [1]
+
+    def test_a_step_that_changed_is_refused(self, clicks: Bench) -> None:
+        clicks.produce([click(1, 1)], partition=0)
+        clicks.run()
+        clicks.produce([click(2, 2)], partition=0)
+        before = clicks.definition.steps
+        clicks.change(steps=(before[0], Dedupe("once", key=("id",), within="2h"), before[2]))
+        with pytest.raises(StateOutdated, match=r"'once' or a step before it has changed.*--against-running"):
+            clicks.run()
+        clicks.change(steps=before)
+        clicks.run()
+        assert clicks.sinks["main"].ids == [1, 2]
+
+    def test_a_pipeline_that_had_no_memory_does_not_start_one_in_the_middle(self, clicks: Bench) -> None:
+        steps = clicks.definition.steps
+        sinks = clicks.definition.sinks
+        clicks.change(steps=(), sinks=(sinks[0],))
+        all_sinks, clicks.sinks = (
+            clicks.sinks,
+            {name: sink for name, sink in clicks.sinks.items() if name in ("dead-letter", "main")},
+        )
+        clicks.produce([click(1, 1)], partition=0)
+        clicks.run()
+        assert clicks.sinks["main"].ledger[-1].state == -1
+        clicks.change(steps=steps, sinks=sinks)
+        clicks.sinks = all_sinks
+        clicks.produce([click(2, 2)], partition=0)
+        with pytest.raises(StateMissing, match="by a pipeline without a memory"):
+            clicks.run()
+
+    def test_sinks_that_were_reset_start_with_an_empty_memory(self, clicks: Bench) -> None:
+        clicks.produce([click(1, 1), click(1, 2)], partition=0)
+        clicks.run()
+        for sink in clicks.sinks.values():
+            sink.content.clear()
+            sink.forget()
+        clicks.run()
+        assert clicks.sinks["main"].ids == [1]
+        assert clicks.sinks["again"].ids == [1]
+
+
+class TestPartitions:
+    def test_one_that_is_added_holds_the_watermark_and_loses_nothing(self, clicks: Bench) -> None:
+        from confluent_kafka.admin import NewPartitions
+
+        clicks.produce([click(1, 1), click(2, 300)], partition=0)
+        clicks.produce([click(3, 280)], partition=1)
+        clicks.run()
+        clicks.admin.create_partitions([NewPartitions("orders", 3)])["orders"].result(30)
+        clicks.produce([click(4, 500)], partition=0)
+        clicks.produce([click(5, 500)], partition=1)
+        clicks.run()
+        assert clicks.sinks["main"].ids == [1, 2, 3, 4, 5]
+        assert totals(clicks.sinks["totals"]) == {("00:00", "ann", 1, 1): 1}
+        status = read_status(clicks.definition).state
+        assert status is not None
+        assert status.waits_for == "orders-2"
+        clicks.change(
+            source=replace(clicks.definition.source, event_time=EventTime("at", delay="10s", idle="0s"))
+        )
+        clicks.produce([click(6, 700)], partition=1)
+        with pytest.raises(StateOutdated):  # when something is late is part of what was done
+            clicks.run()
+
+
+class TestTopics:
+    def test_each_topic_is_decoded_its_own_way(self, bench: Bench) -> None:
+        bench.create("refunds", 1)
+        with_memory(bench, (Sql("all", "SELECT * FROM input"),), {"main": ""})
+        refunds = Decoding("csv", (Field("at", "timestamp"), Field("reason", "string")))
+        source = bench.definition.source
+        bench.change(source=replace(source, topics=("orders", "refunds"), values={"refunds": refunds}))
+        bench.produce([click(1, 1)], partition=0)
+        bench.produce([b"2026-03-01T00:00:02Z,broken"], topic="refunds")
+        bench.run()
+        found = {row["id"]: (row["user"], row["reason"]) for row in bench.sinks["main"].content}
+        assert found == {1: ("ann", None), None: (None, "broken")}
+        assert bench.sinks["main"].ledger[-1].state == -1
+
+
+class TestLookups:
+    def test_a_batch_sees_one_version_and_says_which(self, bench: Bench, tmp_path: Path) -> None:
+        (tmp_path / "users.csv").write_text("name,country\nann,NZ\n")
+        lookup = Lookup("users", "users.csv", on={"user": "name"}, columns=("country",), missing="quarantine")
+        with_memory(bench, (lookup, Filter("there", "country <> 'XX'")), {"main": ""})
+        bench.produce([click(1, 1), click(2, 2, "eve")], partition=0)
+        [done] = bench.run_batches()
+        assert [(row["id"], row["country"]) for row in bench.sinks["main"].content] == [(1, "NZ")]
+        assert done.routes.dead_letter == {"users": 1}
+        [letter] = bench.sinks["dead-letter"].content
+        assert json.loads(letter["_raw"])["user"] == "eve"
+        entry = bench.sinks["main"].ledger[-1]
+        assert set(entry.lookups) == {"users"}
+
+
+def start_over(bench: Bench) -> None:
+    for sink in bench.sinks.values():
+        sink.content.clear()
+        sink.ledger.clear()
+    shutil.rmtree(bench.definition.home)
+
+
+def memory_of(bench: Bench) -> dict[str, Any]:
+    """What the newest version holds: event times, and the keys that were seen."""
+    import pyarrow.parquet as pq
+
+    store = StateStore(state_path(bench.definition.home), is_writer=False)
+    version = store.newest()
+    assert version is not None
+    places = [place[:4] for place in version.watermark["places"]]  # without the times of batches
+    keys: Counter[str] = Counter()
+    for segment in version.steps["once"].segments:
+        for path in store.paths(segment):
+            keys.update(str(sorted(row.items())) for row in pq.read_table(path).to_pylist())
+    return {"watermark_ms": version.watermark["watermark_ms"], "places": places, "keys": keys}
