@@ -21,6 +21,7 @@ from bench.measures.many import ManyPartitions
 from bench.measures.partitions100 import Partitions100
 from bench.measures.reader import Reader
 from bench.measures.recovery import Recovery
+from bench.measures.spark_latency import SparkLatency
 from bench.measures.spark_pipeline import SparkBatches, SparkPipeline, SparkPostgres, SparkSlope
 from bench.measures.spark_source import SparkFirstQuery, SparkSource
 from bench.measures.startup import Startup
@@ -55,4 +56,5 @@ ALL: Final[tuple[Measure, ...]] = (
     SparkBatches(),
     SparkPostgres(),
     SparkSlope(),
+    SparkLatency(),
 )
