@@ -35,6 +35,7 @@ STEP_MARK: Final = "holdfast-step-failed:"
 
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 _DENIED: Final = re.compile(r"(?:AccessDeniedException|Permission denied)[:\s(]*([^\s):]*)")
+_STATE_FILE: Final = re.compile(r"while reading file (?:file:/*(?=/))?(/\S*/state[^/\s]*/data/\S+\.parquet)")
 _PLACE_IN_CODE: Final = re.compile(r"\n?== (?:SQL|DataFrame|.*?) ==.*", re.DOTALL)
 _STACK: Final = re.compile(r"\n\s*(?:at [\w.$]+\(|JVM stacktrace|Driver stacktrace|Caused by:).*", re.DOTALL)
 _SQL_STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}")
@@ -121,6 +122,11 @@ def explain_failure(error: BaseException) -> HoldfastError:
             "Nothing of the batch was committed."
         )
     name = type(error).__name__
+    unread = _STATE_FILE.search(text)
+    if unread:
+        from holdfast.pipeline.state.segments import StateDamaged
+
+        return StateDamaged(unread[1], "is not what was written, or cannot be read")
     if _is_spark(error):
         kind: type[PipelineError] = DefinitionWrong if _is_users(error) else PipelineError
         return kind(f"Spark: {spark_message(error)}")

@@ -79,7 +79,7 @@ def with_merged(
 def write_segment(held: Held, moment: Moment, step: str, rows: DataFrame, tier: int = 0) -> Segment | None:
     """Write these rows, which have `_until`, as a segment of the step's state; None when there are none."""
     directory = held.store.segment_dir(moment.label, step)
-    rows.write.option("compression", "lz4").parquet(directory)
+    rows.write.option("compression", "lz4_raw").parquet(directory)
     return held.store.adopt(directory, tier)
 
 
