@@ -93,13 +93,16 @@ def test_a_topic_that_is_missing_is_not_made(run: Run) -> None:
     assert b"holdfast topics create" in result.stderr
 
 
-def test_an_interrupt_ends_it_with_a_summary_of_what_was_sent(start: Start, topic: str) -> None:
+def test_an_interrupt_ends_it_with_a_summary_of_what_was_sent(run: Run, start: Start, topic: str) -> None:
     process = start(
-        "generate", "orders", "--topic", topic, "--rate", "5", "--output", "json", "--count", "100000"
+        *("generate", "orders", "--topic", topic, "--rate", "20", "--count", "100000", "--output", "json")
     )
+    first = run(
+        *("consume", "--topic", topic, "--from-beginning", "--max-messages", "1", "--timeout-ms", "40000")
+    )
+    assert first.stdout.startswith(b'{"id":1,')
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    if output:  # the signal may come before there is anything to finish
-        summary = json.loads(output)
-        assert summary["messages"] == summary["delivered"] < 100_000
+    summary = json.loads(output)
+    assert 0 < summary["messages"] == summary["delivered"] < 100_000
     assert process.returncode == 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeAlias
 
 from holdfast.pipeline.definition.model import (
@@ -13,6 +14,7 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
+from holdfast.pipeline.definition.streams import side_condition
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.state.operator import Operator
 
@@ -33,6 +35,9 @@ def operator_of(step: Step, definition: PipelineDefinition) -> Operator:
             "it remembers rows by the time of their events, and the source does not say when those happen: name the "
             "field by `source.event_time`",
         )
+    if isinstance(step, Join):
+        source = definition.source
+        step = replace(step, left=side_condition(source, step.left), right=side_condition(source, step.right))
     return _built(step, event, definition.directory)
 
 
