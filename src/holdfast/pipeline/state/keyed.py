@@ -183,6 +183,10 @@ class KeyedOperator:
             declared = ddl_schema(text)
         except Exception as error:
             raise StepError(self.name, f"its {what} {text!r}: {spark_message(error)}") from error
+        for field in declared:
+            kind = field.dataType.simpleString()
+            if "variant" in kind or "interval" in kind:
+                raise StepError(self.name, f"its {what} has {field.name!r} as {kind}, which cannot be kept")
         lowered = [field.name.lower() for field in declared]
         twice = next((name for name in lowered if lowered.count(name) > 1), None)
         if twice is not None:
