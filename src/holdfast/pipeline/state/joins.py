@@ -322,11 +322,11 @@ class JoinOperator:
                 inspect(self.name, empty.where(condition))
             keys = tuple(self._key(rows, left, right) for left, right in self._step.on.items())
             typed = empty.selectExpr(
-                *(f"CAST({left} AS {of}) AS _k{number}" for number, (left, _, of) in enumerate(keys))
+                *(f"CAST({column} AS {of}) AS _k{number}" for number, (column, _, of) in enumerate(keys))
             )
-            sides = [self._payload(rows, letter) for letter in ("l", "r")]
-            self._check_select(spark, *sides)
-            form = _Form(keys, *sides, memory=_memory_type(typed.schema, *sides), output=rows)
+            left, right = self._payload(rows, "l"), self._payload(rows, "r")
+            self._check_select(spark, left, right)
+            form = _Form(keys, left, right, _memory_type(typed.schema, left, right), rows)
             remembered = spark.createDataFrame([], form.memory)
             made = self._pairs(remembered, remembered, form)
             return replace(form, output=made.selectExpr(*self._narrow(0, "0"), *self._own_names).schema)
