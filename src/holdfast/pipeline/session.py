@@ -49,6 +49,8 @@ LOCAL_DEFAULTS = {
 PARTS = "holdfast_parts"
 """The directory, in that of an executor, which the package is unpacked to."""
 WORKER_PYTHON = "spark.pyspark.python"
+PACKAGE_WITH = "spark.holdfast.package.with"
+"""Distributions that the functions of a definition use, with commas between: they are shipped too."""
 LOG_SETTINGS = """\
 rootLogger.level = warn
 rootLogger.appenderRef.file.ref = file
@@ -92,7 +94,7 @@ def spark_session(
     python = sys.executable
     if is_remote(master):
         python = worker_python(settings)
-        archive = Path(shipped_package(home, tell)).as_uri()
+        archive = Path(shipped_package(home, settings, tell)).as_uri()
         chosen = {**chosen, **shipping(archive, chosen)}
         if tell is not None:
             tell(f"asking {master} for executors")
@@ -133,7 +135,7 @@ def worker_python(settings: Mapping[str, str], environment: Mapping[str, str] = 
     return named or f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def shipped_package(home: str, tell: Callable[[str], None] | None = None) -> str:
+def shipped_package(home: str, settings: Mapping[str, str], tell: Callable[[str], None] | None = None) -> str:
     """The archive that goes to the executors, in the home."""
     from holdfast.pipeline.cluster.packaging import cache_directory, make_package, serve_from_home
 
@@ -146,7 +148,8 @@ def shipped_package(home: str, tell: Callable[[str], None] | None = None) -> str
             told = tenth
             tell(f"packing the Python parts for the cluster: {done >> 20} of {total >> 20} MB")
 
-    package = make_package(cache_directory(home), progress=progress)
+    more = [name.strip() for name in settings.get(PACKAGE_WITH, "").split(",") if name.strip()]
+    package = make_package(cache_directory(home), more=more, progress=progress)
     if tell is not None:
         tell(f"Python parts for the cluster: {package.bytes >> 20} MB in {package.path}")
     return serve_from_home(package, home)

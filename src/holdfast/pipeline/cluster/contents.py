@@ -45,7 +45,6 @@ LEFT_OUT_SUFFIXES: Final = (
 )
 LEFT_OUT_FILES: Final = (
     "pyarrow/*flight*",
-    "pyarrow/*substrait*",
     "*.dist-info/RECORD",
     "*.dist-info/INSTALLER",
     "*.dist-info/REQUESTED",
@@ -70,6 +69,8 @@ class Part:
     path: str
     digest: str
     bytes: int
+    is_own: bool = False
+    """It is holdfast's, and changes more often than what it needs."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _own_parts(package: str) -> Iterator[Part]:
             if not file.endswith(LEFT_OUT_SUFFIXES) and not _matches(name, OWN_LEFT_OUT):
                 with open(path, "rb") as handle:
                     content = handle.read()
-                yield Part(name, path, hashlib.sha256(content).hexdigest(), len(content))
+                yield Part(name, path, hashlib.sha256(content).hexdigest(), len(content), True)
 
 
 def _parts_of(name: str, distribution: importlib.metadata.Distribution) -> Iterator[Part]:

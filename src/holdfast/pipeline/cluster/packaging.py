@@ -9,8 +9,9 @@ Spark unpacks it into the working directory of each executor, where it is on Pyt
 version of Python on one kind of system: that of the driver, since functions travel between them as bytecode.
 
 The same parts make the same bytes: names are sorted, times and owners fixed. So an archive is named by the digest of
-what goes in, kept in the cache directory, and made again only when something changed. A run links the archive into its
-home and serves it from there: the cache may forget it meanwhile.
+what goes in, kept in the cache directory, and made again only when something changed; the libraries, which are nearly
+all of it, are kept squeezed apart, so that a change of holdfast costs a copy. A run links the archive into its home and
+serves it from there: the cache may forget it meanwhile.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ import contextlib
 import errno
 import gzip
 import hashlib
-import io
 import json
 import os
 import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import holdfast
 from holdfast.errors import UsageError
 from holdfast.pipeline.cluster import worker_start
-from holdfast.pipeline.cluster.contents import Contents, find_contents
+from holdfast.pipeline.cluster.contents import Contents, Part, PartMissing, find_contents
 
 FORMAT: Final = 1
 SUFFIXES: Final = (".tar.gz", ".tgz")
@@ -44,7 +45,7 @@ LEVEL: Final = 1
 """Most of it is machine code, which a better level makes little smaller and takes thrice the time for."""
 TIME_S: Final = 315_532_800
 """1980: the oldest time that every archiver can write."""
-KEPT: Final = 3
+KEPT: Final = 2
 """Archives in the cache; each is some hundred megabytes."""
 KERNELS: Final = "holdfast/reader/__pycache__"
 COPY_BYTES: Final = 1 << 20
@@ -81,8 +82,11 @@ def make_package(
     is_new = not os.path.exists(path)
     if is_new:
         os.makedirs(directory, exist_ok=True)
+        others = [part for part in contents.parts if not part.is_own]
+        libraries = _libraries(directory, others, progress)
         with _aside(path) as aside:
-            _write(aside, contents, kernels, manifest, lambda done: progress and progress(done, total))
+            _write(aside, contents, kernels, manifest, libraries)
+        _forget_old(directory, libraries, keep)
     else:
         os.utime(path)
     _forget_old(directory, path, keep)
@@ -184,30 +188,77 @@ def _write(
     contents: Contents,
     kernels: Mapping[str, bytes],
     manifest: Mapping[str, Any],
-    told: Callable[[int], object],
+    libraries: str,
 ) -> None:
-    done = 0
-    with (
-        open(path, "wb") as file,
-        gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as squeezed,
-        tarfile.open(fileobj=squeezed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=COPY_BYTES) as archive,
-    ):
-        _add(archive, worker_start.MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
-        _add(archive, f"{START}.py", _start_module())
-        for name in sorted(kernels):
-            _add(archive, f"{KERNELS}/{name}", kernels[name])
-            done += len(kernels[name])
-        for part in contents.parts:
-            with open(part.path, "rb") as source:
-                # A file that grew or shrank since it was listed would make an archive that nobody can read.
-                size = os.fstat(source.fileno()).st_size
-                archive.addfile(_entry(part.name, size), source)
+    """What changes often, then the libraries as they were squeezed before, then the end: gzip files can be joined."""
+    with open(path, "wb") as file:
+        with _squeezed(file) as out:
+            _add(out, worker_start.MANIFEST, json.dumps(manifest, indent=2, sort_keys=True).encode())
+            _add(out, f"{START}.py", _start_module())
+            # Machine code is loaded only from a directory that others cannot write to, whatever the worker's umask is.
+            folder = _entry(KERNELS, 0)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            _add_entry(out, folder)
+            for name in sorted(kernels):
+                _add(out, f"{KERNELS}/{name}", kernels[name])
+            for part in contents.parts:
+                if part.is_own:
+                    _add_file(out, part)
+        with open(libraries, "rb") as squeezed:
+            shutil.copyfileobj(squeezed, file, COPY_BYTES)
+        with _squeezed(file) as out:
+            out.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def _libraries(directory: str, parts: Sequence[Part], progress: Progress | None) -> str:
+    """The libraries as a piece of an archive, in the cache: most of the work, and seldom to be done again."""
+    digest = hashlib.sha256(repr((FORMAT, LEVEL, zlib.ZLIB_RUNTIME_VERSION)).encode())
+    for part in parts:
+        digest.update(f"{part.name}\0{part.digest}\0".encode())
+    path = os.path.join(directory, f"libraries-{digest.hexdigest()[:24]}.gz")
+    if os.path.exists(path):
+        os.utime(path)
+        return path
+    total, done = sum(part.bytes for part in parts), 0
+    with _aside(path) as aside, open(aside, "wb") as file, _squeezed(file) as out:
+        for part in parts:
+            _add_file(out, part)
             done += part.bytes
-            told(done)
+            if progress is not None:
+                progress(done, total)
+    return path
 
 
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    archive.addfile(_entry(name, len(content)), io.BytesIO(content))
+def _squeezed(file: IO[bytes]) -> gzip.GzipFile:
+    return gzip.GzipFile("", "wb", LEVEL, file, mtime=0)
+
+
+def _add_file(out: gzip.GzipFile, part: Part) -> None:
+    with open(part.path, "rb") as source:
+        size = os.fstat(source.fileno()).st_size
+        _add_entry(out, _entry(part.name, size))
+        left = size
+        while left:
+            piece = source.read(min(left, COPY_BYTES))
+            if not piece:
+                raise PartMissing(f"{part.path} became shorter while it was packed: try again")
+            out.write(piece)
+            left -= len(piece)
+        _pad(out, size)
+
+
+def _add(out: gzip.GzipFile, name: str, content: bytes) -> None:
+    _add_entry(out, _entry(name, len(content)))
+    out.write(content)
+    _pad(out, len(content))
+
+
+def _add_entry(out: gzip.GzipFile, entry: tarfile.TarInfo) -> None:
+    out.write(entry.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict"))
+
+
+def _pad(out: gzip.GzipFile, size: int) -> None:
+    out.write(bytes(-size % tarfile.BLOCKSIZE))
 
 
 def _entry(name: str, size: int) -> tarfile.TarInfo:
@@ -234,12 +285,13 @@ def _aside(path: str) -> Iterator[str]:
 
 
 def _forget_old(directory: str, path: str, keep: int) -> None:
-    """Archives beyond the newest few, and what a build that was killed left."""
+    """Files of this one's kind beyond the newest few, and what a build that was killed left."""
     found = []
+    kind = os.path.basename(path).partition("-")[0] + "-"
     for name in os.listdir(directory):
         each = os.path.join(directory, name)
         with contextlib.suppress(FileNotFoundError):
-            if name.startswith("holdfast-") and name.endswith(".tar.gz") and each != path:
+            if name.startswith(kind) and not name.endswith(PART) and each != path:
                 found.append((os.path.getmtime(each), each))
             elif name.endswith(PART) and os.path.getmtime(each) < time.time() - ABANDONED_S:
                 os.unlink(each)

@@ -159,5 +159,6 @@ def explained(error: Exception) -> ClusterUnusable:
         )
     python = re.search(r"Error from python worker:\s*(.*?)\s*PYTHONPATH was:", text, re.DOTALL)
     if python:
-        return ClusterUnusable(f"Python does not start on a worker: {' '.join(python[1].split())}")
+        last = python[1].splitlines()[-1].strip()
+        return ClusterUnusable(f"Python does not start on a worker: {last}")
     return ClusterUnusable(f"no task runs on the cluster: {spark_message(error)}")

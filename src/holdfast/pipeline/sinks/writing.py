@@ -2,7 +2,8 @@
 
 Each task writes files of its own under names nobody else has, flushes them, reads their lineage back and reports what
 it found: path, rows, bytes, digest. Only reported files count. A task that failed and ran again leaves files that
-nobody reports; they stay in a scratch directory that is never read and is removed with the batch.
+nobody reports; they stay in a scratch directory that is never read and is removed with the batch. The driver looks at
+each of them before it goes on: a worker on a machine that does not share the file system reports what only it has.
 
 A task holds one open file and one row group of rows. With `partition_by` Spark sorts the rows of each task by those
 columns first, so that one file is open at a time whatever the number of values.
@@ -24,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.digest import MASK
-from holdfast.pipeline.sinks.base import LINEAGE
+from holdfast.pipeline.sinks.base import LINEAGE, SinkError
 from holdfast.pipeline.sinks.columns import quoted
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
@@ -94,7 +95,7 @@ def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
         return write_task(batches, files)
 
     found = rows.mapInArrow(task, REPORT).collect()
-    return [
+    written = [
         WrittenFile(
             row["path"],
             row["rows"],
@@ -104,6 +105,24 @@ def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
         )
         for row in found
     ]
+    for file in written:
+        require_there(files, file)
+    return written
+
+
+def require_there(files: FileSet, file: WrittenFile) -> None:
+    """The file that a worker reports is the one that is found from here."""
+    path = os.path.join(files.directory, file.path)
+    try:
+        size = files.disk.size(path)
+    except FileNotFoundError:
+        size = -1
+    if size != file.bytes:
+        raise SinkError(
+            f"a worker wrote {file.bytes:,} bytes to {path}, and the driver finds "
+            f"{'no such file' if size < 0 else f'{size:,} bytes'}: it is not on a file system that all machines share. "
+            "Nothing was committed"
+        )
 
 
 def write_task(batches: Iterable[pa.RecordBatch], files: FileSet) -> Iterator[pa.RecordBatch]:

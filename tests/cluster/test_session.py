@@ -1,0 +1,72 @@
+"""The settings of a session: for this machine, and for a cluster that is sent everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.pipeline import session
+from holdfast.pipeline.cluster.packaging import Package
+from holdfast.pipeline.session import (
+    SettingFixed,
+    session_settings,
+    shipped_package,
+    shipping,
+    worker_python,
+)
+
+
+def test_executors_get_the_parts_beside_what_the_definition_gives_them() -> None:
+    assert shipping("file:///a.tar.gz", {}) == {
+        "spark.archives": "file:///a.tar.gz#holdfast_parts",
+        "spark.executorEnv.PYTHONPATH": "./holdfast_parts",
+        "spark.python.daemon.module": "holdfast_worker",
+    }
+    own = {"spark.archives": "hdfs:///model.zip#model", "spark.executorEnv.PYTHONPATH": "/opt/own"}
+    both = shipping("file:///a.tar.gz", own)
+    assert both["spark.archives"] == "file:///a.tar.gz#holdfast_parts,hdfs:///model.zip#model"
+    assert both["spark.executorEnv.PYTHONPATH"] == "./holdfast_parts:/opt/own"
+
+
+def test_the_workers_python_is_what_the_definition_says_before_the_environment() -> None:
+    assert worker_python({}, {}).startswith("python3.")
+    assert worker_python({}, {"PYSPARK_PYTHON": "/env/python3"}) == "/env/python3"
+    both = worker_python({"spark.pyspark.python": "/opt/python3"}, {"PYSPARK_PYTHON": "/env/python3"})
+    assert both == "/opt/python3"
+
+
+def test_what_is_for_this_machine_is_not_set_for_a_cluster(tmp_path: Path) -> None:
+    near = session_settings(str(tmp_path), "local[2]", {})
+    far = session_settings(str(tmp_path), "spark://elsewhere:7077", {})
+    assert near["spark.driver.host"] == "127.0.0.1"
+    assert near["spark.python.daemon.module"] == "holdfast.pipeline.worker_daemon"
+    assert not {"spark.driver.host", "spark.driver.bindAddress", "spark.python.daemon.module"} & far.keys()
+    assert far["spark.speculation"] == near["spark.speculation"] == "false"
+    with pytest.raises(SettingFixed, match=r"spark\.speculation"):
+        session_settings(str(tmp_path), "spark://elsewhere:7077", {"spark.speculation": "true"})
+
+
+def test_a_definition_names_more_to_ship_and_long_work_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def make(directory: str, *, more: list[str], progress: object) -> Package:
+        asked.append(more)
+        assert callable(progress)
+        for done in range(0, 101, 5):
+            progress(done << 20, 100 << 20)
+        path = tmp_path / "holdfast-1.tar.gz"
+        path.write_bytes(b"x" * (2 << 20))
+        return Package(str(path), "1", 2 << 20, 3 << 20, 1, {}, True)
+
+    monkeypatch.setattr("holdfast.pipeline.cluster.packaging.make_package", make)
+    told: list[str] = []
+    settings = {session.PACKAGE_WITH: "scikit-learn, shapely"}
+    served = shipped_package(str(tmp_path / "home"), settings, told.append)
+    assert asked == [["scikit-learn", "shapely"]]
+    assert Path(served).parent == tmp_path / "home" / "package"
+    assert told[3] == "packing the Python parts for the cluster: 30 of 100 MB"
+    assert told[-1].startswith("Python parts for the cluster: 2 MB in ")
+    assert len(told) == 12
