@@ -6,6 +6,7 @@ A command raises, `run` catches. The codes are a promise to scripts:
     1    findings: something asked for failed, or a check found a problem
     2    usage: the command line or a file it names is wrong
     3    cannot connect: no broker answered in time, or the machine lacks something (Java, disk, a permission)
+    4    inconclusive: a comparison that cannot be decided yet
     130  interrupted by Ctrl-C or SIGTERM
 
 No traceback reaches the user; set HOLDFAST_TRACEBACK=1 to see one.
@@ -27,6 +28,7 @@ class ExitCode(IntEnum):
     FINDINGS = 1
     USAGE = 2
     CANNOT_CONNECT = 3
+    INCONCLUSIVE = 4
     INTERRUPTED = 130
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli import pipeline_cluster, pipeline_state
+from holdfast.cli import pipeline_change, pipeline_cluster, pipeline_state
 from holdfast.cli.exits import CommandFailed, ExitCode, complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
@@ -64,9 +64,12 @@ def init(
 
 @app.command(
     help="Find what is wrong with a pipeline without reading data: keys, names, types, SQL, Python, sinks. "
-    "With Java at hand, Spark follows the schema from step to step; no broker is asked.",
+    "With Java at hand, Spark follows the schema from step to step; no broker is asked. --against-running asks the "
+    "ledgers, and tells what changed since the last run: what is safe, what needs a rebuild, what is refused.",
     epilog=examples(
-        "holdfast pipeline check orders.yaml", "holdfast pipeline check orders.yaml --no-spark --output json"
+        "holdfast pipeline check orders.yaml",
+        "holdfast pipeline check orders.yaml --no-spark --output json",
+        "holdfast pipeline check orders.yaml --against-running",
     ),
 )
 def check(
@@ -74,6 +77,14 @@ def check(
     no_spark: Annotated[
         bool, typer.Option("--no-spark", help="Leave out what needs Spark: quick, and no Java needed.")
     ] = False,
+    against_running: Annotated[
+        bool,
+        typer.Option(
+            "--against-running",
+            help="Also compare with the definition that ran last; exit code 1 when a run would not simply go on.",
+        ),
+    ] = False,
+    bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     _require_extra()
@@ -93,22 +104,26 @@ def check(
     except DefinitionError as error:
         found = list(error.findings)
     wrong = any(finding.level == "error" for finding in found)
+    running = pipeline_change.judged(loaded, bootstrap_server) if against_running and not wrong else None
     if output is Output.JSON:
-        print_json(
-            {
-                "file": file,
-                "valid": not wrong,
-                "fingerprint": mark or None,
-                "columns": columns,
-                "findings": [finding.as_json() for finding in found],
-            }
-        )
+        document = {
+            "file": file,
+            "valid": not wrong,
+            "fingerprint": mark or None,
+            "columns": columns,
+            "findings": [finding.as_json() for finding in found],
+        }
+        print_json(document if running is None else {**document, "against_running": running.as_json()})
     else:
         _tell(found)
         if not wrong:
             _tell_schema(file, columns)
+        if running is not None:
+            pipeline_change.print_judgement(running)
     if wrong:
         raise Exit(ExitCode.USAGE)
+    if running is not None and running.is_unsafe:
+        raise Exit(ExitCode.FINDINGS)
 
 
 def _check_with_spark(loaded: Loaded) -> tuple[list[Finding], dict[str, str] | None]:
@@ -310,6 +325,7 @@ def schema() -> None:
     sys.stdout.write(json_schema_text())
 
 
+app.registered_commands += pipeline_change.app.registered_commands
 app.registered_commands += pipeline_cluster.app.registered_commands
 app.add_typer(pipeline_state.app, name="state")
 

@@ -253,6 +253,11 @@ def test_two_sinks_that_change_places_are_both_refused() -> None:
     ]
 
 
+def test_sinks_that_shared_a_place_before_are_no_change() -> None:
+    before = replace(PLAIN, sinks=(LAKE, replace(LAKE, name="same")))
+    assert changes(before, lambda same: same) == []
+
+
 def test_a_column_for_strict_sinks_is_theirs_to_judge_where_steps_choose_columns() -> None:
     strict = replace(
         PLAIN, steps=(Sql("s", "SELECT _hf, id FROM input"),), sinks=(replace(LAKE, schema="fail"),)

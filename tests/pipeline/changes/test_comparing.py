@@ -369,7 +369,7 @@ def in_topic(
     **settings: Any,
 ) -> PipelineDefinition:
     """Records as (source topic, offset there, index), key and value."""
-    address = {"bootstrap.servers": broker.bootstrap_servers}
+    address: dict[str, Any] = {"bootstrap.servers": broker.bootstrap_servers}
     admin = AdminClient(address)
     for future in admin.create_topics(
         [NewTopic(name, 2, 1), NewTopic(f"hf-ledger-{name}--out", 1, 1)]

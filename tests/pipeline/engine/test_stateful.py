@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -80,7 +81,7 @@ def with_memory(bench: Bench, steps: tuple[Any, ...], streams: dict[str, str], *
             bench.definition.source, value=CLICKS, event_time=EventTime("at", delay="10s"), **source
         ),
         steps=steps,
-        sinks=tuple(ParquetSink(path="unused", name=name, rows=rows) for name, rows in streams.items()),
+        sinks=tuple(ParquetSink(path=name, name=name, rows=rows) for name, rows in streams.items()),
     )
 
 
@@ -228,6 +229,9 @@ class TestMissingState:
         clicks.produce([click(2, 2)], partition=0)
         before = clicks.definition.steps
         clicks.change(steps=(before[0], Dedupe("once", key=("id",), within="2h"), before[2]))
+        with pytest.raises(StateOutdated, match=r"steps\.once\.within: 1h → 2h(.|\n)*--against-running"):
+            clicks.run()
+        lose_definition(clicks)
         with pytest.raises(StateOutdated, match=r"'once' or a step before it has changed.*--against-running"):
             clicks.run()
         clicks.change(steps=before)
@@ -248,6 +252,9 @@ class TestMissingState:
         clicks.change(steps=steps, sinks=sinks)
         clicks.sinks = all_sinks
         clicks.produce([click(2, 2)], partition=0)
+        with pytest.raises(StateOutdated, match=r"steps\.totals: new window"):
+            clicks.run()
+        lose_definition(clicks)
         with pytest.raises(StateMissing, match="by a pipeline without a memory"):
             clicks.run()
 
@@ -314,6 +321,11 @@ class TestLookups:
         assert json.loads(letter["_raw"])["user"] == "eve"
         entry = bench.sinks["main"].ledger[-1]
         assert set(entry.lookups) == {"users"}
+
+
+def lose_definition(bench: Bench) -> None:
+    """The home does not know which definition made the newest batch; the state does."""
+    os.unlink(os.path.join(bench.definition.home, "definition.json"))
 
 
 def start_over(bench: Bench) -> None:

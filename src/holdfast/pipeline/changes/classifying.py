@@ -23,9 +23,19 @@ from holdfast.pipeline.changes.sink_changes import sink_changes
 from holdfast.pipeline.changes.source_changes import source_changes
 from holdfast.pipeline.changes.step_changes import step_changes
 from holdfast.pipeline.definition.fingerprint import state_marks
-from holdfast.pipeline.engine.failures import PipelineError
+from holdfast.pipeline.engine.failures import PipelineError, StateOutdated
 
-__all__ = ["Change", "Facts", "Level", "UnsafeChange", "classify", "refuse_unsafe", "without_sinks", "worst"]
+__all__ = [
+    "Change",
+    "Facts",
+    "Level",
+    "NeedsRebuild",
+    "UnsafeChange",
+    "classify",
+    "refuse_unsafe",
+    "without_sinks",
+    "worst",
+]
 
 NO_FACTS = Facts()
 
@@ -36,6 +46,10 @@ class UnsafeChange(PipelineError):
     def __init__(self, message: str, changes: Sequence[Change] = ()) -> None:
         super().__init__(message)
         self.changes = tuple(changes)
+
+
+class NeedsRebuild(UnsafeChange, StateOutdated):
+    """All that stands in the way is a state that other rules have made."""
 
 
 def classify(before: Document, after: Document, facts: Facts = NO_FACTS) -> list[Change]:
@@ -110,12 +124,14 @@ def refuse_unsafe(before: Document | None, after: Document, facts: Facts = NO_FA
     bad = [change for change in changes if change.level is not Level.SAFE]
     first = "The definition cannot take over from the one that ran last"
     last = "Nothing was read or written; `holdfast pipeline check FILE --against-running` lists every change."
+    kind = UnsafeChange
     if level is Level.REBUILD:
+        kind = NeedsRebuild
         first = (
-            "The state has to be made anew: run `holdfast pipeline rebuild FILE`, which leaves sinks alone"
+            "The state is of other rules: `holdfast pipeline rebuild FILE` makes it anew, and touches no sink"
         )
     lines = "\n".join(f"  {change.level.value}: {change}" for change in bad)
-    raise UnsafeChange(f"{first}\n{lines}\n{last}", bad)
+    raise kind(f"{first}\n{lines}\n{last}", bad)
 
 
 def without_sinks(document: Document, names: Iterable[str]) -> dict[str, Any]:

@@ -251,16 +251,16 @@ def compare_sinks(a: Side, b: Side, ignore: Sequence[str] = ()) -> SinkCompariso
             "one row per key): they cannot be compared"
         )
     entries = {side.label: side.entry() for side in (a, b)}
-    standings = [NOWHERE if entry is None else entry.positions for entry in entries.values()]
-    _same_source(a, b, *standings)
-    notes = [*_behind(*standings)]
+    mine, theirs = (NOWHERE if entry is None else entry.positions for entry in entries.values())
+    _same_source(a, b, mine, theirs)
+    notes = [*_behind(mine, theirs)]
     is_level = not notes
     if any(entry is None for entry in entries.values()):
         nobody = " and ".join(label for label, entry in entries.items() if entry is None)
         return SinkComparison(a.sink.name, b.sink.name, Verdict.INCONCLUSIVE, (f"{nobody} has not run yet",))
     begun_a, begun_b = a.begun(), b.begun()
     outputs = [open_output(side.definition, side.sink, side.settings) for side in (a, b)]
-    bounds = _bounds(*standings, begun_a, begun_b) if a.carries_lineage else None
+    bounds = _bounds(mine, theirs, begun_a, begun_b) if a.carries_lineage else None
     if bounds is not None and not any(end > start for start, end in bounds.values()):
         notes.append("there is no part of the source that both have read")
         return SinkComparison(a.sink.name, b.sink.name, Verdict.INCONCLUSIVE, tuple(notes))

@@ -296,8 +296,8 @@ class KafkaOutput:
             headers = {header["key"]: header["value"] for header in row["headers"] or ()}
             match = SOURCE.fullmatch(headers.get("hf-source") or b"")
             if match is not None:
-                numbers = (int(match[name]) for name in ("partition", "offset", "index"))
-                lineage.append((match["topic"].decode(), *numbers))  # type: ignore[arg-type]
+                partition, offset, index = (int(match[name]) for name in ("partition", "offset", "index"))
+                lineage.append((match["topic"].decode(), partition, offset, index))
                 kept.append((row["key"], row["value"], headers))
         if not kept:
             return None
@@ -308,10 +308,14 @@ class KafkaOutput:
                 f"header {name}": [headers.get(name) for _, _, headers in kept] for name in self._sink.headers
             },
         }
-        topics, *numbers = zip(*lineage, strict=True)
+        partitions, offsets, indexes = (
+            np.array([place[at] for place in lineage], np.int64) for at in (1, 2, 3)
+        )
         return Rows(
-            pa.array(topics, pa.string()),
-            *(np.array(column, np.int64) for column in numbers),
+            pa.array([place[0] for place in lineage], pa.string()),
+            partitions,
+            offsets,
+            indexes,
             pa.table({name: pa.array(values, pa.large_binary()) for name, values in content.items()}),
             np.array([value is None for _, value, _ in kept]),
         )

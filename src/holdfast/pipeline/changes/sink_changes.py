@@ -74,7 +74,8 @@ def sink_changes(before: Document, after: Document) -> Iterator[Change]:
     taken = {place_of(sink): name for name, sink in mine.items()}
     for name, sink in theirs.items():
         holder = taken.get(place_of(sink))
-        if holder is not None and holder != name:
+        stayed = name in mine and place_of(mine[name]) == place_of(sink)
+        if holder is not None and holder != name and not stayed:
             yield _on_anothers_place(sink, holder, is_renamed=holder not in theirs)
         elif name not in mine:
             yield _new(sink)

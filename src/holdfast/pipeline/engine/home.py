@@ -2,7 +2,7 @@
 
     lock            held while a copy runs; its content is that process's id
     plan.json       the newest batch: what it takes, and whether it is done; replaced atomically, flushed
-    definition.json the definition of the newest run, without secrets
+    definition.json the definition that made the newest batch, without secrets
     stage/<label>/  the rows of a batch while it is under way; removed after it
     state/          what steps remember, in versions (`state.store`)
     log.jsonl       one line per batch
@@ -48,6 +48,7 @@ class Home:
         self._files = RealFileSystem()
         self._lock: RealLock | None = None
         self._batches = 0
+        self._noted_definition: Mapping[str, Any] | None = None
 
     def __enter__(self) -> Self:
         os.makedirs(self.path, exist_ok=True)
@@ -107,13 +108,20 @@ class Home:
     # -------------------------------------------------------------------- the definition
 
     def note_definition(self, canonical: Mapping[str, Any]) -> None:
-        """Keep what this run goes by; written only when it differs."""
-        if self.kept_definition() != canonical:
+        """Keep what the newest batch was made by; written only when it differs."""
+        if self._noted_definition is not canonical and self.kept_definition() != canonical:
             path = os.path.join(self.path, "definition.json")
             write_atomically(self._files, path, to_text(canonical).encode("utf-8"))
+        self._noted_definition = canonical
+
+    def forget_definition(self) -> None:
+        """No sink knows the pipeline any more."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, "definition.json"))
+        self._noted_definition = None
 
     def kept_definition(self) -> dict[str, Any] | None:
-        """The canonical definition of the newest run; anything unreadable is none."""
+        """The canonical definition that made the newest batch; anything unreadable is none."""
         try:
             with open(os.path.join(self.path, "definition.json"), encoding="utf-8") as file:
                 document = json.load(file)

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.pipeline.changes.classifying import without_sinks
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
@@ -118,7 +119,17 @@ def perform_reset(plan: ResetPlan) -> None:
             os.unlink(os.path.join(home.path, "plan.json"))
         for name in names:
             opened[name].forget()
+        _forget_definition(home, names, opened)
         home.log({"event": "reset", "pipeline": expanded.name, "sinks": sorted(names)})
+
+
+def _forget_definition(home: Home, names: set[str], opened: Mapping[str, Sink]) -> None:
+    """A sink without a ledger is a new one: nothing about it is a change any more."""
+    kept = home.kept_definition()
+    if all(sink.last_entry() is None for sink in opened.values()):
+        home.forget_definition()
+    elif kept is not None:
+        home.note_definition(without_sinks(kept, names))
 
 
 def _starts(after: Ledgers, source: SourceView, logs: Mapping[Place, Log]) -> dict[str, Positions]:

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.changes.classifying import Facts, refuse_unsafe
 from holdfast.pipeline.cluster.places import is_remote, master_of, require_places
 from holdfast.pipeline.cluster.probing import probe
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
@@ -39,7 +40,7 @@ from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.monitoring import Monitoring
-from holdfast.pipeline.engine.planning import Limits, Log, Plan, openings, plan_batch, remaining
+from holdfast.pipeline.engine.planning import Bounds, Limits, Log, Plan, openings, plan_batch, remaining
 from holdfast.pipeline.engine.progress import (
     BatchDone,
     Event,
@@ -111,9 +112,11 @@ def run_pipeline(
     faults: Faults = no_faults,
     stop: Stop | None = None,
     build: Callable[[PipelineDefinition], dict[str, Sink]] | None = None,
+    bounds: Bounds | None = None,
 ) -> Summary:
     """Run until the end its trigger means, or until it is stopped; `once` decides where given.
 
+    With `bounds` the pipeline is about that part of the source alone: the same in every run of it.
     Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
     """
     redactor = Redactor()
@@ -141,6 +144,7 @@ def run_pipeline(
                 stop,
                 progress,
                 redactor,
+                bounds,
             )
             return loop.run(_interval_ms(expanded, once))
     except Exception as error:
@@ -237,6 +241,7 @@ class Loop:
     stop: Stop
     progress: Progress | None
     redactor: Redactor
+    bounds: Bounds | None = None
     summary: Summary = field(init=False)
     state_told_bytes: int = STATE_BYTES_TOLD // 2
     """How large the state was when it was last told."""
@@ -250,6 +255,7 @@ class Loop:
             with Cluster(self.settings) as cluster, contextlib.ExitStack() as opened:
                 source = SourceView(cluster, self.definition.source, own_topics(self.definition))
                 source.look({})  # the source is there before anything is created in a sink
+                self._refuse_unsafe(source)
                 spec = stage_spec(self.definition, self.settings)
                 warm_up(spec)
                 self.lookups = Lookups(self.definition, self.home.path)
@@ -270,7 +276,6 @@ class Loop:
                     self.faults,
                 )
                 self.workshop.read_ledgers()
-                self.home.note_definition(self.canonical)
                 self.noted = self.home.unfinished_plan(self.fingerprint)
                 self._repeat(source, interval_ms)
         except Exception as error:
@@ -282,6 +287,12 @@ class Loop:
         )
         self._log(self.summary.as_json())
         return self.summary
+
+    def _refuse_unsafe(self, source: SourceView) -> None:
+        """The definition may take over from the one that made the newest batch: before sinks are opened."""
+        kept = self.home.kept_definition()
+        if kept is not None:
+            refuse_unsafe(kept, self.canonical, Facts(topics=source.found_by(kept["source"].get("pattern"))))
 
     def _memory(self, router: Router) -> Memory | None:
         event = self.definition.source.event_time
@@ -305,6 +316,8 @@ class Loop:
             began = time.monotonic()
             try:
                 logs = source.look(self.workshop.ledgers)
+                if self.bounds is not None:
+                    logs = self.bounds.within(logs)
                 if interval_ms is None and until is None:
                     until = ends_of(logs)
                 if until is not None:
@@ -336,7 +349,10 @@ class Loop:
     def _open_partitions(self, source: SourceView, logs: Mapping[Place, Log]) -> None:
         ledgers = self.workshop.ledgers
         is_new = all(entry is None for entry in ledgers.values())
-        needed = openings(ledgers, logs, source.beginning(logs) if is_new else {})
+        beginning: Mapping[Place, int] = {}
+        if is_new:
+            beginning = source.beginning(logs) if self.bounds is None else self.bounds.start
+        needed = openings(ledgers, logs, beginning)
         for name, positions in needed.items():
             self.workshop.open_at(name, positions, _now_ms())
 
@@ -368,6 +384,7 @@ class Loop:
         self.monitoring.show(lowest(positions))
         self.faults("monitored")
         self.home.note_done(plan, self.fingerprint)
+        self.home.note_definition(self.canonical)
         done = BatchDone(
             number=self.summary.batches + 1,
             range=plan.range,

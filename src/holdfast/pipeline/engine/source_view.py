@@ -67,6 +67,12 @@ class SourceView:
             for partition, place in partitions.items()
         }
 
+    def found_by(self, pattern: str | None) -> frozenset[str] | None:
+        """The topics that this pattern finds now, but for those the pipeline writes; nothing for no pattern."""
+        if pattern is None:
+            return None
+        return frozenset(name for name in self.cluster.topics(pattern=pattern) if not self._is_own(name))
+
     def is_ours(self, topic: str) -> bool:
         """Whether the definition reads this topic."""
         if self._source.pattern is None:

@@ -1,0 +1,280 @@
+"""`holdfast pipeline rebuild`, `backfill`, `compare` and `check --against-running`: changing what has run."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.output import Output, json_line, print_json, print_table
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.changes.against_running import Judgement
+    from holdfast.pipeline.changes.comparing import SinkComparison
+    from holdfast.pipeline.changes.multisets import Row
+    from holdfast.pipeline.definition.loading import Loaded
+
+app = typer.Typer(add_completion=False)
+
+FileArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."),
+]
+BootstrapOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-server",
+        metavar="HOST:PORT,…",
+        help="The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
+        "127.0.0.1:9092).",
+    ),
+]
+MasterOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
+]
+
+SHOWN_WIDTH: Final = 160
+"""Of an example row on one line."""
+
+
+# ---------------------------------------------------------------------------- check --against-running
+
+
+def judged(loaded: Loaded, bootstrap: str | None) -> Judgement:
+    from holdfast.cli.pipeline import _located
+    from holdfast.pipeline.changes.against_running import judge
+
+    with _located(loaded):
+        return judge(loaded.definition, bootstrap=bootstrap)
+
+
+def print_judgement(found: Judgement) -> None:
+    """Every change with its level, then what a run would do."""
+    if found.changes:
+        print_table(
+            ("LEVEL", "WHERE", "WHAT", "WHY AND WHAT TO DO"),
+            [
+                (change.level.value, change.where, change.what, f"{change.why} {change.todo}".rstrip())
+                for change in found.changes
+            ],
+        )
+    for note in found.notes:
+        complain(note)
+    count = len(found.changes)
+    changes = "1 change" if count == 1 else f"{count or 'no'} changes"
+    verdicts = {
+        "safe": "a run goes on with it",
+        "rebuild": "run `holdfast pipeline rebuild` first",
+        "refused": "a run refuses it",
+    }
+    print(f"pipeline {found.pipeline}: {changes} since the last run; {verdicts[found.level.value]}")
+
+
+# ---------------------------------------------------------------------------- rebuild
+
+
+@app.command(
+    help="Make the state of a pipeline anew for its definition as it stands: the source is read again from where the "
+    "pipeline began to where its sinks stand, in the batches of then, as far as they are recorded. Sinks are not "
+    "touched. The pipeline must not be running.",
+    epilog=examples(
+        "holdfast pipeline rebuild orders.yaml",
+        "holdfast pipeline rebuild orders.yaml --yes --from-available",
+    ),
+)
+def rebuild(
+    file: FileArgument,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    from_available: Annotated[
+        bool,
+        typer.Option(
+            "--from-available",
+            help="Begin with what the source still has where its oldest records are gone: the state then lacks them.",
+        ),
+    ] = False,
+    bootstrap_server: BootstrapOption = None,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.cli.pipeline import _load, _located
+
+    loaded = _load(file)
+    from holdfast.cli.pipeline_progress import progress_for
+    from holdfast.pipeline.changes.rebuilding import perform_rebuild, plan_rebuild
+
+    with _located(loaded):
+        plan = plan_rebuild(loaded.definition, bootstrap=bootstrap_server, from_available=from_available)
+        print(plan, file=sys.stderr)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError("nothing was rebuilt: there is no terminal to ask at; --yes does it unasked")
+            if not typer.confirm("Make the state anew?", default=False):
+                complain("nothing was rebuilt")
+                raise Exit(ExitCode.FINDINGS)
+        with progress_for(loaded.definition.name, as_json=output is Output.JSON) as progress:
+            rebuilt = perform_rebuild(plan, master=master, progress=progress)
+    if output is Output.JSON:
+        sys.stdout.write(json_line(rebuilt.as_json()))
+    else:
+        print_table((f"pipeline {loaded.definition.name}", "state rebuilt"), rebuilt.rows())
+
+
+# ---------------------------------------------------------------------------- backfill
+
+
+@app.command(
+    help="Run a range of the source through the definition once more, under a ledger of its own and into places of "
+    "their own: paths, tables and topics that carry NAME too. The live pipeline may run; nothing of it is touched. Run "
+    "again, it goes on where it stopped.",
+    epilog=examples(
+        "holdfast pipeline backfill orders.yaml --from 2026-01-01 --to 2026-02-01 --into january",
+        "holdfast pipeline backfill orders.yaml --from earliest --to orders:0=1000,orders:1=990 --into first",
+    ),
+)
+def backfill(
+    file: FileArgument,
+    begin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="TIME|OFFSETS",
+            help="Where it begins: earliest, a time (2026-01-31T12:00:00Z), or offsets (orders:0=100,orders:1=120).",
+        ),
+    ],
+    end: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="TIME|OFFSETS",
+            help="Where it ends, and not included: latest, a time, or offsets. It is fixed when the backfill begins.",
+        ),
+    ],
+    into: Annotated[
+        str,
+        typer.Option("--into", metavar="NAME", help="What the backfill and all its places are called by."),
+    ],
+    bootstrap_server: BootstrapOption = None,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.cli.pipeline import _load, _located
+
+    loaded = _load(file)
+    from holdfast.cli.pipeline_progress import progress_for, summary_rows
+    from holdfast.pipeline.changes.backfilling import plan_backfill, run_backfill
+
+    with _located(loaded):
+        plan = plan_backfill(loaded.definition, begin=begin, end=end, into=into, bootstrap=bootstrap_server)
+        print(f"{'going on with' if plan.is_resumed else 'backfill'} {plan}", file=sys.stderr)
+        with progress_for(plan.definition.name, as_json=output is Output.JSON) as progress:
+            summary = run_backfill(plan, bootstrap=bootstrap_server, master=master, progress=progress)
+    if output is Output.JSON:
+        sys.stdout.write(json_line({**summary.as_json(), "backfill": plan.as_json()}))
+        return
+    where = [(f"{sink} went to", place) for sink, place in plan.destinations.items()]
+    print_table((f"backfill {plan.definition.name}", summary.reason), [*summary_rows(summary), *where])
+
+
+# ---------------------------------------------------------------------------- compare
+
+
+@app.command(
+    help="Compare what two pipelines made of the same source, row by row and without Spark: run version two beside "
+    "version one under another name, compare, then switch. Exit code 0: equal; 1: different; 4: cannot be told yet, "
+    "because they do not stand at the same place.",
+    epilog=examples(
+        "holdfast pipeline compare orders.yaml orders-v2.yaml",
+        "holdfast pipeline compare orders.yaml orders-v2.yaml --sink lake=lake2 --ignore loaded_at",
+    ),
+)
+def compare(
+    file_a: Annotated[str, typer.Argument(metavar="A", help="The one pipeline.")],
+    file_b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sink",
+            metavar="NAME=NAME",
+            help="A sink of A and the one of B to compare it with; may be repeated (default: those of the same name).",
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="COLUMN", help="A column that may differ; may be repeated."),
+    ] = None,
+    bootstrap_server: BootstrapOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    from holdfast.cli.pipeline import _load, _located
+
+    loaded_a, loaded_b = _load(file_a), _load(file_b)
+    from holdfast.pipeline.changes.comparing import Verdict, compare_pipelines, overall
+
+    with _located(loaded_a), _located(loaded_b):
+        found = compare_pipelines(
+            loaded_a.definition,
+            loaded_b.definition,
+            sinks=_pairs(sink),
+            ignore=ignore or (),
+            bootstrap=bootstrap_server,
+        )
+    verdict = overall(found)
+    if output is Output.JSON:
+        print_json({"verdict": verdict.value, "sinks": [each.as_json() for each in found]})
+    else:
+        for each in found:
+            _print_comparison(each)
+    if verdict is Verdict.DIFFERENT:
+        raise Exit(ExitCode.FINDINGS)
+    if verdict is Verdict.INCONCLUSIVE:
+        raise Exit(ExitCode.INCONCLUSIVE)
+
+
+def _pairs(given: list[str] | None) -> dict[str, str] | None:
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        one, _, other = text.partition("=")
+        if not one or not other:
+            raise UsageError(f"--sink {text!r}: write NAME=NAME, the sink of A first")
+        pairs[one] = other
+    return pairs or None
+
+
+def _print_comparison(found: SinkComparison) -> None:
+    differences = found.differences
+    name = found.sink_a if found.sink_a == found.sink_b else f"{found.sink_a} and {found.sink_b}"
+    print(
+        f"{name}: {found.verdict.value}; {differences.rows_a:,} rows of A and {differences.rows_b:,} of B compared"
+    )
+    for note in found.notes:
+        print(f"  {note}")
+    for label, columns in (("A", found.columns_a), ("B", found.columns_b)):
+        if columns:
+            print(f"  columns only in {label}: {', '.join(columns)}")
+    if differences.differing:
+        columns_text = ", ".join(
+            f"{column} ({count:,})" for column, count in differences.columns.most_common()
+        )
+        print(f"  {differences.differing:,} rows differ, in {columns_text}")
+        for one, other in differences.examples:
+            print(f"    A: {_shown(one)}")
+            print(f"    B: {_shown(other)}")
+    for label, count, rows in (
+        ("A", differences.only_a, differences.examples_a),
+        ("B", differences.only_b, differences.examples_b),
+    ):
+        if count:
+            print(f"  {count:,} rows only in {label}")
+            for row in rows:
+                print(f"    {_shown(row)}")
+
+
+def _shown(row: Row) -> str:
+    text = ", ".join(f"{name}={'null' if value is None else value}" for name, value in row.items())
+    return text if len(text) <= SHOWN_WIDTH else text[: SHOWN_WIDTH - 1] + "…"

@@ -1,0 +1,172 @@
+"""A definition held against what ran last: what the home keeps, what the ledgers and the state say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.changes.classifying import Change, Facts, Level, classify, worst
+from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.naming import client_settings, home_of
+from holdfast.pipeline.definition.secrets import expand_definition
+from holdfast.pipeline.engine.failures import explain_failure
+from holdfast.pipeline.engine.status import Status, read_status
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place, to_text
+
+KEPT: Final = "definition.json"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a run with this definition would meet."""
+
+    pipeline: str
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+    """What could not be asked, and what to know beside the changes."""
+    has_run: bool
+
+    @property
+    def level(self) -> Level:
+        return worst(self.changes)
+
+    @property
+    def is_unsafe(self) -> bool:
+        """A run would refuse it."""
+        return self.level is not Level.SAFE
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.pipeline,
+            "has_run": self.has_run,
+            "level": self.level.value,
+            "changes": [change.as_json() for change in self.changes],
+            "notes": list(self.notes),
+        }
+
+
+def kept_definition(home: str) -> dict[str, Any] | None:
+    """The canonical document of the definition that ran last, as the engine keeps it."""
+    try:
+        with open(os.path.join(home, KEPT), encoding="utf-8") as file:
+            document = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None
+    return document if isinstance(document, dict) and "source" in document else None
+
+
+def judge(definition: PipelineDefinition, *, bootstrap: str | None = None) -> Judgement:
+    """Every change since the last run; nothing is changed. What cannot be asked is noted, the rest stands."""
+    expanded, redactor = expand_definition(definition)
+    home = home_of(expanded)
+    status = read_status(definition, bootstrap=bootstrap)
+    entries = {sink.name: sink.entry for sink in status.sinks if sink.entry is not None}
+    notes = [*_problems(status)]
+    before, after = kept_definition(home), canonical(definition)
+    if not entries and before is None and not notes:
+        return Judgement(expanded.name, (), ("it has not run yet: everything is new",), has_run=False)
+    ids = _ids(expanded, bootstrap, entries)
+    facts = Facts(
+        topics=frozenset(place.topic for entry in entries.values() for place in entry.positions.at)
+        if entries and not _problems(status)
+        else None,
+        is_same_cluster=ids,
+    )
+    if before is not None:
+        changes = classify(before, after, facts)
+        notes += _other_fingerprints(before, entries)
+    else:
+        changes = [*_by_fingerprint(fingerprint(definition), entries)]
+    if entries:
+        changes += _state(home, after, changes, entries)
+    return Judgement(
+        expanded.name, tuple(changes), tuple(redactor.redact(note) for note in notes), has_run=True
+    )
+
+
+def _problems(status: Status) -> list[str]:
+    found = [
+        f"sink {sink.name!r} could not be asked: {sink.problem}" for sink in status.sinks if sink.problem
+    ]
+    if status.source_problem:
+        found.append(f"the source: {status.source_problem}")
+    return found
+
+
+def _ids(definition: PipelineDefinition, bootstrap: str | None, entries: Mapping[str, Entry]) -> bool | None:
+    """Whether the topics that ledgers stand in are there with the ids they had; nothing when nobody answers."""
+    from holdfast.reader.cluster import Cluster
+
+    places: set[Place] = {place for entry in entries.values() for place in entry.positions.at}
+    if not places:
+        return None
+    try:
+        with Cluster(client_settings(definition, bootstrap)) as cluster:
+            known = cluster.topics(pattern=".*")
+    except (HoldfastError, OSError):
+        return None
+    found = [known[place.topic].topic_id == place.topic_id for place in places if place.topic in known]
+    return all(found) if found else None
+
+
+def _other_fingerprints(before: Mapping[str, Any], entries: Mapping[str, Entry]) -> Iterator[str]:
+    import hashlib
+
+    mark = hashlib.sha256(to_text(before).encode()).hexdigest()
+    for name, entry in entries.items():
+        if entry.fingerprint != mark:
+            yield (
+                f"the newest entry of sink {name!r} was made by an earlier definition ({entry.fingerprint[:16]}) than "
+                f"the one compared with ({mark[:16]})"
+            )
+
+
+def _by_fingerprint(mark: str, entries: Mapping[str, Entry]) -> Iterator[Change]:
+    others = sorted(name for name, entry in entries.items() if entry.fingerprint != mark)
+    if others:
+        yield Change(
+            Level.SAFE,
+            "pipeline",
+            f"not the definition that sink {', '.join(others)} was written with",
+            "Which definition ran last is not kept in the home, so that the changes cannot be listed; the next run "
+            "keeps its own. Sinks refuse by themselves what they cannot take.",
+            "Read what changed in your version control, with `holdfast pipeline check --against-running` in mind.",
+        )
+
+
+def _state(
+    home: str, after: Mapping[str, Any], changes: list[Change], entries: Mapping[str, Entry]
+) -> list[Change]:
+    """What the versions of the state themselves say, which the engine goes by."""
+    marks = state_marks(after)
+    if not marks or any(change.level is Level.REBUILD for change in changes):
+        return []
+    if all(entry.state is None for entry in entries.values()):  # no offset was taken yet
+        return []
+    from holdfast.pipeline.state.store import StateDamaged, StateStore, state_path
+
+    todo = "Run `holdfast pipeline rebuild`."
+    try:
+        newest = StateStore(state_path(home), is_writer=False).newest()
+    except (StateDamaged, OSError) as error:
+        text = str(explain_failure(error))
+        return [Change(Level.REBUILD, "state", "it cannot be read", f"{text.rstrip('.')}.", todo)]
+    if newest is None:
+        return [Change(Level.REBUILD, "state", "there is none", "Ledgers say that records were read.", todo)]
+    return [
+        Change(
+            Level.REBUILD,
+            f"steps.{name}",
+            "its state is of other rules",
+            "It was made by another definition.",
+            todo,
+        )
+        for name, mark in marks.items()
+        if name not in newest.steps or newest.steps[name].fingerprint != mark
+    ]

@@ -1,0 +1,255 @@
+"""`pipeline check --against-running`, `rebuild`, `backfill` and `compare`: what they ask for, show and end with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from holdfast.pipeline.changes import against_running, backfilling, rebuilding
+from holdfast.pipeline.changes.against_running import Judgement
+from holdfast.pipeline.changes.backfilling import Backfill
+from holdfast.pipeline.changes.levels import Change, Level
+from holdfast.pipeline.changes.rebuilding import CannotRebuild, Rebuilt
+from holdfast.pipeline.engine.planning import Bounds
+from holdfast.pipeline.engine.progress import Summary
+from holdfast.pipeline.ledger import Entry, Intake
+from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span, to_text
+from holdfast.pipeline.state.segments import StepState
+from holdfast.pipeline.state.store import Version
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+PLACE = Place("t", uuid.UUID(int=7), 0)
+
+
+def pipeline(directory: Path, name: str) -> Path:
+    path = directory / f"{name}.yaml"
+    path.write_text(
+        f"pipeline: {name}\nsource: {{topics: t}}\nsinks: [parquet: {{path: {name}, name: lake}}]\n"
+    )
+    return path
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return pipeline(tmp_path, "p")
+
+
+# ---------------------------------------------------------------------------- check --against-running
+
+SAFE = Change(Level.SAFE, "sinks.new", "new parquet sink", "It starts there.")
+REBUILD = Change(Level.REBUILD, "steps.w.size", "1h → 2h", "Made by the old rule.", "Run it.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "verdict"),
+    [
+        ((), 0, b"no changes since the last run; a run goes on with it"),
+        ((SAFE,), 0, b"1 change since the last run; a run goes on with it"),
+        ((REBUILD, SAFE), 1, b"2 changes since the last run; run `holdfast pipeline rebuild` first"),
+        ((Change(Level.REFUSED, "pipeline", "a", "b", "c"),), 1, b"a run refuses it"),
+    ],
+)
+def test_check_lists_what_changed_and_its_code_says_whether_a_run_goes_on(
+    run_here_anywhere: Run,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: tuple[Change, ...],
+    code: int,
+    verdict: bytes,
+) -> None:
+    asked: list[Any] = []
+
+    def judge(definition: Any, *, bootstrap: str | None) -> Judgement:
+        asked.append(bootstrap)
+        return Judgement("p", changes, ("nobody answered",), has_run=True)
+
+    monkeypatch.setattr(against_running, "judge", judge)
+    flags = ("--no-spark", "--against-running", "--bootstrap-server", "h:1")
+    result = run_here_anywhere("pipeline", "check", str(file), *flags)
+    assert (result.returncode, asked) == (code, ["h:1"])
+    assert verdict in result.stdout
+    assert b"nobody answered" in result.stderr
+    for change in changes:
+        assert change.where.encode() in result.stdout
+    result = run_here_anywhere("pipeline", "check", str(file), *flags, "--output", "json")
+    assert result.returncode == code
+    found = json.loads(result.stdout)["against_running"]
+    assert [change["where"] for change in found["changes"]] == [change.where for change in changes]
+
+
+def test_check_without_the_flag_asks_nobody(
+    run_here_anywhere: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(against_running, "judge", None)
+    result = run_here_anywhere("pipeline", "check", str(file), "--no-spark", "--output", "json")
+    assert (result.returncode, "against_running" in json.loads(result.stdout)) == (0, False)
+
+
+def test_a_definition_that_is_wrong_is_not_held_against_anything(
+    run_here_anywhere: Run, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("pipeline: p\n")
+    assert (
+        run_here_anywhere("pipeline", "check", str(wrong), "--no-spark", "--against-running").returncode == 2
+    )
+
+
+# ---------------------------------------------------------------------------- rebuild
+
+
+class Plan:
+    def __str__(self) -> str:
+        return "the state of w is made anew"
+
+
+REBUILT = Rebuilt("p", Version(8, Positions({}), {}, {"w": StepState()}), 3, Intake(records=70), 1, 5, 2_000)
+
+
+@pytest.fixture
+def rebuild(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    calls: dict[str, Any] = {}
+
+    def plan_rebuild(definition: Any, **options: Any) -> Plan:
+        calls["plan"] = options
+        return Plan()
+
+    def perform_rebuild(plan: Any, **options: Any) -> Rebuilt:
+        calls["master"] = options["master"]
+        return REBUILT
+
+    monkeypatch.setattr(rebuilding, "plan_rebuild", plan_rebuild)
+    monkeypatch.setattr(rebuilding, "perform_rebuild", perform_rebuild)
+    return calls
+
+
+def test_rebuild_shows_its_plan_and_does_it_when_told(
+    run_here_anywhere: Run, file: Path, rebuild: dict[str, Any]
+) -> None:
+    result = run_here_anywhere(
+        "pipeline",
+        "rebuild",
+        str(file),
+        "--yes",
+        "--from-available",
+        "--bootstrap-server",
+        "h:1",
+        "--master",
+        "m",
+    )
+    assert result.returncode == 0, result.stderr
+    assert rebuild == {"plan": {"bootstrap": "h:1", "from_available": True}, "master": "m"}
+    assert b"the state of w is made anew" in result.stderr
+    assert b"batches with fewer records than then" in result.stdout
+
+
+def test_rebuild_without_a_terminal_does_nothing_unasked(
+    run_here_anywhere: Run, file: Path, rebuild: dict[str, Any]
+) -> None:
+    result = run_here_anywhere("pipeline", "rebuild", str(file))
+    assert (result.returncode, "master" in rebuild) == (2, False)
+    assert b"--yes" in result.stderr
+
+
+def test_rebuild_as_json_ends_with_what_it_made(
+    run_here_anywhere: Run, file: Path, rebuild: dict[str, Any]
+) -> None:
+    result = run_here_anywhere("pipeline", "rebuild", str(file), "--yes", "--output", "json")
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert (found["event"], found["version"], found["offsets_missing"]) == ("rebuilt", 8, 5)
+
+
+def test_a_rebuild_that_cannot_be_done_is_a_finding(
+    run_here_anywhere: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan_rebuild(definition: Any, **options: Any) -> Plan:
+        raise CannotRebuild("the source no longer has 5 of the offsets")
+
+    monkeypatch.setattr(rebuilding, "plan_rebuild", plan_rebuild)
+    result = run_here_anywhere("pipeline", "rebuild", str(file), "--yes")
+    assert result.returncode == 1
+    assert b"no longer has 5" in result.stderr
+
+
+# ---------------------------------------------------------------------------- backfill
+
+
+def test_backfill_tells_its_range_and_where_the_rows_went(
+    run_here_anywhere: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def plan_backfill(definition: Any, **options: Any) -> Backfill:
+        asked.append(options)
+        derived = backfilling.derive(definition, options["into"])
+        return Backfill(derived, Bounds({PLACE: 3}, {PLACE: 9}), is_resumed=False)
+
+    def run_backfill(plan: Backfill, **options: Any) -> Summary:
+        asked.append(options["master"])
+        return Summary(plan.definition.name, 1, Intake(records=6))
+
+    monkeypatch.setattr(backfilling, "plan_backfill", plan_backfill)
+    monkeypatch.setattr(backfilling, "run_backfill", run_backfill)
+    arguments = ("pipeline", "backfill", str(file), "--from", "earliest", "--to", "t:0=9", "--into", "x")
+    result = run_here_anywhere(*arguments, "--master", "m")
+    assert result.returncode == 0, result.stderr
+    assert asked == [{"begin": "earliest", "end": "t:0=9", "into": "x", "bootstrap": None}, "m"]
+    assert b"backfill p.x: t-0 [3, 9)" in result.stderr
+    assert b"parquet p-x" in result.stdout
+    assert b"topic p-dlt.x" in result.stdout
+    found = json.loads(run_here_anywhere(*arguments, "--output", "json").stdout)
+    assert found["backfill"]["destinations"] == {"dead-letter": "topic p-dlt.x", "lake": "parquet p-x"}
+
+
+def test_backfill_needs_to_be_told_the_range_and_the_name(run_here_anywhere: Run, file: Path) -> None:
+    assert run_here_anywhere("pipeline", "backfill", str(file), "--from", "earliest").returncode == 2
+
+
+# ---------------------------------------------------------------------------- compare
+
+
+def write(directory: Path, name: str, end: int, ids: list[int]) -> Path:
+    entry = Entry(
+        name, "lake", 0, BatchRange({PLACE: Span(0, end)}), Positions({PLACE: Position(end)}), 1, "f"
+    )
+    batch = directory / name / f"batch={0:020d}"
+    batch.mkdir(parents=True)
+    (batch / "_ledger.json").write_text(to_text(entry.as_json()))
+    lineage = [{"topic": "t", "partition": 0, "offset": at, "index": 0} for at in range(len(ids))]
+    pq.write_table(pa.table({"_hf": lineage, "id": ids}), batch / "part-0.parquet")
+    return pipeline(directory, name)
+
+
+def test_compare_ends_with_what_it_found(run_here_anywhere: Run, tmp_path: Path) -> None:
+    one, same = write(tmp_path, "one", 2, [7, 8]), write(tmp_path, "same", 2, [7, 8])
+    other = write(tmp_path, "other", 2, [7, 9])
+    late = pipeline(tmp_path, "late")
+    result = run_here_anywhere("pipeline", "compare", str(one), str(same))
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert b"lake: equal; 2 rows of A and 2 of B compared" in result.stdout
+    result = run_here_anywhere("pipeline", "compare", str(one), str(other))
+    assert result.returncode == 1
+    assert b"1 rows differ, in id (1)" in result.stdout
+    assert b"A: id=8, _hf=t-0@1#0" in result.stdout
+    result = run_here_anywhere("pipeline", "compare", str(one), str(late))
+    assert result.returncode == 4
+    assert b"B has not run yet" in result.stdout
+    result = run_here_anywhere(
+        "pipeline", "compare", str(one), str(other), "--ignore", "id", "--output", "json"
+    )
+    assert (result.returncode, json.loads(result.stdout)["verdict"]) == (0, "equal")
+
+
+def test_compare_wants_pairs_of_sinks(run_here_anywhere: Run, tmp_path: Path) -> None:
+    one, other = pipeline(tmp_path, "one"), pipeline(tmp_path, "two")
+    result = run_here_anywhere("pipeline", "compare", str(one), str(other), "--sink", "lake")
+    assert result.returncode == 2
+    assert b"NAME=NAME" in result.stderr

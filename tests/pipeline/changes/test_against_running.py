@@ -1,0 +1,155 @@
+"""A definition held against the kept one, the ledgers and the state."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.pipeline.changes import against_running
+from holdfast.pipeline.changes.against_running import Judgement, judge
+from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
+from holdfast.pipeline.definition.model import EventTime, ParquetSink, PipelineDefinition, Source, Window
+from holdfast.pipeline.definition.naming import home_of
+from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.status import SinkStatus, Status
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
+from holdfast.pipeline.state.segments import StepState
+from holdfast.pipeline.state.store import StateStore, Version, state_path
+
+PLACE = Place("orders", uuid.UUID(int=7), 0)
+LAKE = ParquetSink("lake", name="lake")
+TOTALS = Window("totals", {"n": "count(*)"}, size="1h")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> PipelineDefinition:
+    return PipelineDefinition("p", Source(topics=("orders",)), sinks=(LAKE,), directory=str(tmp_path))
+
+
+@pytest.fixture
+def stateful(plain: PipelineDefinition) -> PipelineDefinition:
+    source = Source(topics=("orders",), event_time=EventTime("_timestamp"))
+    return replace(plain, source=source, steps=(TOTALS,))
+
+
+def entry(mark: str, end: int = 10) -> Entry:
+    positions = Positions({PLACE: Position(end)})
+    return Entry("p", "lake", 3, BatchRange({PLACE: Span(0, end)}), positions, 1_000, mark)
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Judge with these ledgers, and nobody at the source."""
+
+    def ask(
+        definition: PipelineDefinition, *sinks: SinkStatus, source_problem: str | None = None
+    ) -> Judgement:
+        status = Status("p", home_of(definition), "g", sinks, source_problem, None, None)
+        monkeypatch.setattr(against_running, "read_status", lambda _, bootstrap: status)
+        monkeypatch.setattr(against_running, "_ids", lambda *_: None)
+        return judge(definition)
+
+    return ask
+
+
+def kept(definition: PipelineDefinition) -> SinkStatus:
+    """The definition ran, and this is where its sink stands."""
+    with Home(home_of(definition), "p") as home:
+        home.note_definition(canonical(definition))
+    return SinkStatus("lake", "parquet", entry(fingerprint(definition)))
+
+
+def changes(found: Judgement) -> list[tuple[str, str]]:
+    return [(change.level.value, change.where) for change in found.changes]
+
+
+def test_a_pipeline_that_has_not_run_has_no_changes(judged: Any, plain: PipelineDefinition) -> None:
+    found = judged(plain, SinkStatus("lake", "parquet", None))
+    assert (found.has_run, found.changes, found.is_unsafe) == (False, (), False)
+
+
+def test_the_kept_definition_tells_what_changed(judged: Any, plain: PipelineDefinition) -> None:
+    stands = kept(plain)
+    found = judged(plain, stands)
+    assert (found.changes, found.notes) == ((), ())
+    found = judged(replace(plain, sinks=(LAKE, ParquetSink("b", name="b"))), stands)
+    assert changes(found) == [("safe", "sinks.b")]
+    found = judged(replace(plain, sinks=(replace(LAKE, name="renamed"),)), stands)
+    assert (changes(found), found.is_unsafe) == ([("refused", "sinks.renamed")], True)
+    assert found.as_json()["level"] == "refused"
+
+
+def test_a_ledger_of_another_definition_is_noted(judged: Any, plain: PipelineDefinition) -> None:
+    kept(plain)
+    found = judged(plain, SinkStatus("lake", "parquet", entry("0" * 64)))
+    assert found.changes == ()
+    assert "made by an earlier definition (0000000000000000)" in found.notes[0]
+
+
+def test_without_a_kept_definition_the_fingerprint_alone_is_compared(
+    judged: Any, plain: PipelineDefinition
+) -> None:
+    assert judged(plain, SinkStatus("lake", "parquet", entry(fingerprint(plain)))).changes == ()
+    found = judged(plain, SinkStatus("lake", "parquet", entry("0" * 64)))
+    assert changes(found) == [("safe", "pipeline")]
+    assert "cannot be listed" in found.changes[0].why
+
+
+def test_what_cannot_be_asked_is_noted_and_the_rest_stands(judged: Any, plain: PipelineDefinition) -> None:
+    kept(plain)
+    away = SinkStatus("lake", "parquet", None, problem="no permission")
+    found = judged(replace(plain, name="p", trigger="5s"), away, source_problem="nobody answers")
+    assert found.changes == ()
+    assert found.notes == ("sink 'lake' could not be asked: no permission", "the source: nobody answers")
+
+
+def test_topics_of_the_ledgers_decide_about_a_pattern(judged: Any, plain: PipelineDefinition) -> None:
+    before = replace(plain, source=Source(pattern="or.*"))
+    stands = kept(before)
+    assert changes(judged(replace(plain, source=Source(pattern="ord.*")), stands)) == [
+        ("safe", "source.pattern")
+    ]
+    assert ("refused", "source.topics") in changes(
+        judged(replace(plain, source=Source(pattern="x.*")), stands)
+    )
+
+
+# ---------------------------------------------------------------------------- the state itself
+
+
+def publish(definition: PipelineDefinition, marks: dict[str, str]) -> None:
+    steps = {name: StepState(fingerprint=mark) for name, mark in marks.items()}
+    StateStore(state_path(home_of(definition))).publish(
+        Version(3, Positions({PLACE: Position(10)}), {}, steps)
+    )
+
+
+def test_a_state_of_these_rules_is_fine_and_one_of_others_is_not(
+    judged: Any, stateful: PipelineDefinition
+) -> None:
+    stands = kept(stateful)
+    publish(stateful, state_marks(canonical(stateful)))
+    assert judged(stateful, stands).changes == ()
+    publish(stateful, {"totals": "other"})
+    assert changes(judged(stateful, stands)) == [("rebuild", "steps.totals")]
+
+
+def test_a_state_that_is_gone_or_damaged_needs_a_rebuild(judged: Any, stateful: PipelineDefinition) -> None:
+    stands = kept(stateful)
+    assert changes(judged(stateful, stands)) == [("rebuild", "state")]
+    publish(stateful, state_marks(canonical(stateful)))
+    (manifest,) = Path(state_path(home_of(stateful)), "versions").glob("*.json")
+    manifest.write_text("{}")
+    found = judged(stateful, stands)
+    assert (changes(found), found.changes[0].what) == ([("rebuild", "state")], "it cannot be read")
+
+
+def test_nothing_was_read_yet_so_nothing_is_missing(judged: Any, stateful: PipelineDefinition) -> None:
+    kept(stateful)
+    opened = replace(entry(fingerprint(stateful)), range=BatchRange({PLACE: Span(0, 0)}), state=None)
+    assert judged(stateful, SinkStatus("lake", "parquet", opened)).changes == ()
