@@ -126,8 +126,8 @@ def _row(step: StepSize) -> tuple[str, ...]:
         f"{step.state.rows:,}",
         f"{step.state.bytes:,}",
         str(len(step.state.segments)),
-        _time(step.oldest_until_ms),
-        _time(step.newest_until_ms),
+        _time(step.oldest_until_ms, "-"),
+        _time(step.newest_until_ms, "-"),
         _grown(step.growth),
     )
 
@@ -139,10 +139,10 @@ def _grown(growth: Growth | None) -> str:
     return f"{growth.rows:+,} rows, {growth.bytes:+,} bytes in {growth.versions} versions ({over})"
 
 
-def _time(time_ms: int | None) -> str:
+def _time(time_ms: int | None, otherwise: str = "none yet") -> str:
     """In UTC; one that no calendar has is shown as the number it is."""
     if time_ms is None:
-        return "none yet"
+        return otherwise
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)).strftime(
             "%Y-%m-%d %H:%M:%S"

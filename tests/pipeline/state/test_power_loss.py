@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.pipeline.sinks.files import Disk
@@ -34,6 +36,8 @@ class Lossy(Disk):
     names: set[str] = field(default_factory=set)
     pictures: list[dict[str, bytes]] = field(default_factory=list)
     """What would be found, after each act."""
+    seen: list[dict[str, bytes]] = field(default_factory=list)
+    """What another process would find there: the end of this one alone loses nothing."""
 
     def _picture(self) -> None:
         found = {
@@ -42,6 +46,8 @@ class Lossy(Disk):
             if os.path.isfile(path) or path in self.content
         }
         self.pictures.append({path: data for path, data in found.items() if self._reachable(path)})
+        here = [os.path.join(folder, name) for folder, _, names in os.walk(self.root) for name in names]
+        self.seen.append({path: Path(path).read_bytes() for path in here})
 
     def _reachable(self, path: str) -> bool:
         while path != self.root:
@@ -74,6 +80,16 @@ class Lossy(Disk):
         self._picture()
 
 
+class Hurried(Disk):
+    """For what nobody pulls the plug of."""
+
+    def flush_file(self, path: str) -> None:
+        return
+
+    def flush_directory(self, path: str) -> None:
+        return
+
+
 def at(offset: int) -> Positions:
     return Positions({Place("orders", uuid.UUID(int=7), 0): Position(offset)})
 
@@ -89,18 +105,20 @@ def adopted(store: StateStore, untils: Sequence[int], label: str) -> Segment:
     return segment
 
 
-def lived(store: StateStore, disk: Lossy) -> list[tuple[int, int | None]]:
+def lived(store: StateStore, disk: Lossy, chance: random.Random) -> list[tuple[int, int | None]]:
     """A life of the store; for each version how many pictures there were when it counted, and when it could go."""
     segments: list[Segment] = []
     born: dict[int, int] = {}
     gone: dict[int, int] = {}
-    for number in range(1, 6):
+    for number in range(1, 7):
         segments.append(adopted(store, [number, number + 10], f"a-{number}"))
-        if number == 4:
-            segments = segments[2:]
+        if chance.random() < 0.3:
+            segments = segments[chance.randrange(len(segments)) :]
         store.publish(Version(number, at(number * 10), {}, {"totals": StepState("f", tuple(segments))}))
         born[number] = len(disk.pictures)
-        kept = {2, number} if number < 5 else {number}
+        if chance.random() < 0.3:
+            continue
+        kept = {number, *(each for each in born if each not in gone and chance.random() < 0.4)}
         for each in [each for each in born if each not in kept and each not in gone]:
             gone[each] = len(disk.pictures)
         store.gc([at(each * 10) for each in kept])
@@ -116,16 +134,21 @@ def laid_out(picture: dict[str, bytes], root: str, copy: str) -> None:
         Path(where).write_bytes(data)
 
 
-def test_whatever_a_version_names_is_there_after_power_loss_at_any_moment(tmp_path: Path) -> None:
-    for number, eager in enumerate(((), (".parquet",), (".json",), (".parquet", ".json"))):
-        root, copy = str(tmp_path / f"home-{number}"), str(tmp_path / "copy")
-        os.mkdir(root)
-        disk = Lossy(root, eager)
-        lives = lived(StateStore(os.path.join(root, "state"), disk=disk), disk)
-        assert len(disk.pictures) > 50
-        for moment, picture in enumerate(disk.pictures, 1):
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("eager", [(), (".parquet",), (".json",)], ids=["nothing", "segments", "manifests"])
+def test_whatever_a_version_names_is_there_after_power_loss_at_any_moment(
+    tmp_path: Path, eager: tuple[str, ...], seed: int
+) -> None:
+    root, copy = str(tmp_path / "home"), str(tmp_path / "copy")
+    os.mkdir(root)
+    disk = Lossy(root, eager)
+    lives = lived(StateStore(os.path.join(root, "state"), disk=disk), disk, random.Random(seed))
+    assert len(disk.pictures) > 40
+    for pictures in (disk.pictures, disk.seen):
+        for moment, picture in enumerate(pictures, 1):
             laid_out(picture, root, copy)
-            found = StateStore(os.path.join(copy, "state"))  # raises where anything named is missing or empty
+            # It raises where anything that a manifest names is missing or empty.
+            found = StateStore(os.path.join(copy, "state"), disk=Hurried())
             numbers = {version.number for version in found.versions()}
             for number, (born, gone) in enumerate(lives, 1):
                 if born <= moment and (gone is None or moment <= gone):
@@ -145,7 +168,7 @@ def test_the_fake_disk_notices_a_store_that_does_not_flush(tmp_path: Path) -> No
     root = str(tmp_path / "home")
     os.mkdir(root)
     disk = Hasty(root, ())
-    lived(StateStore(os.path.join(root, "state"), disk=disk), disk)
+    lived(StateStore(os.path.join(root, "state"), disk=disk), disk, random.Random(0))
     assert any(
         path.endswith(".json") and not picture[other]
         for picture in disk.pictures
