@@ -129,3 +129,74 @@ def test_a_missing_secret_is_a_warning(spark: SparkSession) -> None:
     assert [finding.level for finding in found] == ["warning"]
     assert "NOWHERE" in str(found[0])
     assert schema is not None
+
+
+WITH_TIME = Pipeline("p").read(
+    *("t", "u"),
+    value={
+        "format": "json",
+        "unknown": "reject",
+        "fields": {"id": "long", "name": "string", "amount": "double", "at": "timestamp"},
+    },
+    event_time="at",
+)
+
+
+def test_every_sink_is_checked_against_the_rows_it_takes(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "cities.csv").write_text("id,city\n1,Graz\n")
+    (tmp_path / "steps.py").write_text("def watch(key, rows, state):\n    return None\n")
+    pipeline = (
+        WITH_TIME.dedupe("id", name="once")
+        .lookup("cities.csv", on={"name": "id"}, columns="city")
+        .window({"n": "count(*)", "total": "sum(amount)"}, size="1m", key="city", name="totals")
+        .join("t", "u", on="id", select=["l.id", "r.amount AS paid"], name="pairs")
+        .keyed("watch", file="steps.py", key="name", schema="score double", state="n long", name="watch")
+        .write("kafka", topic="a", name="a", key="city")
+        .write("kafka", topic="b", name="b", rows="totals", key="city", value="to_json(struct(n, total))")
+        .write("kafka", topic="c", name="c", rows="totals.late", key="name")
+        .write("kafka", topic="d", name="d", rows="once.duplicates", key="amount")
+        .write("kafka", topic="e", name="e", rows="pairs", key="paid")
+        .write("kafka", topic="f", name="f", rows="watch", key="scoer")
+        .write("kafka", topic="g", name="g", rows="totals", key="amount")
+        .write("kafka", topic="h", name="h", rows="once.late", key="city")
+    )
+    found, schema = check_definition(pipeline.definition(directory=str(tmp_path)), spark, environment={})
+    assert schema is not None
+    assert "city" in schema.names
+    assert [str(finding).split("; ")[0] for finding in found] == [
+        "sinks[5].kafka.key: there is no column 'scoer'",
+        "sinks[6].kafka.key: there is no column 'amount'",
+        "sinks[7].kafka.key: there is no column 'city'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "expected"),
+    [
+        (WITH_TIME.window({"n": "sum(amuont)"}, size="1m"), "steps[0].window.aggregates"),
+        (WITH_TIME.window({"n": "amount + 1"}, size="1m"), "steps[0].window.aggregates"),
+        (WITH_TIME.join("idd > 1", "u", on="id", select=["l.id"]), "steps[0].join.select"),
+        (WITH_TIME.join("t", "u", on="id", select=["l.idd"]), "steps[0].join.select"),
+        (WITH_TIME.sql("SELECT _hf, id FROM input").dedupe("name"), "steps[1].dedupe.key"),
+        (WITH_TIME.lookup("nowhere.parquet", on="id", columns="city"), "steps[0].lookup.table"),
+    ],
+)
+def test_a_step_with_a_memory_that_cannot_work_is_said(
+    spark: SparkSession, pipeline: Pipeline, expected: str
+) -> None:
+    found = findings(spark, pipeline.write("parquet", path="o"))
+    assert any(line.startswith(expected) for line in found), found
+
+
+def test_what_stands_behind_a_tap_that_fails_is_checked_all_the_same(spark: SparkSession) -> None:
+    pipeline = WITH_TIME.window({"n": "sum(amuont)"}, size="1m").filter("idd > 0").write("parquet", path="o")
+    assert [line.split(": ")[0] for line in findings(spark, pipeline)] == [
+        "steps[0].window.aggregates",
+        "steps[1].filter.where",
+    ]
+
+
+def test_a_table_that_cannot_be_found_from_here_is_a_warning(spark: SparkSession) -> None:
+    pipeline = WITH_TIME.lookup("${TABLES}/cities.csv", on="id", columns="city").write("parquet", path="o")
+    found, _ = check_definition(pipeline.definition(), spark, environment={})
+    assert {finding.level for finding in found} == {"warning"}
