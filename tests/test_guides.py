@@ -165,7 +165,11 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(
     "page",
-    [*GUIDES, *sorted((ROOT / "examples").glob("*.py")), ROOT / "examples" / "README.md"],
+    [
+        *sorted((ROOT / "docs" / "guides").glob("*.md")),
+        *sorted((ROOT / "examples").glob("*.py")),
+        ROOT / "examples" / "README.md",
+    ],
     ids=lambda each: each.name,
 )
 def test_every_command_in_guides_and_examples_exists(page: Path) -> None:
