@@ -46,7 +46,7 @@ def stream(spark: SparkSession, side: str, broker: Broker, topic: str, **more: s
     }
     if side == "ours":
         options["maxOffsetsPerTrigger"] = "100000000"
-    return spark.readStream.format(SOURCES[side]).options(**options, **more).load()
+    return spark.readStream.format(SOURCES[side]).options(**(options | more)).load()
 
 
 def drain(frame: DataFrame, checkpoint: Path) -> float:

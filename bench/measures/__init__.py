@@ -24,6 +24,7 @@ from bench.measures.recovery import Recovery
 from bench.measures.spark_latency import SparkLatency
 from bench.measures.spark_pipeline import SparkBatches, SparkPipeline, SparkPostgres, SparkSlope
 from bench.measures.spark_source import SparkFirstQuery, SparkSource
+from bench.measures.spark_state import SparkResume, SparkState, SparkWindows
 from bench.measures.startup import Startup
 from bench.measures.transactions import Transactions
 
@@ -57,4 +58,7 @@ ALL: Final[tuple[Measure, ...]] = (
     SparkPostgres(),
     SparkSlope(),
     SparkLatency(),
+    SparkWindows(),
+    SparkState(),
+    SparkResume(),
 )

@@ -177,7 +177,7 @@ class SparkSlope(Measure):
                 seconds, memory = {}, {}
                 for size, topic in topics.items():
                     seconds[size] = stand.ours_parquet(topic)
-                    memory[size] = _tree_memory_mb()
+                    memory[size] = tree_memory_mb()
                 return {
                     "early_s": (seconds[4] - seconds[1]) / 3,
                     "late_s": (seconds[8] - seconds[4]) / 4,
@@ -247,17 +247,17 @@ class Stand:
 
     def ours_parquet(self, topic: str) -> float:
         home = self._fresh()
-        return _timed(lambda: self._run(self._pipeline(topic, home).write("parquet", path=str(home / "out"))))
+        return timed(lambda: self._run(self._pipeline(topic, home).write("parquet", path=str(home / "out"))))
 
     def ours_kafka(self, topic: str) -> float:
         home = self._fresh()
         with self._bench.topic(self.broker, "out", "page cache", PARTITIONS) as out:
-            return _timed(lambda: self._run(self._pipeline(topic, home).write("kafka", topic=out)))
+            return timed(lambda: self._run(self._pipeline(topic, home).write("kafka", topic=out)))
 
     def ours_postgres(self, topic: str, url: str) -> float:
         home = self._fresh()
         sink = {"url": url, "table": "orders", "mode": "upsert", "key": ["id"]}
-        return _timed(lambda: self._run(self._pipeline(topic, home).write("postgres", **sink)))
+        return timed(lambda: self._run(self._pipeline(topic, home).write("postgres", **sink)))
 
     def ours_batches(self, topic: str, records: int) -> list[float]:
         home = self._fresh()
@@ -281,7 +281,7 @@ class Stand:
             frame.write.mode("append").parquet(str(home / "out"))
 
         query = self._plain(topic, maxOffsetsPerTrigger=str(BATCH_RECORDS)).writeStream.foreachBatch(write)
-        return _timed(lambda: _finish(query.option("checkpointLocation", str(home / "checkpoint"))))
+        return timed(lambda: _finish(query.option("checkpointLocation", str(home / "checkpoint"))))
 
     def plain_kafka(self, topic: str) -> float:
         home = self._fresh()
@@ -292,7 +292,7 @@ class Stand:
             query = rows.writeStream.format("kafka").options(
                 **{"kafka.bootstrap.servers": self.broker.bootstrap_servers, "topic": out}
             )
-            return _timed(lambda: _finish(query.option("checkpointLocation", str(home / "checkpoint"))))
+            return timed(lambda: _finish(query.option("checkpointLocation", str(home / "checkpoint"))))
 
     def plain_batches(self, topic: str, records: int) -> list[float]:
         home = self._fresh()
@@ -311,7 +311,7 @@ def _finish(query: object) -> None:
     query.trigger(availableNow=True).start().awaitTermination()  # type: ignore[attr-defined]
 
 
-def _timed(work: Callable[[], object]) -> float:
+def timed(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
@@ -322,7 +322,7 @@ def _settled(batches_ms: list[float]) -> float:
     return percentile(sorted(int(each) for each in batches_ms[2:]), 0.5)
 
 
-def _tree_memory_mb() -> float:
+def tree_memory_mb() -> float:
     """Resident memory of this process and every process below it."""
     import os
 

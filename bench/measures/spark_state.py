@@ -1,0 +1,361 @@
+"""Steps with a memory against Spark's own stateful operators over RocksDB, from the same source; what state costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from bench import spark as sparks
+from bench.driver import Bench, Measure, Series
+from bench.measures.spark_pipeline import Stand, timed, tree_memory_mb
+from bench.measures.spark_source import PARTITIONS
+from bench.model import MeasureResult, Metrics, Row
+from bench.servers import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from holdfast.pipeline.definition.builder import Pipeline
+    from holdfast.pipeline.engine.progress import Event
+
+SPARKS_OWN: Final = "Spark's own, RocksDB"
+ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+WINDOW_ROWS: Final = 8_000_000
+WINDOW_KEYS: Final = 100_000
+DEDUPE_ROWS: Final = 4_000_000
+DEDUPE_KEYS: Final = 2_000_000
+BATCH: Final = 500_000
+ROWS_PER_MINUTE: Final = 500_000
+"""Of event time: a batch closes about one window of a minute."""
+SCHEMA: Final = "k string, at timestamp"
+FIELDS: Final = {"k": "string", "at": "timestamp"}
+TOUCHED_KEYS: Final = 500_000
+TOUCHED_BATCHES: Final = 40
+RESUME_KEYS: Final = 12_000_000
+"""About 1 GB of state on either side."""
+
+
+def fill(broker: Broker, topic: str, rows: int, key: Callable[[int], int], minutes_per_row: float) -> None:
+    """Small JSON records whose event time goes on with their number, in order within each partition."""
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "batch.num.messages": 5_000,
+            "queue.buffering.max.messages": 200_000,
+        }
+    )
+    for number in range(rows):
+        seconds, millis = divmod(int(number * minutes_per_row * 60_000), 1_000)
+        minutes, second = divmod(seconds, 60)
+        hours, minute = divmod(minutes, 60)
+        value = b'{"k":"k%09d","at":"2026-01-%02dT%02d:%02d:%02d.%03dZ"}' % (
+            key(number),
+            1 + hours // 24,
+            hours % 24,
+            minute,
+            second,
+            millis,
+        )
+        while True:
+            try:
+                producer.produce(topic, value, partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        if number % 10_000 == 0:
+            producer.poll(0)
+    if producer.flush(300):
+        raise RuntimeError(f"{topic} was not filled within five minutes")
+
+
+class StateStand(Stand):
+    """The same topic through our steps, and through Spark's."""
+
+    def filled(self, stem: str, rows: int, key: Callable[[int], int], minutes_per_row: float) -> str:
+        name = self._stack.enter_context(self._bench.topic(self.broker, stem, "page cache", PARTITIONS))
+        self._bench.say(f"filling {name}")
+        fill(self.broker, name, rows, key, minutes_per_row)
+        return name
+
+    def start(self, topic: str, home: Path, batch: int = BATCH) -> Pipeline:
+        from holdfast.pipeline import Pipeline
+
+        return (
+            Pipeline(f"bench-{self._runs}", home=str(home / "home"))
+            .read(
+                topic,
+                value={"format": "json", "fields": FIELDS},
+                batch_records=batch,
+                batch_bytes="2GiB",
+                event_time={"field": "at", "delay": "10s", "ahead": "100000d"},
+            )
+            .dead_letter(f"{topic}-dlt")
+        )
+
+    def windows(self, topic: str) -> float:
+        home = self._fresh()
+        pipeline = (
+            self.start(topic, home)
+            .window({"n": "count(*)"}, size="1m", key=["k"], name="totals")
+            .write("parquet", path=str(home / "out"), rows="totals")
+        )
+        return timed(lambda: self._run(pipeline))
+
+    def dedupe(self, topic: str) -> float:
+        home = self._fresh()
+        pipeline = self.start(topic, home).dedupe("k", within="1h", name="once")
+        return timed(lambda: self._run(pipeline.write("parquet", path=str(home / "out"))))
+
+    def watched(self, pipeline: Pipeline, watch: StateWatch) -> None:
+        """Run it, and look at its state after every batch."""
+        from holdfast.pipeline.engine.progress import BatchDone
+        from holdfast.pipeline.engine.running import run_pipeline
+
+        def note(event: Event) -> None:
+            if isinstance(event, BatchDone):
+                watch.look()
+
+        run_pipeline(
+            pipeline.definition(),
+            bootstrap=self.broker.bootstrap_servers,
+            spark=self.spark,
+            once=True,
+            progress=note,
+            signals=False,
+        )
+
+    def sparks_windows(self, topic: str) -> float:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        rows = self._stateful(topic).withWatermark("at", "10 seconds")
+        return self._spark_run(rows.groupBy(F.window("at", "1 minute"), "k").count())
+
+    def sparks_dedupe(self, topic: str) -> float:
+        rows = self._stateful(topic).withWatermark("at", "1 hour")
+        return self._spark_run(rows.dropDuplicatesWithinWatermark(["k"]))
+
+    def _stateful(self, topic: str) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        frame = sparks.stream(self.spark, "ours", self.broker, topic, maxOffsetsPerTrigger=str(BATCH))
+        return frame.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("row")).select("row.*")
+
+    def _spark_run(self, rows: DataFrame) -> float:
+        home = self._fresh()
+        query = (
+            rows.writeStream.format("parquet")
+            .outputMode("append")
+            .option("path", str(home / "out"))
+            .option("checkpointLocation", str(home / "checkpoint"))
+            .trigger(availableNow=True)
+        )
+        return timed(lambda: query.start().awaitTermination())
+
+
+def with_rocksdb(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
+    spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))
+
+
+class SparkWindows(Measure):
+    """A tumbling count by key into Parquet, and deduplication by key, each against Spark's own over RocksDB."""
+
+    name = "spark-windows"
+    title = "Windows and deduplication"
+    shares_brokers = False
+    rows = (
+        Row("tumbling count, 100,000 keys, 8 million rows in batches of 500,000", "rows/s", "ours_windows.per_s",
+            "sparks_windows.per_s", against=SPARKS_OWN, at_least=0.8),
+        Row("deduplication by key, 2 million keys live", "rows/s", "ours_dedupe.per_s", "sparks_dedupe.per_s",
+            against=SPARKS_OWN, at_least=0.8),
+    )  # fmt: skip
+
+    def run(self, bench: Bench) -> MeasureResult:
+        """One Apache Kafka, one session, everything in turn."""
+        with ExitStack() as stack:
+            stand = StateStand(bench, stack)
+            with_rocksdb(stand.spark)
+            rows, dedupe_rows = bench.count(WINDOW_ROWS), bench.count(DEDUPE_ROWS)
+            keys = min(DEDUPE_KEYS, max(1, dedupe_rows // 2))
+            counted = stand.filled("windows", rows, lambda n: n * 7 % WINDOW_KEYS, 1 / ROWS_PER_MINUTE)
+            repeated = stand.filled("dedupe", dedupe_rows, lambda n: n * 7 % keys, 50 / max(1, dedupe_rows))
+
+            def series(key: str, count: int, work: Callable[[], float]) -> Series:
+                return Series(key, lambda: {"per_s": count / work()})
+
+            return bench.alternate(
+                self.name,
+                [
+                    series("ours_windows", rows, lambda: stand.windows(counted)),
+                    series("sparks_windows", rows, lambda: stand.sparks_windows(counted)),
+                    series("ours_dedupe", dedupe_rows, lambda: stand.dedupe(repeated)),
+                    series("sparks_dedupe", dedupe_rows, lambda: stand.sparks_dedupe(repeated)),
+                ],
+            )
+
+
+class SparkState(Measure):
+    """What a small batch writes of a large state, and what a growing state needs of memory."""
+
+    name = "spark-state"
+    title = "State"
+    shares_brokers = False
+    rows = (
+        Row("state rewritten by a batch that touches 1 % of its keys, the mean", "%", "touched.mean_percent", below=10),
+        Row("state rewritten by a batch that touches 1 % of its keys, the most", "%", "touched.most_percent"),
+        Row("memory with the state at its largest; at a tenth of it", "MB", "touched.late_mb", "touched.early_mb",
+            against="at a tenth", at_most=1.1),
+        Row("state at its largest", "MB", "touched.state_mb"),
+    )  # fmt: skip
+
+    def run(self, bench: Bench) -> MeasureResult:
+        """All keys in ten batches, then batches of a hundredth of them."""
+        with ExitStack() as stack:
+            stand = StateStand(bench, stack)
+            keys = bench.count(TOUCHED_KEYS)
+            return bench.alternate(self.name, [Series("touched", lambda: _touched(stand, keys))])
+
+
+def _touched(stand: StateStand, keys: int) -> Metrics:
+    home = stand._fresh()
+    state = home / "home" / "state"
+    touched = max(1, keys // 100)
+
+    def run(topic: str, batch: int) -> StateWatch:
+        watch = StateWatch(state)
+        counted = stand.start(topic, home, batch).window(
+            {"n": "count(*)"}, size="30d", key=["k"], name="totals"
+        )
+        stand.watched(counted.write("parquet", path=str(home / "out"), rows="totals"), watch)
+        return watch
+
+    topic = stand.filled("touched", keys, lambda number: number, 1e-6)
+    growing = run(topic, max(1, keys // 10))
+    # The keys that are touched lie everywhere.
+    fill(stand.broker, topic, TOUCHED_BATCHES * touched, lambda number: number * 7919 % keys, 1e-6)
+    small = run(topic, touched)
+    return {
+        "mean_percent": sum(small.percents) / len(small.percents),
+        "most_percent": max(small.percents),
+        "early_mb": growing.memory_mb[0],
+        "late_mb": small.memory_mb[-1],
+        "state_mb": small.largest / 1e6,
+    }
+
+
+class StateWatch:
+    """Looks at a state's files after every batch."""
+
+    def __init__(self, state: Path) -> None:
+        self._data = state / "data"
+        self._known = set(self._files())
+        self.percents: list[float] = []
+        """Bytes that a batch wrote, in hundredths of all that were there before it."""
+        self.memory_mb: list[float] = []
+        self.largest = 0
+
+    def _files(self) -> dict[Path, int]:
+        return {file: file.stat().st_size for file in self._data.rglob("*") if file.is_file()}
+
+    def look(self) -> None:
+        """A batch is done."""
+        files = self._files()
+        before = sum(size for file, size in files.items() if file in self._known)
+        written = sum(size for file, size in files.items() if file not in self._known)
+        if before:
+            self.percents.append(100 * written / before)
+        self._known = set(files)
+        self.largest = max(self.largest, before + written)
+        self.memory_mb.append(tree_memory_mb())
+
+
+class SparkResume(Measure):
+    """A process killed with much state, and another that goes on: ours, and Spark's own deduplication."""
+
+    name = "spark-resume"
+    title = "Going on with a gigabyte of state"
+    shares_brokers = False
+    rows = (
+        Row("start after SIGKILL to the next committed batch, 12 million keys live", "s", "ours.resume_s",
+            "sparks.resume_s", against=SPARKS_OWN, at_most=1.0),
+        Row("bytes of state", "MB", "ours.state_mb", "sparks.state_mb", against=SPARKS_OWN),
+    )  # fmt: skip
+
+    def run(self, bench: Bench) -> MeasureResult:
+        """Each side builds its state, is killed, and is started again with a few more records."""
+        with ExitStack() as stack:
+            broker = bench.kafka("spark-resume")
+            broker.start()
+            stack.callback(broker.close)
+            keys = bench.count(RESUME_KEYS)
+
+            def once(side: str) -> Metrics:
+                with bench.topic(broker, f"resume-{side}", "page cache", PARTITIONS) as topic:
+                    fill(broker, topic, keys, lambda number: number, 50 / keys)
+                    home = bench.fresh_directory(f"resume-{side}")
+                    job = Job(side, home, broker, topic)
+                    job.run_to_end()
+                    fill(broker, topic, 1_000, lambda number: number, 0.0)
+                    job.start_and_kill()
+                    resume_s = job.time_to_next_commit()
+                    return {"resume_s": resume_s, "state_mb": job.state_bytes() / 1e6}
+
+            return bench.alternate(
+                self.name,
+                [Series("ours", lambda: once("ours")), Series("sparks", lambda: once("sparks"))],
+            )
+
+
+class Job:
+    """`python -m bench.load.state_job` in a process group of its own."""
+
+    def __init__(self, side: str, home: Path, broker: Broker, topic: str) -> None:
+        self._side = side
+        self._home = home
+        self._command = [sys.executable, "-m", "bench.load.state_job", side, str(home)]
+        self._command += [broker.bootstrap_servers, topic]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with (self._home / "job.log").open("ab") as log:
+            return subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+
+    def _commits(self) -> int:
+        places = {"ours": "out/batch=*", "sparks": "checkpoint/commits/[0-9]*"}
+        return sum(1 for _ in self._home.glob(places[self._side]))
+
+    def run_to_end(self) -> None:
+        if self._start().wait():
+            raise SystemExit(f"the job failed; see {self._home / 'job.log'}")
+
+    def start_and_kill(self) -> None:
+        """Killed while it starts: its locks and leftovers are there, the records are not done."""
+        process = self._start()
+        time.sleep(3)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def time_to_next_commit(self) -> float:
+        before, begun = self._commits(), time.monotonic()
+        process = self._start()
+        while self._commits() == before:
+            if process.poll():
+                raise SystemExit(f"the job failed; see {self._home / 'job.log'}")
+            time.sleep(0.02)
+        seconds = time.monotonic() - begun
+        process.wait()
+        return seconds
+
+    def state_bytes(self) -> int:
+        place = self._home / {"ours": "home/state", "sparks": "checkpoint/state"}[self._side]
+        return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
