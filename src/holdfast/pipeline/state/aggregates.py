@@ -10,8 +10,8 @@ What follows from the rows alone must not depend on how they were cut into batch
 
 - `first`, `last`, `any_value`, `collect_list`, `max_by` and `min_by` go by event time, then by topic, partition, offset
   and index. In general mode rows are aggregated in that order too.
-- `count(distinct …)` is exact, a set; `approx_count_distinct` is a HyperLogLog sketch that is always read after a
-  union, since one that was never merged would be estimated in another way.
+- `count(distinct …)` is exact, a set; `approx_count_distinct` is a HyperLogLog sketch that is united with itself before
+  it is read, since one that was never merged is estimated in another way.
 - Sums of longs and decimals are exact, and too large ones stop the pipeline. Sums of doubles are not associative: their
   last digits can differ with the batches. Who minds casts to decimal.
 - Functions whose value does not follow from the rows (`rand`, `current_timestamp`) are refused.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.engine.failures import StepError, spark_message
-from holdfast.pipeline.engine.inspection import CHANGING
+from holdfast.pipeline.engine.inspection import CHANGING, quiet_spark
 from holdfast.pipeline.sinks.columns import quoted
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Aggregation:
     """SQL by the name of its column: over merged partial results; general: aggregates over rows."""
     raw: tuple[str, ...] = ()
     """General: the columns that are kept of each row."""
-    types: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, DataType] = field(default_factory=dict)
     """Of the partial results."""
 
     def partials(self) -> list[str]:
@@ -93,8 +93,11 @@ class Aggregation:
         texts = []
         for name, part in self.parts.items():
             text = part.merge.format(name)
-            texts.append(f"{f'CAST({text} AS {self.types[name]})' if part.keeps_type else text} AS {name}")
+            texts.append(f"{self._cast(name, text) if part.keeps_type else text} AS {name}")
         return texts
+
+    def _cast(self, name: str, text: str) -> str:
+        return f"CAST({text} AS {self.types[name].simpleString()})"
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def compile_aggregates(
     spark: SparkSession, step: str, aggregates: Mapping[str, str], keys: Sequence[str], rows: StructType
 ) -> Aggregation:
     """`StepError` for SQL that is no aggregate, or gives another value on replay."""
+    quiet_spark()
     empty = spark.createDataFrame([], rows)
     wanted: dict[str, str] = {}
     for name, sql in aggregates.items():
@@ -178,7 +182,11 @@ def _checked_type(empty: DataFrame, step: str, keys: Sequence[str], name: str, s
             )
     if "AggregateExpression" not in classes:
         raise wrong("it is no aggregate of the window's rows: write count(*), sum(amount), max(price)…")
-    if "WindowExpression" in classes or "Generate" in classes or any("Subquery" in each for each in classes):
+    if (
+        "WindowExpression" in classes
+        or "Generate" in classes
+        or any(each.endswith("Subquery") for each in classes)
+    ):
         raise wrong("an aggregate gives one value for a window: no OVER, explode or query can be in it")
     return frame.schema["_x"].dataType.simpleString()
 
@@ -210,22 +218,20 @@ def state_schema(
     """The columns of a step's state: keys, these times in milliseconds, what aggregates need, count and digest."""
     from pyspark.sql.types import LongType, StructField, StructType
 
-    from holdfast.pipeline.engine.staging import ddl_schema
-
     longs = [StructField(name, LongType()) for name in (*times, COUNT, *DIGEST)]
     kept = [StructField(name, rows[name].dataType) for name in (*keys, *aggregation.raw)]
-    parts = [ddl_schema(f"{name} {kind}")[name] for name, kind in aggregation.types.items()]
+    parts = [StructField(name, kind) for name, kind in aggregation.types.items()]
     return StructType([*kept[: len(keys)], *longs, *kept[len(keys) :], *parts])
 
 
-def _partial_types(empty: DataFrame, parts: Mapping[str, Part]) -> dict[str, str]:
+def _partial_types(empty: DataFrame, parts: Mapping[str, Part]) -> dict[str, DataType]:
     from pyspark.sql import functions as f
 
     if not parts:
         return {}
     rows = empty.withColumn(START, f.lit(0).cast("bigint"))
     frame = rows.groupBy(f.lit(1)).agg(*(f.expr(part.partial).alias(name) for name, part in parts.items()))
-    return {name: frame.schema[name].dataType.simpleString() for name in parts}
+    return {name: frame.schema[name].dataType for name in parts}
 
 
 class _Types:
@@ -293,6 +299,14 @@ def _calls(node: Any, sql: str) -> Iterator[Call]:
         if call is not None and call.name in SPLITS:
             yield call
             return
+    elif node.getClass().getSimpleName() == "AggregateExpression":
+        # The parser has words of its own for first, last and any_value, and makes an aggregate of them at once.
+        function, place = node.aggregateFunction(), _range(node)
+        name = str(function.prettyName()).lower()
+        if place is not None and name in ("first", "last", "any_value"):
+            value = _text(function.child(), place, sql)
+            yield Call(name, (value,), False, bool(function.ignoreNulls()), None, True, *place)
+            return
     for child in _children(node):
         yield from _calls(child, sql)
 
@@ -305,13 +319,11 @@ def _call(node: Any, sql: str) -> Call | None:
     texts = [_text(arguments.apply(number), place, sql) for number in range(arguments.size())]
     condition = node.filter()
     nulls = node.ignoreNulls()
-    if hasattr(nulls, "isDefined"):
-        nulls = nulls.isDefined() and nulls.get()
     return Call(
         name=str(node.nameParts().apply(0)).lower(),
         arguments=tuple(texts),
         is_distinct=bool(node.isDistinct()),
-        ignores_nulls=bool(nulls),
+        ignores_nulls=bool(nulls.isDefined() and nulls.get()),
         condition=_text(condition.get(), place, sql) if condition.isDefined() else None,
         is_plain=node.orderingWithinGroup().isEmpty(),
         begin=place[0],
@@ -466,12 +478,11 @@ def _sketch(call: Call, typed: _Types) -> Split | None:
         value = f"CAST({value} AS BIGINT)"
     elif kind not in SKETCH_PLAIN:
         value = f"to_json(struct({value} AS v))" if "<" in kind else f"CAST({value} AS STRING)"
-    # A type that Spark's sketches take, and null as it was.
     part = Part(
         f"hll_sketch_agg({value}, {size}) {call.filter(f'({call.arguments[0]}) IS NOT NULL')}",
         "hll_union_agg({})",
     )
-    return Split((part,), "coalesce(hll_sketch_estimate({0}), 0L)")
+    return Split((part,), "coalesce(hll_sketch_estimate(hll_union({0}, {0})), 0L)")
 
 
 SPLITS: Final[Mapping[str, Callable[[Call, _Types], Split | None]]] = {

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.engine.failures import StepError
+from holdfast.pipeline.state.segments import UNTIL
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,6 +31,8 @@ WATERMARK_MS: Final = "unix_millis(_hf.watermark)"
 START: Final = "_start"
 END: Final = "_end"
 """Of a session; other windows end where their size says."""
+LAST: Final = "_last"
+"""The start of the last of the sliding windows that a row belongs to; `_start` is that of the first."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,18 @@ class Spans:
         return self.size_ms if self.is_session else 0
 
     @property
+    def is_sliding(self) -> bool:
+        return self.kind == "sliding"
+
+    @property
+    def spread_ms(self) -> int:
+        """How much earlier than a row of the state the first window it belongs to may be over."""
+        return self.size_ms if self.is_sliding else 0
+
+    @property
     def times(self) -> tuple[str, ...]:
         """The columns of a window's time in the state."""
-        return (START, END) if self.is_session else (START,)
+        return (START, END) if self.is_session else (START, LAST) if self.is_sliding else (START,)
 
     @property
     def end(self) -> str:
@@ -64,8 +76,9 @@ class Spans:
 
     @property
     def until(self) -> str:
-        """When a window is forgotten, as SQL."""
-        return f"{self.end} + {self.wait_ms + self.hold_ms}L"
+        """When a row of the state is over, as SQL: its window, or the last of them, is forgotten."""
+        end = f"{LAST} + {self.size_ms}L" if self.is_sliding else self.end
+        return f"{end} + {self.wait_ms + self.hold_ms}L"
 
     @property
     def latest_start(self) -> str:
@@ -79,20 +92,35 @@ class Spans:
         return f"coalesce({over}, _hf.event_time IS NULL)"
 
     def assigned(self, rows: DataFrame) -> DataFrame:
-        """Rows with the start of their window, and the end of a session: one for each window, and one with null for
-        a row that is late."""
-        if self.kind != "sliding":
-            start = f"CASE WHEN NOT {self.is_late} THEN {self.latest_start} END AS {START}"
-            marked = rows.selectExpr("*", start)
+        """Rows with the times of their window, or of their first and last; a late row has null."""
+        if not self.is_sliding:
+            marked = rows.selectExpr(
+                "*", f"CASE WHEN NOT {self.is_late} THEN {self.latest_start} END AS {START}"
+            )
             return (
                 marked.selectExpr("*", f"{START} + {self.size_ms}L AS {END}") if self.is_session else marked
             )
-        count = -(-self.size_ms // self.every_ms)
-        last = self.latest_start
-        starts = f"sequence({last} - {(count - 1) * self.every_ms}L, {last}, {self.every_ms}L)"
-        holds = f"s + {self.size_ms}L > {EVENT_MS}"
-        in_time = f"coalesce(s + {self.size_ms + self.hold_ms}L > {WATERMARK_MS}, true)"
-        return rows.selectExpr("*", f"explode_outer(filter({starts}, s -> {holds} AND {in_time})) AS {START}")
+        holding = f"{EVENT_MS} - {self.size_ms - 1}L"
+        in_time = f"{WATERMARK_MS} - {self.size_ms + self.hold_ms - 1}L"
+        # `greatest` passes over null: without a watermark nothing is late.
+        first = f"greatest({self._at_or_after(holding)}, {self._at_or_after(in_time)})"
+        return rows.selectExpr(
+            "*",
+            f"CASE WHEN NOT {self.is_late} THEN {first} END AS {START}",
+            f"CASE WHEN NOT {self.is_late} THEN {self.latest_start} END AS {LAST}",
+        )
+
+    def _at_or_after(self, time: str) -> str:
+        """The first start of a window that is not before this time."""
+        return f"({time}) + pmod(-({time}), {self.every_ms}L)"
+
+    def spread(self, pieces: DataFrame) -> DataFrame:
+        """Rows of the state, one for each window they belong to."""
+        if not self.is_sliding:
+            return pieces
+        others = [f"`{name}`" for name in pieces.columns if name not in (START, LAST, UNTIL)]
+        each = pieces.selectExpr(*others, f"explode(sequence({START}, {LAST}, {self.every_ms}L)) AS {START}")
+        return each.selectExpr("*", f"{self.end} + {self.hold_ms}L AS {UNTIL}")
 
 
 def spans_of(step: Window) -> Spans:

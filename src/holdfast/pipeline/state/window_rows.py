@@ -1,9 +1,10 @@
 """The rows that windows give out: their columns, and their places.
 
 A row has the key's columns, `window_start` and `window_end`, the aggregates, and `_hf_count` and `_hf_digest`, by which
-an audit tells which records are in it. Its lineage is the step's name and the number of the turn; within the turn,
-rows are numbered by key and start, in `BUCKETS` rows of numbers side by side so that many tasks can do it: the number
-follows from the rows alone. Windows of one key have their numbers in the order of their starts.
+an audit tells which records are in it. Its lineage is the step's name and the number of the turn; within the turn, rows
+are numbered by key and start. Many rows are numbered in `BUCKETS` sequences side by side, a key always in the same one,
+so that many tasks can do it. Either way a turn repeated gives each row the same number, and windows of one key have
+theirs in the order of their starts.
 
 A session that was given out and has become part of another one is taken back: a row with `_tombstone`, its key, start
 and end, and nothing else.
@@ -22,8 +23,6 @@ from holdfast.pipeline.engine.staging import HEADERS_DDL
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from holdfast.pipeline.state.operator import Moment
 
 BUCKET: Final = "_bucket"
 BUCKETS: Final = 64
@@ -52,13 +51,13 @@ def check_names(step: Window, rows: StructType) -> None:
         seen.add(name.lower())
 
 
-def bucket(keys: Sequence[str]) -> str:
+def bucket(keys: Sequence[str], *, is_small: bool) -> str:
     """Of a key, as SQL; `keys` are quoted names."""
-    number = f"pmod(xxhash64({', '.join(keys)}), {BUCKETS}L)" if keys else "0L"
-    return f"CAST({number} AS INT) AS {BUCKET}"
+    number = "0" if is_small or not keys else f"CAST(pmod(xxhash64({', '.join(keys)}), {BUCKETS}L) AS INT)"
+    return f"{number} AS {BUCKET}"
 
 
-def tap_rows(step: Window, windows: DataFrame, moment: Moment | None) -> DataFrame:
+def tap_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -> DataFrame:
     """Windows as rows for sinks; given: `_bucket`, the key, `_begin`, `_finish`, `_is_gone`, `_n`, `_low`, `_high` and
     the aggregates."""
     keys = [f"`{key}`" for key in step.key]
@@ -66,9 +65,11 @@ def tap_rows(step: Window, windows: DataFrame, moment: Moment | None) -> DataFra
     place = f"row_number() OVER (PARTITION BY {BUCKET} ORDER BY {order})"
     text = step.name.replace("\\", "\\\\").replace("'", "\\'")
     lineage = (
-        f"named_struct('topic', '{text}', 'partition', 0, 'offset', {moment.number if moment else 0}L, 'index', "
-        f"CAST(({place} - 1) * {BUCKETS} + {BUCKET} AS INT)) AS _hf"
+        f"named_struct('topic', '{text}', 'partition', 0, 'offset', {number}L, 'index', "
+        f"CAST(({place} - 1) * {1 if is_small else BUCKETS} + {BUCKET} AS INT)) AS _hf"
     )
+    # Sums of halves: what the lower one has above 32 bits goes to the upper.
+    digest = "shiftleft(_high + shiftrightunsigned(_low, 32), 32) | (_low & 4294967295L)"
     json = f"to_json(struct({', '.join(keys)}), map('ignoreNullFields', 'false'))"
     return windows.selectExpr(
         lineage,
@@ -81,7 +82,7 @@ def tap_rows(step: Window, windows: DataFrame, moment: Moment | None) -> DataFra
         f"timestamp_millis(_finish) AS {WINDOW_END}",
         *(f"CASE WHEN NOT _is_gone THEN `{name}` END AS `{name}`" for name in step.aggregates),
         "CASE WHEN _is_gone THEN 0L ELSE _n END AS _hf_count",
-        "CASE WHEN _is_gone THEN 0L ELSE shiftleft(_high, 32) | _low END AS _hf_digest",
+        f"CASE WHEN _is_gone THEN 0L ELSE {digest} END AS _hf_digest",
     )
 
 

@@ -1,6 +1,7 @@
 """The state of windows: what a batch adds to it, and how segments become one.
 
-A row of the state: the key's columns, `_start` (and a session's `_end`), `_until`, of the rows in it their number `_n`
+A row of the state, a *piece*: the key's columns, `_start` (and a session's `_end`, or the `_last` start of the sliding
+windows it belongs to), `_until`, of the rows in it their number `_n`
 and both halves of their digest, `_low` and `_high`, and partial results. In general mode it is a row as it came: the
 columns that aggregates name, and `_order`, by which rows are first and last.
 
@@ -103,12 +104,11 @@ def expressions(*texts: str) -> list[Column]:
 def add(layout: Layout, rows: DataFrame, held: Held, moment: Moment) -> Added:
     """Aggregate these rows into a segment of their own."""
     marked = layout.spans.assigned(rows).selectExpr("*", f"{hash_sql()} AS {HASH}")
-    if layout.aggregation.is_general or layout.spans.kind == "sliding":
+    if layout.aggregation.is_general:
         taken, late = _counted(layout, rows)
         if not taken.rows:
             return Added(None, taken, late)
-        kept = marked.where(f"{START} IS NOT NULL")
-        pieces = _raw(layout, kept) if layout.aggregation.is_general else _aggregated(layout, kept)
+        pieces = _raw(layout, marked.where(f"{START} IS NOT NULL"))
         return Added(write_segment(held, moment, layout.step, pieces), taken, late)
     return _written_apart(layout, _aggregated(layout, marked), held, moment)
 
@@ -120,7 +120,7 @@ def _aggregated(layout: Layout, marked: DataFrame) -> DataFrame:
         pieces = numbered_sessions(marked, layout.keys).groupBy(*layout.keys, SESSION)
         found = pieces.agg(*expressions(f"min({START}) AS {START}", f"max({END}) AS {END}"), *sums)
     else:
-        found = marked.groupBy(*layout.keys, START).agg(*sums)
+        found = marked.groupBy(*layout.keys, *layout.spans.times).agg(*sums)
     until = f"{layout.spans.until} AS {UNTIL}"
     return found.selectExpr(*layout.keys, *layout.spans.times, until, *SETTLED, *layout.parts)
 
@@ -137,7 +137,7 @@ def _written_apart(layout: Layout, pieces: DataFrame, held: Held, moment: Moment
     """Write what was taken as a segment, and count what was late from what is written beside it."""
     aside = held.store.segment_dir(moment.label, f"{layout.step}-aside")
     marked = pieces.selectExpr("*", f"{START} IS NULL AS {IS_LATE}")
-    marked.write.option("compression", "lz4").partitionBy(IS_LATE).parquet(aside)
+    marked.write.option("compression", "lz4_raw").partitionBy(IS_LATE).parquet(aside)
     segment, taken = None, Tally()
     if os.path.isdir(found := os.path.join(aside, f"{IS_LATE}=false")):
         directory = held.store.segment_dir(moment.label, layout.step)
@@ -162,7 +162,7 @@ def _tally(directory: str) -> Tally:
 
 
 def _counted(layout: Layout, rows: DataFrame) -> tuple[Tally, Tally]:
-    """Taken and late, in a job of its own: for rows that the state does not hold once each."""
+    """Taken and late, in a job of its own."""
     marked = rows.selectExpr(f"{layout.spans.is_late} AS {IS_LATE}", f"{hash_sql()} AS {HASH}")
     found = {False: Tally(), True: Tally()}
     for row in marked.groupBy(IS_LATE).agg(*expressions(*OF_ROWS)).collect():
@@ -173,20 +173,15 @@ def _counted(layout: Layout, rows: DataFrame) -> tuple[Tally, Tally]:
 # ---------------------------------------------------------------------------- segments made one
 
 
-def merged_pieces(layout: Layout, pieces: DataFrame, by: Sequence[str] = (), *more: str) -> DataFrame:
-    """Pieces of the same window made one, each with its columns, those of `by` and the aggregates `more`.
-
-    Sessions: pieces carry the number of theirs.
-    """
-    keys = (*by, *layout.keys)
-    sums = expressions(f"max({UNTIL}) AS {UNTIL}", *OF_PIECES, *layout.aggregation.merges(), *more)
+def merged_pieces(layout: Layout, pieces: DataFrame) -> DataFrame:
+    """Pieces of the same window made one. Sessions: pieces carry the number of theirs."""
+    sums = expressions(f"max({UNTIL}) AS {UNTIL}", *OF_PIECES, *layout.aggregation.merges())
     if layout.spans.is_session:
         times = expressions(f"min({START}) AS {START}", f"max({END}) AS {END}")
-        found = pieces.groupBy(*keys, SESSION).agg(*times, *sums)
+        found = pieces.groupBy(*layout.keys, SESSION).agg(*times, *sums)
     else:
-        found = pieces.groupBy(*keys, START).agg(*sums)
-    names = [each.rsplit(" AS ", 1)[1] for each in more]
-    return found.selectExpr(*keys, *layout.spans.times, UNTIL, *SETTLED, *layout.parts, *names)
+        found = pieces.groupBy(*layout.keys, *layout.spans.times).agg(*sums)
+    return found.selectExpr(*layout.keys, *layout.spans.times, UNTIL, *SETTLED, *layout.parts)
 
 
 def settled(

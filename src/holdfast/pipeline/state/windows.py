@@ -25,7 +25,7 @@ from holdfast.pipeline.state.aggregates import compile_aggregates
 from holdfast.pipeline.state.merging import write_segment
 from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
 from holdfast.pipeline.state.segments import UNTIL, Segment
-from holdfast.pipeline.state.sessions import SESSION, numbered_sessions
+from holdfast.pipeline.state.sessions import EARLIER, NO_SESSION, SESSION, earlier_sessions, numbered_sessions
 from holdfast.pipeline.state.spans import END, START, spans_of
 from holdfast.pipeline.state.window_rows import (
     BUCKET,
@@ -40,7 +40,6 @@ from holdfast.pipeline.state.window_state import (
     IN_ORDER,
     OF_PIECES,
     ROWS_FOR_ONE_TASK,
-    SETTLED,
     Added,
     Layout,
     add,
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
 
 NEW: Final = "_new"
 """In rows of state: they are of this batch."""
-NOT_GIVEN: Final = "CAST(NULL AS STRUCT<s: BIGINT, e: BIGINT>)"
 ROWS_TO_LOOK_UP: Final = 10_000
 """A batch that touched fewer windows than this looks only for those in a large state."""
 LATE_WINDOWS_KEPT: Final = 100
@@ -116,7 +114,9 @@ class _Plan:
         self._layout: Layout = layout_of(step.name, step.key, self._spans, aggregation, empty)
         pieces = spark.createDataFrame([], self._layout.schema).selectExpr("*", f"true AS {NEW}")
         everything = Range(None, None, None, tracks=True)
-        self.schema = tap_rows(step, self._windows(pieces, everything, is_small=True), None).schema
+        self.schema = tap_rows(
+            step, self._windows(pieces, everything, is_small=True), 0, is_small=True
+        ).schema
         self._nothing = spark.createDataFrame([], self.schema)
 
     def turn(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
@@ -147,24 +147,21 @@ class _Plan:
     def _range(self, added: Added, moment: Moment) -> Range | None:
         """None: no window can be given out."""
         now, later = moment.watermark_ms, moment.next_watermark_ms
-        hold = self._spans.hold_ms
+        hold, spread, new = self._spans.hold_ms, self._spans.spread_ms, added.segment
         closed = None if now is None else now + hold
+        first = None if new is None else new.low_ms - spread - 1
+        touched = first if now is None or first is None else max(now, first)
         if self._step.emit == "changes":
-            if added.segment is None:
-                return None
-            above = added.segment.low_ms - 1
-            return Range(
-                above if now is None else max(now, above), added.segment.high_ms, closed, tracks=True
-            )
+            return None if new is None else Range(touched, new.high_ms + spread, closed, tracks=True)
         if later is None:
             return None
-        above, reopens = closed, False
-        if now is not None and closed is not None and added.segment is not None:
-            # A piece of a session may touch what has closed though it reaches further itself.
-            reopens = added.segment.low_ms <= closed or (self._spans.is_session and hold > 0)
-            if reopens:
-                above = now if self._spans.is_session else max(now, added.segment.low_ms - 1)
-        return Range(above, later + hold, closed, tracks=reopens)
+        if closed is None or new is None or first is None:
+            return Range(closed, later + hold + spread, closed, tracks=False)
+        # A piece of a session may touch what has closed though it reaches further itself.
+        reopens = first < closed if not self._spans.is_session else hold > 0
+        if hold == 0 or not reopens:
+            return Range(closed, later + hold + spread, closed, tracks=False)
+        return Range(now if self._spans.is_session else touched, later + hold + spread, closed, tracks=True)
 
     def _give(
         self, held: Held, new: Sequence[Segment], wanted: Range | None, moment: Moment
@@ -184,20 +181,23 @@ class _Plan:
         count = sum(segment.rows for segment in chosen)
         old = held.store.frame(held.spark, held.state, self._layout.schema, until_above=above, until_to=to)
         ours = held.store.frame(held.spark, new, self._layout.schema, until_above=above, until_to=to)
-        if wanted.tracks and old is not None and ours is not None and new[0].rows <= ROWS_TO_LOOK_UP < count:
-            old = self._looked_up(old, ours)
+        if self._step.emit == "changes" and old is not None and ours is not None:
+            # Of a large state, only the windows that the batch touched.
+            old = self._looked_up(old, ours) if new[0].rows <= ROWS_TO_LOOK_UP < count else old
         pieces = _united(old, ours)
         if pieces is None:
             return nothing
-        windows = self._windows(pieces, wanted, is_small=count <= ROWS_FOR_ONE_TASK)
+        is_small = count <= ROWS_FOR_ONE_TASK
+        windows = self._windows(pieces, wanted, is_small=is_small)
+        rows = tap_rows(self._step, windows, moment.number, is_small=is_small)
         directory = os.path.join(moment.scratch, f"{self._step.name}-{moment.number}-rows")
-        return written_down(held.spark, tap_rows(self._step, windows, moment), directory, self.schema)
+        return written_down(held.spark, rows, directory, self.schema)
 
     def _looked_up(self, old: DataFrame, ours: DataFrame) -> DataFrame:
-        """What is of the same windows, or for sessions of the same keys."""
+        """What is of the same windows; where a piece is not of one window, of the same keys."""
         from pyspark.sql import functions as f
 
-        by = list(self._layout.keys) if self._spans.is_session else [*self._layout.keys, START]
+        by = [*self._layout.keys, *([START] if self._spans.kind == "tumbling" else [])]
         if not by:
             return old
         touched = ours.selectExpr(*(f"{name} AS _t{number}" for number, name in enumerate(by))).distinct()
@@ -207,60 +207,37 @@ class _Plan:
     def _windows(self, pieces: DataFrame, wanted: Range, *, is_small: bool) -> DataFrame:
         """Whole windows of these pieces, those that are wanted, with the columns `tap_rows` needs."""
         layout = self._layout
-        pieces = pieces.selectExpr("*", bucket(layout.keys))
+        pieces = pieces.selectExpr("*", bucket(layout.keys, is_small=is_small))
         # One exchange serves the merging, the sessions and the numbering: all go by bucket first.
-        pieces = pieces.coalesce(1) if is_small else pieces.repartition(BUCKET)
+        pieces = self._spans.spread(pieces.coalesce(1) if is_small else pieces.repartition(BUCKET))
         more = [f"max({NEW}) AS {NEW}"]
+        by = [BUCKET, *layout.keys, START]
         if self._spans.is_session:
             pieces, gone = self._in_sessions(pieces, wanted)
-            more.append(gone)
+            by[-1] = SESSION
+            more += [f"min({START}) AS {START}", f"max({END}) AS {END}", gone]
+        sums = [f"max({UNTIL}) AS {UNTIL}", *OF_PIECES, *more]
+        finishes = [f"{sql} AS `{name}`" for name, sql in layout.aggregation.finishes.items()]
         if layout.aggregation.is_general:
-            windows = self._general(pieces, more)
+            # By the step's own SQL, over rows in their order.
+            ordered = pieces.sortWithinPartitions(*by, IN_ORDER)
+            windows = ordered.groupBy(*by).agg(*expressions(*sums, *finishes))
         else:
-            merged = merged_pieces(layout, pieces, (BUCKET,), *more)
-            finishes = [f"{sql} AS `{name}`" for name, sql in layout.aggregation.finishes.items()]
-            names = [each.rsplit(" AS ", 1)[1] for each in more]
-            windows = merged.selectExpr(
-                BUCKET, *layout.keys, *self._spans.times, UNTIL, "_n", "_low", "_high", *names, *finishes
-            )
+            merged = pieces.groupBy(*by).agg(*expressions(*sums, *layout.aggregation.merges()))
+            windows = merged.selectExpr("*", *finishes)
         return self._chosen(windows, wanted)
-
-    def _general(self, pieces: DataFrame, more: Sequence[str]) -> DataFrame:
-        """Windows by the step's own SQL over rows in their order."""
-        layout = self._layout
-        keys = [BUCKET, *layout.keys, SESSION if self._spans.is_session else START]
-        times = [f"min({START}) AS {START}", f"max({END}) AS {END}"] if self._spans.is_session else []
-        aggregates = [f"{sql} AS `{name}`" for name, sql in layout.aggregation.finishes.items()]
-        windows = (
-            pieces.sortWithinPartitions(*keys, IN_ORDER)
-            .groupBy(*keys)
-            .agg(*expressions(*times, f"max({UNTIL}) AS {UNTIL}", *OF_PIECES, *more, *aggregates))
-        )
-        kept = [f"`{name}`" for name in windows.columns if name not in ("_n", "_low", "_high")]
-        return windows.selectExpr(*kept, *SETTLED)
 
     def _in_sessions(self, pieces: DataFrame, wanted: Range) -> tuple[DataFrame, str]:
         """Pieces with the number of their session; and, as SQL, the sessions given out before that are in it."""
         keys = (BUCKET, *self._layout.keys)
-        if not wanted.tracks:
-            known = pieces.selectExpr("*", f"{NOT_GIVEN} AS _given")
-            return numbered_sessions(known, keys), f"collect_set(_given) AS {GONE}"
-        # As they stood before this batch: by the old pieces alone.
-        before = numbered_sessions(pieces.where(f"NOT {NEW}"), keys).withColumnRenamed(SESSION, "_before")
-        by = ", ".join([*keys, "_before"])
-        over = f"OVER (PARTITION BY {by})"
-        known = before.selectExpr(
-            "*", f"min({START}) {over} AS _s", f"max({END}) {over} AS _e", f"max({UNTIL}) {over} AS _u"
-        )
-        given = "true"
-        if self._step.emit == "closed":
-            given = f"_u <= {wanted.closed}L" if wanted.closed is not None else "false"
-        marked = known.selectExpr(
-            *(f"`{name}`" for name in pieces.columns),
-            f"CASE WHEN {given} THEN named_struct('s', _s, 'e', _e) END AS _given",
-        )
-        fresh = pieces.where(NEW).selectExpr("*", f"{NOT_GIVEN} AS _given")
-        return numbered_sessions(marked.unionByName(fresh), keys), f"collect_set(_given) AS {GONE}"
+        if wanted.tracks:
+            was_given = "true"
+            if self._step.emit == "closed":
+                was_given = "false" if wanted.closed is None else f"_u <= {wanted.closed}L"
+            known = earlier_sessions(pieces, keys, f"NOT {NEW}", was_given)
+        else:
+            known = pieces.selectExpr("*", f"{NO_SESSION} AS {EARLIER}")
+        return numbered_sessions(known, keys), f"collect_set({EARLIER}) AS {GONE}"
 
     def _chosen(self, windows: DataFrame, wanted: Range) -> DataFrame:
         conditions = []
@@ -268,7 +245,7 @@ class _Plan:
             conditions.append(NEW)
         else:
             if wanted.to is not None:
-                conditions.append(f"{UNTIL} <= {wanted.to}L")
+                conditions.append(f"{UNTIL} <= {wanted.to - self._spans.spread_ms}L")
             if wanted.closed is not None:
                 conditions.append(f"({UNTIL} > {wanted.closed}L OR {NEW})")
         is_chosen = " AND ".join(conditions) or "true"
