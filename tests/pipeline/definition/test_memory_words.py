@@ -275,6 +275,14 @@ def test_short_forms_mean_what_they_look_like() -> None:
     assert by_id == (Dedupe("dedupe-1", by="hf-id", within="1h"),)
 
 
+@pytest.mark.parametrize("written", ["null", "'null'", "~"])
+def test_null_is_a_word_here_however_it_is_quoted(written: str) -> None:
+    step = f"lookup: {{table: t.parquet, on: id, columns: city, missing: {written}}}"
+    (lookup,) = parse_yaml(with_step(step)).definition.steps
+    assert isinstance(lookup, Lookup)
+    assert lookup.missing == "null"
+
+
 @pytest.mark.parametrize(
     ("step", "error"),
     [

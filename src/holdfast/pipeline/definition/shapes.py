@@ -71,12 +71,14 @@ class Choice:
     def read(self, node: Node, path: Path, findings: Findings) -> Any:
         if node.kind == "text" and node.text in self.among:
             return node.text
+        if node.kind == "null" and "null" in self.among:
+            return "null"  # YAML has a word of its own for it
         hint = nearest(node.text, self.among) if node.kind == "text" else ""
         findings.add(path, f"{node.words} is not one of {', '.join(self.among)}{hint}", node.mark)
         return WRONG
 
     def schema(self) -> dict[str, Any]:
-        return {"enum": list(self.among)}
+        return {"enum": [*self.among, None] if "null" in self.among else list(self.among)}
 
 
 @dataclass(frozen=True)
