@@ -38,6 +38,13 @@ MasterOption: TypeAlias = Annotated[
     str | None,
     typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
 ]
+SharedOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--shared-filesystem",
+        help="The home and the paths of file sinks are on a file system that all machines of the master see.",
+    ),
+]
 
 SHOWN_WIDTH: Final = 160
 """Of an example row on one line."""
@@ -100,6 +107,7 @@ def rebuild(
     ] = False,
     bootstrap_server: BootstrapOption = None,
     master: MasterOption = None,
+    shared_filesystem: SharedOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     from holdfast.cli.pipeline import _load, _located
@@ -118,7 +126,9 @@ def rebuild(
                 complain("nothing was rebuilt")
                 raise Exit(ExitCode.FINDINGS)
         with progress_for(loaded.definition.name, as_json=output is Output.JSON) as progress:
-            rebuilt = perform_rebuild(plan, master=master, progress=progress)
+            rebuilt = perform_rebuild(
+                plan, master=master, shared_filesystem=shared_filesystem, progress=progress
+            )
     if output is Output.JSON:
         sys.stdout.write(json_line(rebuilt.as_json()))
     else:
@@ -161,6 +171,7 @@ def backfill(
     ],
     bootstrap_server: BootstrapOption = None,
     master: MasterOption = None,
+    shared_filesystem: SharedOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     from holdfast.cli.pipeline import _load, _located
@@ -173,7 +184,13 @@ def backfill(
         plan = plan_backfill(loaded.definition, begin=begin, end=end, into=into, bootstrap=bootstrap_server)
         print(f"{'going on with' if plan.is_resumed else 'backfill'} {plan}", file=sys.stderr)
         with progress_for(plan.definition.name, as_json=output is Output.JSON) as progress:
-            summary = run_backfill(plan, bootstrap=bootstrap_server, master=master, progress=progress)
+            summary = run_backfill(
+                plan,
+                bootstrap=bootstrap_server,
+                master=master,
+                shared_filesystem=shared_filesystem,
+                progress=progress,
+            )
     if output is Output.JSON:
         sys.stdout.write(json_line({**summary.as_json(), "backfill": plan.as_json()}))
         return

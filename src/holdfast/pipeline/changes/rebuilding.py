@@ -18,23 +18,24 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.changes.classifying import Level, UnsafeChange, classify
 from holdfast.pipeline.changes.history import Recorded, beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.changes.replaying import Cut, cuts, recorded_offsets
+from holdfast.pipeline.cluster.places import master_of, require_places
 from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.failures import DefinitionWrong, PipelineError
+from holdfast.pipeline.engine.failures import DefinitionWrong, PipelineError, explain_failure
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.planning import Limits, Log
 from holdfast.pipeline.engine.progress import BatchDone, Progress, Started, StateNow, Warned
-from holdfast.pipeline.engine.running import build_sinks, own_topics
+from holdfast.pipeline.engine.running import build_sinks, open_session, own_topics, redacted
 from holdfast.pipeline.engine.source_view import SourceView, read_places
 from holdfast.pipeline.ledger import STATELESS, Entry, Intake
 from holdfast.pipeline.positions import Place, Position, Positions
@@ -315,18 +316,40 @@ def perform_rebuild(
     plan: RebuildPlan,
     *,
     master: str | None = None,
+    shared_filesystem: bool = False,
     progress: Progress | None = None,
     spark: SparkSession | None = None,
 ) -> Rebuilt:
-    """Make the state. A copy that runs keeps its home locked, and this is refused."""
+    """Make the state. A copy that runs keeps its home locked, and this is refused.
+
+    Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
+    """
+    expanded, redactor = expand_definition(plan.definition)
+    try:
+        master = master_of(expanded, master)
+        require_places(expanded, master, shared_filesystem=shared_filesystem)
+        return _perform(plan, expanded, master, progress, spark)
+    except Exception as error:
+        explained = redacted(explain_failure(error), redactor)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def _perform(
+    plan: RebuildPlan,
+    expanded: PipelineDefinition,
+    master: str | None,
+    progress: Progress | None,
+    spark: SparkSession | None,
+) -> Rebuilt:
     from holdfast.reader.cluster import Cluster
 
     started = time.monotonic()
-    expanded, _ = expand_definition(plan.definition)
     settings = client_settings(expanded, plan.bootstrap)
     with (
         Home(home_of(expanded), expanded.name) as home,
-        _session(expanded, home, master, spark) as session,
+        open_session(expanded, home, master, spark, progress) as session,
         Cluster(settings) as cluster,
     ):
         turns = _Turns(plan, expanded, settings, home, session, cluster, progress)
@@ -348,22 +371,6 @@ def perform_rebuild(
         )
         home.log({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **rebuilt.as_json()})
     return rebuilt
-
-
-@contextlib.contextmanager
-def _session(
-    definition: PipelineDefinition, home: Home, master: str | None, spark: SparkSession | None
-) -> Iterator[SparkSession]:
-    if spark is not None:
-        yield spark
-        return
-    from holdfast.pipeline.session import spark_session
-
-    session = spark_session(definition.name, home.path, master=master, settings=definition.spark)
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 class _Turns:

@@ -127,7 +127,7 @@ def run_pipeline(
         require_places(expanded, master, shared_filesystem=shared_filesystem)
         with (
             Home(home_of(expanded), expanded.name) as home,
-            _session(expanded, home, master, spark, progress) as session,
+            open_session(expanded, home, master, spark, progress) as session,
             handled_signals(stop, progress, signals),
         ):
             settings = client_settings(expanded, bootstrap)
@@ -175,13 +175,14 @@ def _interval_ms(definition: PipelineDefinition, once: bool | None) -> int | Non
 
 
 @contextlib.contextmanager
-def _session(
+def open_session(
     definition: PipelineDefinition,
     home: Home,
     master: str | None,
     spark: SparkSession | None,
     progress: Progress | None = None,
 ) -> Iterator[SparkSession]:
+    """The one that is given; else one of our own, which ends with what it is for."""
     if spark is not None:
         yield spark
         return
