@@ -13,6 +13,7 @@ from holdfast.pipeline.state.merging import (
     TINY_MAX,
     merged_tier,
     segments_to_merge,
+    tier_of,
     with_merged,
 )
 from holdfast.pipeline.state.segments import Segment
@@ -20,11 +21,11 @@ from holdfast.pipeline.state.segments import Segment
 MIB = 1024 * 1024
 
 
-def segment(name: str, tier: int = 0, size: int = MIB) -> Segment:
+def segment(name: str, tier: int = 0, size: int = TINY_BYTES) -> Segment:
     return Segment((name,), 1, size, 0, 1, tier)
 
 
-def of_tiers(*tiers: int, size: int = MIB) -> list[Segment]:
+def of_tiers(*tiers: int, size: int = TINY_BYTES) -> list[Segment]:
     return [segment(str(number), tier, size) for number, tier in enumerate(tiers)]
 
 
@@ -51,10 +52,19 @@ def test_a_merge_that_fills_the_next_tier_takes_it_along() -> None:
 
 
 def test_copies_of_all_that_is_alive_do_not_pile_up() -> None:
-    segments = [segment("old", 3, 10 * MIB), *of_tiers(2, 2, 2, size=7 * MIB)]
+    segments = [segment("old", 3, 10 * MIB), *of_tiers(2, 2, 2, size=7 * MIB), segment("new", 0)]
     merging = segments_to_merge(segments)
     assert merging == segments
     assert merged_tier(merging) == 3
+
+
+def test_a_large_batch_is_not_rewritten_with_small_ones() -> None:
+    large = [segment(f"large {number}", 0, 20 * MIB) for number in range(3)]
+    assert {tier_of(each) for each in large} == {3}
+    small = of_tiers(*[0] * FAN_IN, size=MIB)
+    merging = segments_to_merge([*large, *small])
+    assert merging == small
+    assert merged_tier(merging) == tier_of(small[0]) + 1 == 3
 
 
 def test_many_tiny_segments_become_one_whatever_their_tiers() -> None:
@@ -101,11 +111,16 @@ class Simulated:
         return sum(each.bytes for each in self.segments)
 
 
-@pytest.mark.parametrize("key_count", [1_000, 20_000])
-def test_a_batch_that_touches_one_key_in_a_hundred_rewrites_little_of_the_state(key_count: int) -> None:
+@pytest.mark.parametrize("loads", [1, 4, 20])
+@pytest.mark.parametrize(("key_count", "row_bytes"), [(1_000, 60), (20_000, 60), (20_000, 6_000)])
+def test_a_batch_that_touches_one_key_in_a_hundred_rewrites_little_of_the_state(
+    key_count: int, row_bytes: int, loads: int
+) -> None:
     chance = random.Random(7)
-    state = Simulated()
-    state.segments = (state.add(frozenset(range(key_count)), 3),)
+    state = Simulated(row_bytes)
+    each = key_count // loads
+    for load in range(loads):
+        state.batch(frozenset(range(load * each, load * each + each)))
     live_bytes = key_count * state.row_bytes
     shares, counts, sizes = [], [], []
     for _ in range(500):

@@ -1,10 +1,10 @@
 """Which segments of a step's state become one: size-tiered, as in a log-structured merge tree.
 
-A batch adds a small segment of tier 0. Eight of a tier become one of the next, so a row is rewritten a few times in its
-life and not in each batch. Where keys repeat, segments stop growing at the size of all that is alive, and tiers alone
-would keep eight copies of it: once the others together have more than twice the largest, all become one. A batch that
-touches one key in a hundred rewrites a few per cent of the state on average; one batch in a hundred or so rewrites
-all of it.
+A batch adds a segment. Eight of a tier become one of the next, so a row is rewritten a few times in its life and not in
+each batch; a large batch starts in a higher tier, and is not rewritten with the small ones that come after it. Where
+keys repeat, segments stop growing at the size of all that is alive, and tiers alone would keep eight copies of it: once
+the others together have more than twice the largest, all become one. Batches that touch one key in a hundred rewrite
+less than three per cent of the state each on average; one in two hundred rewrites all of it.
 
 Which it is, is decided by what stands in the manifest alone, so a batch that is repeated merges alike. Merging itself
 is the step's business, since it knows what two rows of one key come to: `merged` runs its SQL over them.
@@ -28,38 +28,47 @@ if TYPE_CHECKING:
 FAN_IN: Final = 8
 """Segments of one tier that become one of the next."""
 EXCESS_MAX: Final = 2
-"""How many times the largest segment all others may come to, once tiers have risen to `SETTLED`."""
+"""How many times the largest segment all others may come to, once it is `SETTLED` tiers above the lowest."""
 SETTLED: Final = 2
 TINY_BYTES: Final = 64 * 1024
+"""The size up to which a new segment is of tier 0; each further tier is eight times as large."""
 TINY_MAX: Final = 16
-"""Segments so small cost more to open than to read, whatever their tiers."""
+"""Segments of that size cost more to open than to read, whatever their tiers."""
 FILE_BYTES: Final = 64 * 1024 * 1024
 """About what one task writes when segments are merged."""
+
+
+def tier_of(segment: Segment) -> int:
+    """By how often its rows were merged, or by its size, whichever is more."""
+    tier, size = segment.tier, TINY_BYTES * FAN_IN**segment.tier
+    while segment.bytes > size:
+        tier, size = tier + 1, size * FAN_IN
+    return tier
 
 
 def segments_to_merge(segments: Sequence[Segment]) -> list[Segment] | None:
     """Those that should become one now, oldest first; mostly none."""
     if len(segments) < 2:
         return None
+    tiers = Counter(tier_of(segment) for segment in segments)
     largest = max(segments, key=lambda segment: segment.bytes)
     others = sum(segment.bytes for segment in segments) - largest.bytes
-    if largest.tier >= SETTLED and others > EXCESS_MAX * largest.bytes:
+    if tier_of(largest) >= min(tiers) + SETTLED and others > EXCESS_MAX * largest.bytes:
         return list(segments)
-    tiers = Counter(segment.tier for segment in segments)
     full = [tier for tier, count in tiers.items() if count >= FAN_IN]
     if full:
         # A merge that fills the next tier takes that one along: what it holds would be rewritten by the next batch.
         last = min(full)
         while tiers[last + 1] >= FAN_IN - 1:
             last += 1
-        return [segment for segment in segments if min(full) <= segment.tier <= last]
+        return [segment for segment in segments if min(full) <= tier_of(segment) <= last]
     tiny = [segment for segment in segments if segment.bytes <= TINY_BYTES]
     return tiny if len(tiny) > TINY_MAX else None
 
 
 def merged_tier(merging: Sequence[Segment]) -> int:
     """Of what they become: the next tier where one was full, else the one of the largest."""
-    tiers = Counter(segment.tier for segment in merging)
+    tiers = Counter(tier_of(segment) for segment in merging)
     top = max(tiers)
     lower = sum(count for tier, count in tiers.items() if tier < top)
     return top + 1 if tiers[top] + (lower >= FAN_IN) >= FAN_IN else top
