@@ -67,7 +67,7 @@ def test_check_lists_what_changed_and_its_code_says_whether_a_run_goes_on(
 ) -> None:
     asked: list[Any] = []
 
-    def judge(definition: Any, *, bootstrap: str | None) -> Judgement:
+    def judge(definition: Any, *, bootstrap: str | None, columns: Any) -> Judgement:
         asked.append(bootstrap)
         return Judgement("p", changes, ("nobody answered",), has_run=True)
 

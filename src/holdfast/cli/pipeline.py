@@ -104,7 +104,9 @@ def check(
     except DefinitionError as error:
         found = list(error.findings)
     wrong = any(finding.level == "error" for finding in found)
-    running = pipeline_change.judged(loaded, bootstrap_server) if against_running and not wrong else None
+    running = None
+    if against_running and not wrong:
+        running = pipeline_change.judged(loaded, bootstrap_server, columns)
     if output is Output.JSON:
         document = {
             "file": file,

@@ -53,12 +53,12 @@ SHOWN_WIDTH: Final = 160
 # ---------------------------------------------------------------------------- check --against-running
 
 
-def judged(loaded: Loaded, bootstrap: str | None) -> Judgement:
+def judged(loaded: Loaded, bootstrap: str | None, columns: dict[str, str] | None) -> Judgement:
     from holdfast.cli.pipeline import _located
     from holdfast.pipeline.changes.against_running import judge
 
     with _located(loaded):
-        return judge(loaded.definition, bootstrap=bootstrap)
+        return judge(loaded.definition, bootstrap=bootstrap, columns=columns)
 
 
 def print_judgement(found: Judgement) -> None:

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast.pipeline.changes import against_running
 from holdfast.pipeline.changes.against_running import Judgement, judge
+from holdfast.pipeline.changes.held_columns import misfits
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.model import EventTime, ParquetSink, PipelineDefinition, Source, Window
 from holdfast.pipeline.definition.naming import home_of
 from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.resetting import _forget_definition
 from holdfast.pipeline.engine.status import SinkStatus, Status
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
+from holdfast.pipeline.sinks.parquet import Layout
 from holdfast.pipeline.state.segments import StepState
 from holdfast.pipeline.state.store import StateStore, Version, state_path
 
@@ -47,12 +51,15 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Judge with these ledgers, and nobody at the source."""
 
     def ask(
-        definition: PipelineDefinition, *sinks: SinkStatus, source_problem: str | None = None
+        definition: PipelineDefinition,
+        *sinks: SinkStatus,
+        source_problem: str | None = None,
+        columns: dict[str, str] | None = None,
     ) -> Judgement:
         status = Status("p", home_of(definition), "g", sinks, source_problem, None, None)
         monkeypatch.setattr(against_running, "read_status", lambda _, bootstrap: status)
         monkeypatch.setattr(against_running, "_ids", lambda *_: None)
-        return judge(definition)
+        return judge(definition, columns=columns)
 
     return ask
 
@@ -117,6 +124,58 @@ def test_topics_of_the_ledgers_decide_about_a_pattern(judged: Any, plain: Pipeli
     assert ("refused", "source.topics") in changes(
         judged(replace(plain, source=Source(pattern="x.*")), stands)
     )
+
+
+# ---------------------------------------------------------------------------- what sinks hold
+
+
+def test_columns_that_a_sink_does_not_hold_so_are_refused() -> None:
+    held = {"id": "bigint", "total": "double"}
+    assert not [*misfits("lake", "fail", held, {"total": "double", "id": "bigint"})]
+    (changed,) = misfits("lake", "add-columns", held, {"id": "string", "more": "int"})
+    assert (changed.level.value, changed.what) == (
+        "refused",
+        "column 'id' is bigint there, and the rows bring string",
+    )
+    assert [change.what for change in misfits("lake", "fail", held, {"id": "bigint", "more": "int"})] == [
+        "it does not hold more",
+        "it holds, and the rows lack, total",
+    ]
+
+
+def test_columns_of_a_parquet_sink_are_read_from_its_newest_batch(
+    judged: Any, plain: PipelineDefinition, tmp_path: Path
+) -> None:
+    stands = kept(plain)
+    batch = tmp_path / "lake" / f"batch={3:020d}"
+    batch.mkdir(parents=True)
+    columns = StructType([StructField("_hf", LongType()), StructField("id", LongType())])
+    (batch / "_schema.json").write_bytes(Layout(columns, ()).encode())
+    assert judged(plain, stands, columns={"id": "bigint"}).changes == ()
+    assert changes(judged(plain, stands, columns={"id": "string"})) == [("refused", "sinks.lake")]
+
+
+# ---------------------------------------------------------------------------- after a reset
+
+
+def test_a_sink_that_was_reset_is_new_and_when_all_were_nothing_is_kept(plain: PipelineDefinition) -> None:
+    class Forgetful:
+        def __init__(self, entry: Entry | None) -> None:
+            self.entry = entry
+
+        def last_entry(self) -> Entry | None:
+            return self.entry
+
+    with Home(home_of(plain), "p") as home:
+        home.note_definition(canonical(plain))
+        opened: Any = {"lake": Forgetful(None), "dead-letter": Forgetful(entry("f"))}
+        _forget_definition(home, {"lake"}, opened)
+        left = home.kept_definition()
+        assert left is not None
+        assert left["sinks"] == []
+        opened["dead-letter"].entry = None
+        _forget_definition(home, {"dead-letter"}, opened)
+        assert home.kept_definition() is None
 
 
 # ---------------------------------------------------------------------------- the state itself

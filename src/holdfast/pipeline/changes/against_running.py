@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.changes.classifying import Change, Facts, Level, classify, worst
+from holdfast.pipeline.changes.held_columns import column_changes
+from holdfast.pipeline.changes.levels import WORST_FIRST
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
@@ -61,8 +63,16 @@ def kept_definition(home: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) and "source" in document else None
 
 
-def judge(definition: PipelineDefinition, *, bootstrap: str | None = None) -> Judgement:
-    """Every change since the last run; nothing is changed. What cannot be asked is noted, the rest stands."""
+def judge(
+    definition: PipelineDefinition,
+    *,
+    bootstrap: str | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Judgement:
+    """Every change since the last run; nothing is changed. What cannot be asked is noted, the rest stands.
+
+    `columns` are those of the rows at the end of the steps, with their types, where Spark was asked.
+    """
     expanded, redactor = expand_definition(definition)
     home = home_of(expanded)
     status = read_status(definition, bootstrap=bootstrap)
@@ -85,6 +95,9 @@ def judge(definition: PipelineDefinition, *, bootstrap: str | None = None) -> Ju
         changes = [*_by_fingerprint(fingerprint(definition), entries)]
     if entries:
         changes += _state(home, after, changes, entries)
+    if columns is not None:
+        changes += _misfits(expanded, columns, changes)
+    changes.sort(key=lambda change: WORST_FIRST.index(change.level))
     return Judgement(
         expanded.name, tuple(changes), tuple(redactor.redact(note) for note in notes), has_run=True
     )
@@ -138,6 +151,15 @@ def _by_fingerprint(mark: str, entries: Mapping[str, Entry]) -> Iterator[Change]
             "keeps its own. Sinks refuse by themselves what they cannot take.",
             "Read what changed in your version control, with `holdfast pipeline check --against-running` in mind.",
         )
+
+
+def _misfits(
+    definition: PipelineDefinition, columns: Mapping[str, str], changes: list[Change]
+) -> list[Change]:
+    """What sinks would refuse, unless a change of the source says so already."""
+    if any(change.level is Level.REFUSED and ".fields." in change.where for change in changes):
+        return []
+    return list(column_changes(definition, columns))
 
 
 def _state(
