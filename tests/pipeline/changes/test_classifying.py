@@ -312,6 +312,7 @@ def test_a_run_names_the_command_that_helps() -> None:
     ) as refused:
         refuse_unsafe(canonical(STATEFUL), after)
     assert [change.level for change in refused.value.changes] == [Level.REBUILD]
+    assert refused.value.exit_code == 1
 
 
 def test_what_is_refused_comes_before_what_can_be_rebuilt() -> None:

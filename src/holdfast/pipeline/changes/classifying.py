@@ -23,7 +23,7 @@ from holdfast.pipeline.changes.sink_changes import sink_changes
 from holdfast.pipeline.changes.source_changes import source_changes
 from holdfast.pipeline.changes.step_changes import step_changes
 from holdfast.pipeline.definition.fingerprint import state_marks
-from holdfast.pipeline.engine.failures import PipelineError, StateOutdated
+from holdfast.pipeline.engine.failures import FINDINGS, PipelineError, StateOutdated
 
 __all__ = [
     "Change",
@@ -50,6 +50,8 @@ class UnsafeChange(PipelineError):
 
 class NeedsRebuild(UnsafeChange, StateOutdated):
     """All that stands in the way is a state that other rules have made."""
+
+    exit_code = FINDINGS
 
 
 def classify(before: Document, after: Document, facts: Facts = NO_FACTS) -> list[Change]:
