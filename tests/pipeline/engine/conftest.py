@@ -70,7 +70,8 @@ class MemorySink:
         return self.ledger[-1] if self.ledger else None
 
     def prepare(self, batch: Batch, rows: DataFrame) -> MemoryPrepared:
-        content = [row.asDict(recursive=True) for row in rows.collect()][1 if self.loses_a_row else 0 :]
+        given = [] if batch.is_empty else rows.collect()
+        content = [row.asDict(recursive=True) for row in given][1 if self.loses_a_row else 0 :]
         places = [row["_hf"] for row in content]
         digest = sum(place_hash(at["topic"], at["partition"], at["offset"]) for at in places) & MASK
         return MemoryPrepared(self, content, len(content), digest)

@@ -326,7 +326,8 @@ class Router:
             elif isinstance(part, Lookup):
                 after = self._lookups.join(alive, part, lookups[part.name])
                 flags = flag_of_lookup(part)
-                link = Link(alive, after, not is_expanded, step=part, keeps_every_row=False)
+                # The keys of a pinned table are unique; whatever follows would not add up else.
+                link = Link(alive, after, not is_expanded, step=part)
             else:
                 link = self._transformed(alive, cast("Sql | Python", part), is_expanded, number, scratch)
                 is_expanded = is_expanded or link.expands
