@@ -8,7 +8,7 @@ import json
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -25,9 +25,11 @@ from holdfast.pipeline.engine.python_steps import _pickled
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.state import keyed_files
+from holdfast.pipeline.state.keyed import _adopted
 from holdfast.pipeline.state.keyed_files import NEVER, Passed, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
 from holdfast.pipeline.state.segments import StateDamaged
+from holdfast.pipeline.state.store import StateStore
 from holdfast.pipeline.state.watermarks import Clock, Watermarks
 from holdfast.testing.state_turns import TOPIC_ID, Placed, Record, placed
 
@@ -108,31 +110,11 @@ class Turns:
         now: Passed,
         merges: bool,
     ) -> None:
-        folders = [self.directory / f"{self.games}-{number}-{name}" for name in ("rows", "state", "merged")]
-        for folder in folders:
-            folder.mkdir()
         all_of_them = number % 2 == 0
-        merging = [tuple(files if all_of_them else files[1:]) if merges else () for files in outcome.files]
-        job = KeyedJob(
-            step="rule",
-            function=_pickled(self.function),
-            function_name="rule",
-            key=("k",),
-            handed_out=("k", "n", "_event_time"),
-            output=self.output,
-            state=state_schema([pa.field("k", pa.string())], self.value),
-            ttl_ms=self.ttl_ms,
-            is_event=self.is_event,
-            number=number,
-            since=since,
-            now=now,
-            files=tuple(map(tuple, outcome.files)),
-            merging=tuple(merging),
-            merges_all=all_of_them,
-            rows_directory=str(folders[0]),
-            state_directory=str(folders[1]),
-            merged_directory=str(folders[2]),
+        merging = tuple(
+            tuple(files if all_of_them else files[1:]) if merges else () for files in outcome.files
         )
+        job = self.job(outcome, number, since, now, merging, all_of_them)
         taken = late = 0
         for report in _reports(job, self._dealt(rows, watermark_ms)):
             taken += report["taken"][0]
@@ -150,6 +132,39 @@ class Turns:
                     )
         assert late == sum(self._is_late(each, watermark_ms) for each in rows)
         assert taken + late == len(rows)
+
+    def job(
+        self,
+        outcome: Outcome,
+        number: int,
+        since: Passed,
+        now: Passed,
+        merging: tuple[tuple[str, ...], ...],
+        merges_all: bool,
+    ) -> KeyedJob:
+        folders = [self.directory / f"{self.games}-{number}-{name}" for name in ("rows", "state", "merged")]
+        for folder in folders:
+            folder.mkdir()
+        return KeyedJob(
+            step="rule",
+            function=_pickled(self.function),
+            function_name="rule",
+            key=("k",),
+            handed_out=("k", "n", "_event_time"),
+            output=self.output,
+            state=state_schema([pa.field("k", pa.string())], self.value),
+            ttl_ms=self.ttl_ms,
+            is_event=self.is_event,
+            number=number,
+            since=since,
+            now=now,
+            files=tuple(map(tuple, outcome.files)),
+            merging=merging,
+            merges_all=merges_all,
+            rows_directory=str(folders[0]),
+            state_directory=str(folders[1]),
+            merged_directory=str(folders[2]),
+        )
 
     def _dealt(self, rows: Sequence[Placed], watermark_ms: int | None) -> list[pa.RecordBatch]:
         """As Spark would hand them over: sorted, in batches that end anywhere, with a row for each bucket."""
@@ -330,6 +345,52 @@ def test_any_batching_gives_the_rows_and_the_state_of_one_batch(
     assert cut.counters == whole.counters
 
 
+@each_row
+def reminded(key: tuple[str], row: dict[str, Any] | None, state: KeyState) -> dict[str, Any] | None:
+    """By the clock: reminds of a key two batches after its last row, at most twice."""
+    value = state.value or {"n": 0, "sum": 0}
+    if row is None:
+        if value["n"] == 0:
+            state.put({"n": 1, "sum": value["sum"]})
+            state.set_timer(state.batch_time_ms + 1)
+        return {"n": value["n"], "at": value["sum"]}
+    state.put({"n": 0, "sum": value["sum"] + row["n"]})
+    state.set_timer(state.batch_time_ms + 2)
+    if row["n"] == 7:
+        state.clear()
+    elif row["n"] == 8:
+        state.clear_timer()
+    return None
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    parts=LOGS,
+    cuts=st.sets(st.integers(0, 13), max_size=8),
+    merges=st.sets(st.integers(0, 8)),
+    ttl_ms=st.sampled_from([15, 40, 10_000]),
+)
+def test_merging_changes_nothing_for_timers_by_the_clock(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[tuple[str | None, int, int]],
+    cuts: set[int],
+    merges: set[int],
+    ttl_ms: int,
+) -> None:
+    log = as_log(parts)
+    turns = Turns(tmp_path_factory.mktemp("turns"), reminded, ttl_ms=ttl_ms, is_event=False)
+    limits = [each for each in cuts if each < len(log)]
+    plain, merged = turns.play(log, limits), turns.play(log, limits, merges=merges)
+    assert dict(merged.rows) == dict(plain.rows)
+    assert merged.memory == plain.memory
+    assert merged.counters == plain.counters
+
+
 # ---------------------------------------------------------------------------- timers
 
 
@@ -501,6 +562,21 @@ def test_a_turn_writes_the_keys_it_touched_and_no_others(tmp_path: Path) -> None
     ]
 
 
+def test_files_of_a_task_that_ran_twice_are_no_part_of_the_state(tmp_path: Path) -> None:
+    played = Turns(tmp_path, total).play([at(100)])
+    file = next(Path(path) for paths in played.files for path in paths)
+    store = StateStore(str(tmp_path / "state"))
+    directory = Path(store.segment_dir("label", "rule"))
+    directory.mkdir()
+    for name in (keyed_files.file_name(1, "reported"), keyed_files.file_name(1, "lost")):
+        (directory / name).write_bytes(file.read_bytes())
+    reported = str(directory / keyed_files.file_name(1, "reported"))
+    segment = _adopted(store, str(directory), [None, reported], 0)
+    assert segment is not None
+    assert store.paths(segment) == [reported]
+    assert [keyed_files.bucket_of(path) for path in store.paths(segment)] == [1]
+
+
 def test_many_row_groups_and_ranges_of_hashes_are_one_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -640,3 +716,10 @@ def test_a_column_the_state_does_not_have_is_told_with_the_line(tmp_path: Path) 
 
     with pytest.raises(StepError, match=r"unknown m; missing n, sum.*test_keyed_turns.py, line"):
         Turns(tmp_path, rule).play([at(100)])
+
+
+def test_a_function_that_a_worker_cannot_load_is_told(tmp_path: Path) -> None:
+    turns = Turns(tmp_path, total)
+    job = turns.job(Outcome(), 1, Passed(), Passed(), ((), ()), False)
+    with pytest.raises(StepError, match="the function rule cannot be loaded by a worker: ValueError"):
+        _reports(replace(job, function=b"\x80nonsense"), turns._dealt([], None))

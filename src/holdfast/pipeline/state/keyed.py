@@ -21,7 +21,7 @@ import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.definition.functions import load_function, name_of
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
+
+    from holdfast.pipeline.state.store import StateStore
 
 BUCKETS: Final = 8
 """Of a new state: files of a segment, and the greatest number of tasks that can take a turn side by side."""
@@ -89,13 +91,23 @@ class KeyedOperator:
         self._directory = directory
         self._ahead_ms = parse_duration_ms(event_time.ahead)
         self._ttl_ms = parse_duration_ms(step.ttl)
+        self._known: tuple[StructType, Shapes] | None = None
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        """Loaded once: a file that is changed while the pipeline runs does not change it."""
+        return load_function(self._step, self._directory)
+
+    @cached_property
+    def _pickled_function(self) -> bytes:
+        return _pickled(self._function)
 
     def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
-        self._check_function(load_function(self._step, self._directory))
-        return {"": self._rows_schema(self._shapes(rows)), LATE: rows}
+        self._check_function(self._function)
+        return {"": self._rows_schema(self._shapes_on(rows)), LATE: rows}
 
     def run(self, rows: DataFrame, held: Held, moment: Moment) -> Turn:
-        shapes = self._shapes(rows.schema)
+        shapes = self._shapes_on(rows.schema)
         job, kept, merging = self._job(shapes, held, moment)
         reports = _collect(self._dealt(rows, shapes, len(job.files)), job)
         segments = _segments(held, job, reports, kept, merging)
@@ -132,6 +144,11 @@ class KeyedOperator:
         return f"(_hf.event_time IS NULL OR coalesce({event} + {self._ttl_ms}L <= {own}, false))"
 
     # -------------------------------------------------------------------- schemas
+
+    def _shapes_on(self, rows: StructType) -> Shapes:
+        if self._known is None or self._known[0] != rows:
+            self._known = rows, self._shapes(rows)
+        return self._known[1]
 
     def _shapes(self, rows: StructType) -> Shapes:
         from pyspark.sql.types import StructType
@@ -212,12 +229,11 @@ class KeyedOperator:
         self, shapes: Shapes, held: Held, moment: Moment
     ) -> tuple[KeyedJob, tuple[Segment, ...], Sequence[Segment]]:
         """What workers are told; the segments that still matter, and those of them that become one."""
-        function = load_function(self._step, self._directory)
         notes = held.state.notes
         buckets = int(notes.get("buckets", BUCKETS))
         is_event = self._step.timers == "event"
-        since = Passed(_known(notes.get("watermark_ms")), _known(notes.get("clock_ms")))
-        now = Passed(_known(moment.next_watermark_ms), moment.batch_time_ms)
+        since = Passed(_number(notes.get("watermark_ms")), _number(notes.get("clock_ms")))
+        now = Passed(_number(moment.next_watermark_ms), moment.batch_time_ms)
         # A processing timer can hold a key past its `_until`: such rows are dropped by merging only.
         kept = alive(held.state.segments, now.watermark_ms) if is_event else held.state.segments
         merging = segments_to_merge(kept) or []
@@ -226,8 +242,10 @@ class KeyedOperator:
         rows_directory = os.path.join(moment.scratch, f"keyed-{self.name}")
         job = KeyedJob(
             step=self.name,
-            function=_pickled(function),
-            function_name=self._step.function if isinstance(self._step.function, str) else name_of(function),
+            function=self._pickled_function,
+            function_name=self._step.function
+            if isinstance(self._step.function, str)
+            else name_of(self._function),
             key=shapes.key,
             handed_out=shapes.handed_out,
             output=shapes.output_arrow,
@@ -271,13 +289,14 @@ class KeyedOperator:
             f"_hf.event_time AS {EVENT_TIME}",
             *map(_quoted, sent),
         )
-        stand_ins = rows.sparkSession.range(0, buckets, 1, 1).select(
-            f.col("id").cast("int").alias(BUCKET),
-            *(f.lit(None).cast(field.dataType).alias(field.name) for field in dealt.schema.fields[1:]),
+        session = rows.sparkSession
+        stand_ins = session.range(0, buckets, 1, 1).selectExpr(f"CAST(id AS INT) AS {BUCKET}")
+        tasks = min(buckets, session.sparkContext.defaultParallelism)
+        everything = dealt.unionByName(stand_ins, allowMissingColumns=True)
+        sorted_rows = everything.repartitionById(tasks, f.expr(f"{BUCKET} % {tasks}")).sortWithinPartitions(
+            BUCKET, HASH, *keys, *PLACE_COLUMNS
         )
-        tasks = min(buckets, rows.sparkSession.sparkContext.defaultParallelism)
-        dealt = dealt.unionAll(stand_ins).repartitionById(tasks, f.expr(f"{BUCKET} % {tasks}"))
-        return dealt.sortWithinPartitions(BUCKET, HASH, *keys, *PLACE_COLUMNS).drop(*PLACE_COLUMNS)
+        return sorted_rows.drop(*PLACE_COLUMNS)
 
     # -------------------------------------------------------------------- what came of it
 
@@ -285,8 +304,6 @@ class KeyedOperator:
         self, spark: SparkSession, shapes: Shapes, moment: Moment, reports: Sequence[Mapping[str, Any]]
     ) -> DataFrame:
         """The step's rows, numbered through."""
-        from pyspark.sql import functions as f
-
         schema = self._rows_schema(shapes)
         files = [report["rows_file"] for report in reports if report["rows_file"]]
         if not files:
@@ -295,22 +312,21 @@ class KeyedOperator:
         for field in shapes.output.fields:
             stored = stored.add(field)
         firsts = itertools.accumulate((report["rows"] for report in reports), initial=0)
-        first = f.array(*(f.lit(number).cast("bigint") for number in firsts))[f.col("_bucket")]
-        lineage = f.struct(
-            f.lit(self.name).alias("topic"),
-            f.lit(0).alias("partition"),
-            f.lit(moment.number).cast("bigint").alias("offset"),
-            (first + f.col("_index")).cast("int").alias("index"),
+        first = f"array({', '.join(f'{number}L' for number in firsts)})[_bucket]"
+        name = self.name.replace("\\", "\\\\").replace("'", "\\'")
+        return (
+            spark.read.schema(stored)
+            .parquet(*files)
+            .selectExpr(
+                f"named_struct('topic', '{name}', 'partition', 0, 'offset', {moment.number}L, "
+                f"'index', CAST({first} + _index AS INT)) AS _hf",
+                "_key",
+                "_timestamp",
+                "false AS _tombstone",
+                f"CAST(NULL AS {HEADERS_DDL}) AS _headers",
+                *(_quoted(field.name) for field in shapes.output.fields),
+            )
         )
-        columns = [
-            lineage.alias("_hf"),
-            f.col("_key"),
-            f.col("_timestamp"),
-            f.lit(False).alias("_tombstone"),
-            f.lit(None).cast(HEADERS_DDL).alias("_headers"),
-            *(f.col(_quoted(field.name)) for field in shapes.output.fields),
-        ]
-        return spark.read.schema(stored).parquet(*files).select(*columns)
 
     def _notes(self, held: Held, job: KeyedJob, reports: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         counted = {
@@ -326,7 +342,7 @@ class KeyedOperator:
         }
 
 
-def _known(time_ms: int | None) -> int:
+def _number(time_ms: int | None) -> int:
     return NEVER if time_ms is None else time_ms
 
 
@@ -376,16 +392,16 @@ def _segments(
     merging: Sequence[Segment],
 ) -> tuple[Segment, ...]:
     """The state's segments where the turn ends."""
-    added = _adopted(held, job.state_directory, [report["state_file"] for report in reports], 0)
+    added = _adopted(held.store, job.state_directory, [report["state_file"] for report in reports], 0)
     tier = merged_tier(merging) if merging else 0
-    merged = _adopted(held, job.merged_directory, [report["merged_file"] for report in reports], tier)
+    merged = _adopted(held.store, job.merged_directory, [report["merged_file"] for report in reports], tier)
     segments = with_merged(kept, merging, merged) if merging else kept
     return (*segments, *([added] if added else []))
 
 
-def _adopted(held: Held, directory: str, reported: Sequence[str | None], tier: int) -> Segment | None:
+def _adopted(store: StateStore, directory: str, reported: Sequence[str | None], tier: int) -> Segment | None:
     """The files that were reported as a segment; what a task left that ran twice goes."""
     for name in os.listdir(directory):
         if os.path.join(directory, name) not in reported:
             os.unlink(os.path.join(directory, name))
-    return held.store.adopt(directory, tier)
+    return store.adopt(directory, tier)
