@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.java import find_java
+from holdfast.testing.apache import die_with_parent
 from holdfast.testing.pipeline_chaos import MARK, marked
 
 START_SECONDS_MAX: Final = 120.0
@@ -49,7 +49,7 @@ def bare_python(directory: Path) -> Path:
 class SparkDaemon:
     """A master or a worker."""
 
-    def __init__(self, name: str, directory: Path, path: str) -> None:
+    def __init__(self, name: str, directory: Path, path: str, java_home: str) -> None:
         import pyspark
 
         self.name = name
@@ -63,7 +63,7 @@ class SparkDaemon:
             "PATH": path,
             "HOME": str(directory),
             "LANG": "C.UTF-8",
-            "JAVA_HOME": find_java(),
+            "JAVA_HOME": java_home,
             "SPARK_HOME": spark_home,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_LOCAL_DIRS": str(directory / "local"),
@@ -82,6 +82,7 @@ class SparkDaemon:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
 
     def wait_for(self, pattern: re.Pattern[str]) -> str:
@@ -137,7 +138,7 @@ def _command_of(pid: int) -> bytes:
 
 
 class SparkCluster:
-    """`with SparkCluster(directory) as cluster:` runs until the end of the block, and leaves nothing behind."""
+    """`with SparkCluster(directory, java_home=…) as cluster:` runs until the end of the block and leaves nothing."""
 
     def __init__(
         self,
@@ -147,14 +148,16 @@ class SparkCluster:
         cores: int = 1,
         memory: str = "1g",
         python: str | None = None,
+        java_home: str,
     ) -> None:
         self.directory = directory
         self._cores = cores
         self._memory = memory
         path = f"{python or bare_python(directory / 'python')}:/usr/local/bin:/usr/bin:/bin"
-        self.master = SparkDaemon("the master", directory / "master", path)
+        self.master = SparkDaemon("the master", directory / "master", path, java_home)
         self.workers = [
-            SparkDaemon(f"worker {number}", directory / f"worker-{number}", path) for number in range(workers)
+            SparkDaemon(f"worker {number}", directory / f"worker-{number}", path, java_home)
+            for number in range(workers)
         ]
         self.url = ""
 
