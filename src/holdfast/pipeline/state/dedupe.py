@@ -12,9 +12,9 @@ where a key stays in its partition it does not matter how the log was cut into b
 - Keys are compared as they are. A hash of them only finds those that may be equal.
 
 What a batch reads and writes: narrow columns of its rows are written down once; of the memory, what lies within
-`within` of the batch's rows is scanned and compared by hash; only rows that share a hash with the memory or with each
-other are judged one by one, in sorted order, in Python. Only duplicates are written down: what goes on is everything
-else. Those that went on are a new segment of the memory.
+`within` of the batch's rows is scanned and compared by hash; of a batch that is not small, only rows that share a hash
+with the memory or with each other are judged one by one, in sorted order, in Python. Only duplicates are written down:
+what goes on is everything else. Those that went on are a new segment of the memory.
 
 Times are whole milliseconds.
 """
@@ -44,12 +44,18 @@ ID_HEADER: Final = "hf-id"
 ID_COLUMN: Final = "hf_id"
 REACH: Final = 2
 """How long a row is remembered, in times of `within`."""
-BROADCAST_ROWS_MAX: Final = 2_000_000
-"""Of the rows of a batch: so many hashes are handed to every task; more are shuffled, since each task would hold them
-all."""
+SIFTED_ROWS_MIN: Final = 20_000
+"""Of fewer rows all are judged one by one: finding those that need it costs more jobs."""
+BROADCAST_ROWS_MAX: Final = 1_000_000
+"""Hashes of a batch's rows that are handed to every task, some 50 MB of them; more are shuffled."""
+BROADCAST_PLACES_MAX: Final = 250_000
+"""The same of places, which are larger."""
 PLACE: Final = ("topic", "partition", "offset", "index")
 PLACE_DDL: Final = "_hf_topic string, _hf_partition int, _hf_offset bigint, _hf_index int"
 PLACE_NAMES: Final = tuple(f"_hf_{part}" for part in PLACE)
+_NOWHERE: Final = tuple(
+    f"CAST(NULL AS {kind}) AS {name}" for name, kind in (part.split() for part in PLACE_DDL.split(", "))
+)
 _OF_ROWS: Final = tuple(f"_hf.`{part}`" for part in PLACE)
 OWN_NAMES: Final = frozenset({"_t", "_h", "_until", "_route", "_new", "_dead", *PLACE_NAMES})
 JUDGED, KEYLESS, TOO_LATE = 0, 1, 2
@@ -152,7 +158,7 @@ class DedupeOperator:
         dead = "false"
         if moment.next_watermark_ms is not None:
             dead = f"_t + {REACH * self._within_ms}L <= {moment.next_watermark_ms}L"
-        return _count_judged(judged, doubles, given.tally.rows, dead)
+        return _count_judged(judged, doubles, dead)
 
     def _remembered(
         self, judged: DataFrame, verdict: _Verdict, keys: Sequence[_Key], moment: Moment
@@ -220,33 +226,36 @@ class DedupeOperator:
         moment: Moment,
     ) -> DataFrame:
         """The places of rows that are duplicates."""
-        names = [key.quoted for key in keys]
-        known: DataFrame | None = None
-        if memory is not None:
-            hashed = memory.selectExpr(*names, f"xxhash64({', '.join(names)}) AS _h", "_t")
-            hits = hashed.join(_small(judged.select("_h"), count), "_h", "left_semi").select(
-                "_h", "_t", *names
-            )
-            ddl = f"_h bigint, _t bigint, {_columns_ddl(keys)}"
-            known = _written_down(hits, self._scratch(moment, "known"), ddl, held.spark)
-        repeated = judged.groupBy("_h").count().where("count > 1").select("_h")
-        suspected = repeated if known is None else repeated.unionAll(known.select("_h"))
+        known = None if memory is None else self._known(judged, count, memory, keys, held, moment)
+        suspected = judged
+        if count > SIFTED_ROWS_MIN:
+            hashes = judged.groupBy("_h").count().where("count > 1").select("_h")
+            hashes = hashes if known is None else hashes.unionAll(known.select("_h"))
+            suspected = judged.join(_small(hashes, count), "_h", "left_semi")
         plain = [f"{key.plain} AS {key.quoted}" for key in keys]
-        lines = judged.join(_small(suspected, count), "_h", "left_semi").selectExpr(
-            "_h", *plain, "true AS _new", *PLACE_NAMES, "_t"
-        )
+        lines = suspected.selectExpr("_h", *plain, "true AS _new", *PLACE_NAMES, "_t")
         if known is not None:
-            nowhere = [
-                f"CAST(NULL AS {part.split()[1]}) AS {part.split()[0]}" for part in PLACE_DDL.split(", ")
-            ]
-            lines = lines.unionAll(known.selectExpr("_h", *plain, "false AS _new", *nowhere, "_t"))
-        order = ["_h", *names, "_new", *PLACE_NAMES]
-        found = (
-            lines.repartition("_h")
-            .sortWithinPartitions(*order)
-            .mapInArrow(partial(_judge, self._within_ms, len(keys)), PLACE_DDL)
-        )
+            lines = lines.unionAll(known.selectExpr("_h", *plain, "false AS _new", *_NOWHERE, "_t"))
+        order = ["_h", *(key.quoted for key in keys), "_new", *PLACE_NAMES]
+        sorted_lines = lines.repartition("_h").sortWithinPartitions(*order)
+        found = sorted_lines.mapInArrow(partial(_judge, self._within_ms, len(keys)), PLACE_DDL)
         return _written_down(found, self._scratch(moment, "duplicates"), PLACE_DDL, held.spark)
+
+    def _known(
+        self,
+        judged: DataFrame,
+        count: int,
+        memory: DataFrame,
+        keys: Sequence[_Key],
+        held: Held,
+        moment: Moment,
+    ) -> DataFrame:
+        """What the memory has under a hash of the batch."""
+        names = [key.quoted for key in keys]
+        hashed = memory.selectExpr(f"xxhash64({', '.join(names)}) AS _h", "_t", *names)
+        hits = hashed.join(_small(judged.select("_h"), count), "_h", "left_semi")
+        ddl = f"_h bigint, _t bigint, {_columns_ddl(keys)}"
+        return _written_down(hits, self._scratch(moment, "known"), ddl, held.spark)
 
     def _scratch(self, moment: Moment, what: str) -> str:
         return os.path.join(moment.scratch, f"{self.name}-{moment.label}-{what}")
@@ -358,14 +367,14 @@ class _Verdict:
 
         theirs = doubles.selectExpr(*(f"{name} AS _dup{name}" for name in PLACE_NAMES))
         equal = " AND ".join(f"{own} = _dup{name}" for own, name in zip(columns, PLACE_NAMES, strict=True))
-        return frame.join(_small(theirs, self.doubled.rows), f.expr(equal), kind)
+        return frame.join(_small(theirs, self.doubled.rows, BROADCAST_PLACES_MAX), f.expr(equal), kind)
 
 
-def _count_judged(judged: DataFrame, doubles: DataFrame, count: int, dead: str) -> _Verdict:
+def _count_judged(judged: DataFrame, doubles: DataFrame, dead: str) -> _Verdict:
     from pyspark.sql import functions as f
 
-    marks = _small(doubles.selectExpr("*", "true AS _dup"), count)
-    marked = judged.join(marks, list(PLACE_NAMES), "left")
+    # How many there are is what is asked: Spark goes by the size of the files.
+    marked = judged.join(doubles.selectExpr("*", "true AS _dup"), list(PLACE_NAMES), "left")
     sums = [f.expr(text) for text in (*_SUMS, f"count_if({dead}) AS dead")]
     passed, doubled, dead_count = Tally(), Tally(), 0
     for row in marked.groupBy("_dup").agg(*sums).collect():
@@ -401,12 +410,12 @@ def _memory_ddl(keys: Sequence[_Key]) -> str:
 
 
 def _written_down(frame: DataFrame, path: str, ddl: str, spark: SparkSession) -> DataFrame:
-    frame.write.option("compression", "lz4").parquet(path)
+    frame.write.option("compression", "lz4_raw").parquet(path)
     return spark.read.schema(ddl).parquet(path)
 
 
-def _small(frame: DataFrame, rows_max: int) -> DataFrame:
+def _small(frame: DataFrame, rows_max: int, limit: int = BROADCAST_ROWS_MAX) -> DataFrame:
     """Handed to every task where it is small enough."""
     from pyspark.sql import functions as f
 
-    return f.broadcast(frame) if rows_max <= BROADCAST_ROWS_MAX else frame
+    return f.broadcast(frame) if rows_max <= limit else frame

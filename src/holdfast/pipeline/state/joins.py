@@ -279,7 +279,7 @@ class JoinOperator:
         number = f"row_number() OVER (PARTITION BY _bucket ORDER BY {order}) AS _number"
         path = os.path.join(moment.scratch, f"{self.name}-{moment.label}-rows")
         numbered = made.selectExpr("*", number)
-        numbered.write.option("compression", "lz4").parquet(path)
+        numbered.write.option("compression", "lz4_raw").parquet(path)
         schema = StructType([StructField(each.name, each.dataType) for each in numbered.schema.fields])
         written = held.spark.read.schema(schema).parquet(path)
         counts = {row["_bucket"]: row["count"] for row in written.groupBy("_bucket").count().collect()}
