@@ -12,12 +12,15 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast.pipeline.changes import against_running
 from holdfast.pipeline.changes.against_running import Judgement, judge
+from holdfast.pipeline.changes.classifying import NeedsRebuild
 from holdfast.pipeline.changes.held_columns import misfits
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.model import EventTime, ParquetSink, PipelineDefinition, Source, Window
 from holdfast.pipeline.definition.naming import home_of
+from holdfast.pipeline.engine.failures import EnvironmentFails
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.resetting import _forget_definition
+from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.engine.status import SinkStatus, Status
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
@@ -115,6 +118,13 @@ def test_what_cannot_be_asked_is_noted_and_the_rest_stands(judged: Any, plain: P
     assert found.notes == ("sink 'lake' could not be asked: no permission", "the source: nobody answers")
 
 
+def test_nothing_kept_and_nobody_to_ask_is_not_taken_for_nothing_changed(
+    judged: Any, plain: PipelineDefinition
+) -> None:
+    with pytest.raises(EnvironmentFails, match="is not known: sink 'lake' could not be asked: away"):
+        judged(plain, SinkStatus("lake", "parquet", None, problem="away"))
+
+
 def test_topics_of_the_ledgers_decide_about_a_pattern(judged: Any, plain: PipelineDefinition) -> None:
     before = replace(plain, source=Source(pattern="or.*"))
     stands = kept(before)
@@ -196,6 +206,12 @@ def test_a_state_of_these_rules_is_fine_and_one_of_others_is_not(
     assert judged(stateful, stands).changes == ()
     publish(stateful, {"totals": "other"})
     assert changes(judged(stateful, stands)) == [("rebuild", "steps.totals")]
+
+
+def test_a_run_refuses_before_it_asks_spark_or_a_broker(stateful: PipelineDefinition) -> None:
+    kept(stateful)
+    with pytest.raises(NeedsRebuild, match=r"steps\.totals\.size"):
+        run_pipeline(replace(stateful, steps=(replace(TOTALS, size="2h"),)), signals=False)
 
 
 def test_a_state_that_is_gone_or_damaged_needs_a_rebuild(judged: Any, stateful: PipelineDefinition) -> None:

@@ -16,7 +16,7 @@ from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, sta
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.failures import explain_failure
+from holdfast.pipeline.engine.failures import EnvironmentFails, explain_failure
 from holdfast.pipeline.engine.status import Status, read_status
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, to_text
@@ -71,6 +71,7 @@ def judge(
 ) -> Judgement:
     """Every change since the last run; nothing is changed. What cannot be asked is noted, the rest stands.
 
+    `EnvironmentFails` when neither the home nor a sink tells anything, and some could not be asked.
     `columns` are those of the rows at the end of the steps, with their types, where Spark was asked.
     """
     expanded, redactor = expand_definition(definition)
@@ -79,7 +80,11 @@ def judge(
     entries = {sink.name: sink.entry for sink in status.sinks if sink.entry is not None}
     notes = [*_problems(status)]
     before, after = kept_definition(home), canonical(definition)
-    if not entries and before is None and not notes:
+    if not entries and before is None:
+        if notes:
+            raise EnvironmentFails(
+                f"whether it has run, and with which definition, is not known: {'; '.join(notes)}"
+            )
         return Judgement(expanded.name, (), ("it has not run yet: everything is new",), has_run=False)
     ids = _ids(expanded, bootstrap, entries)
     facts = Facts(

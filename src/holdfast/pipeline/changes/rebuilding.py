@@ -412,7 +412,7 @@ class _Turns:
         warm_up(self._spec)
         self._lookups = Lookups(self._definition, self._home.path)
         self._router = Router(self._spark, self._definition, self._lookups)
-        self._progress(Started(self._definition.name, self._home.path, (), self._plan.offsets))
+        self._progress(Started(self._definition.name, self._home.path, ("state",), self._plan.offsets))
         version = replace(FRESH, number=self._plan.number)
         at = {place: Position(first) for place, first in self._plan.begin.items()}
         left = self._plan.offsets
