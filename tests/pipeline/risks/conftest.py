@@ -1,4 +1,4 @@
-"""The risks HF401 to HF406 and HF408 to HF410, each in two halves.
+"""The risks HF401 to HF410, each in two halves.
 
 `test_hfNNN_…_plain_spark_…` fails if the loss or the duplicate does not show with Spark's own connector, set as the
 risk says; `test_hfNNN_…_ours_…` fails if it shows with our pipeline or our source in the same situation.
@@ -10,6 +10,7 @@ risk says; `test_hfNNN_…_ours_…` fails if it shows with our pipeline or our 
     HF404  test_writing.py   a batch that was written, and not known to be
     HF405  test_writing.py   Spark's Kafka sink, and a write that fails in the middle
     HF406  test_steps.py     records that are no JSON
+    HF407  test_late.py      rows that come after their window was closed
     HF408  test_reading.py   a topic that was deleted and created again
     HF409  test_reading.py   messages that were taken back
     HF410  test_steps.py     a step that computes something else the second time
