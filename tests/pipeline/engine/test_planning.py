@@ -21,7 +21,9 @@ from holdfast.pipeline.engine.planning import (
     remaining,
     share_out,
 )
+from holdfast.pipeline.engine.progress import StateNow
 from holdfast.pipeline.engine.staging import Piece, Staged, Tally
+from holdfast.pipeline.engine.stateful import Growth
 from holdfast.pipeline.ledger import Decision, Entry, Intake, decide
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
 
@@ -323,3 +325,14 @@ class TestPieces:
         assert staged.seen_before_ms({place(0): 45, place(1): 7}) == [45, 50, 50, 7, None]
         assert staged.seen_before_ms({place(0): 60}) == [60, 60, 60, None, None]
         assert staged.greatest_ms == {place(0): 50, place(2): None}
+
+
+def test_a_state_is_told_when_it_is_large_and_each_time_it_has_doubled() -> None:
+    growth = Growth()
+    gib = 1024**3
+    sizes = [gib - 1, gib, 2 * gib - 1, 2 * gib, 3 * gib, 4 * gib]
+    told = [growth.message(StateNow(1, None, {"totals": (9, size - 8), "once": (1, 8)})) for size in sizes]
+    assert [message is not None for message in told] == [False, True, False, True, False, True]
+    assert growth.message(None) is None
+    assert told[1] is not None
+    assert "1.0 GiB of it (9 rows) of step 'totals'" in told[1]

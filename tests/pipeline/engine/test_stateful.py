@@ -189,6 +189,26 @@ class TestCrashes:
         assert memory_of(bench) == state
 
 
+class TestExpanding:
+    def test_rows_of_one_record_may_go_different_ways(self, bench: Bench) -> None:
+        both = Sql("both", "SELECT _hf, id, explode(array(user, 'all')) AS user FROM input", expand=True)
+        once = Dedupe("once", key=("user",), within="1h")
+        totals = Window("totals", {"n": "count(*)"}, size="1m", key=("user",))
+        streams = {"main": "", "again": "once.duplicates", "totals": "totals"}
+        with_memory(bench, (both, once, totals), streams)
+        bench.produce([click(1, 1), click(2, 2, "bob"), click(3, 3, "bob")], partition=0)
+        bench.produce([click(4, 90, "eve")], partition=0)
+        bench.produce([click(5, 90, "joe")], partition=1)
+        [done] = bench.run_batches()
+        assert Counter(row["user"] for row in bench.sinks["main"].content) == Counter(
+            ["ann", "all", "bob", "eve", "joe"]
+        )
+        assert (done.intake.records, done.routes.main, done.routes.duplicate) == (5, 5, 5)
+        assert Counter((row["user"], row["n"]) for row in bench.sinks["totals"].content) == Counter(
+            {("ann", 1): 1, ("all", 1): 1, ("bob", 1): 1}
+        )
+
+
 class TestMissingState:
     def test_without_its_state_or_with_that_of_another_step_it_does_not_start(self, bench: Bench) -> None:
         remembering_ids(bench)

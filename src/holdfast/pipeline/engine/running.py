@@ -60,7 +60,7 @@ from holdfast.pipeline.engine.progress import (
 from holdfast.pipeline.engine.routing import Router
 from holdfast.pipeline.engine.source_view import SourceView, ends_of
 from holdfast.pipeline.engine.staging import stage_spec, warm_up
-from holdfast.pipeline.engine.stateful import Memory
+from holdfast.pipeline.engine.stateful import Growth, Memory
 from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.sinks.base import Sink, SinkContext
@@ -75,8 +75,6 @@ INTERVAL_MS: Final = 1_000
 """Between looks at the source, for a definition without an interval that is told to go on."""
 RETRIES_MAX: Final = 5
 """For a run that has an end; one that goes on tries for ever."""
-STATE_BYTES_TOLD: Final = 1024**3
-"""A state of this size is told, and each time it has doubled since."""
 BACK_OFF_MS: Final = (500, 1_000, 2_000, 5_000, 10_000, 30_000)
 
 
@@ -127,6 +125,7 @@ def run_pipeline(
         require_places(expanded, master, shared_filesystem=shared_filesystem)
         with (
             Home(home_of(expanded), expanded.name) as home,
+            may_take_over(home, canonical(definition)),
             open_session(expanded, home, master, spark, progress) as session,
             handled_signals(stop, progress, signals),
         ):
@@ -172,6 +171,18 @@ def _interval_ms(definition: PipelineDefinition, once: bool | None) -> int | Non
         return parse_duration_ms(definition.trigger)
     except ValueError as error:
         raise DefinitionWrong(f"trigger: {error}, or available-now") from None
+
+
+@contextlib.contextmanager
+def may_take_over(home: Home, definition: Mapping[str, Any]) -> Iterator[None]:
+    """Before Spark is started: the definition may follow the one that made the newest batch.
+
+    Which topics another pattern leaves out, only the cluster knows: that is asked by the loop.
+    """
+    kept = home.kept_definition()
+    if kept is not None and kept["source"].get("pattern") == definition["source"].get("pattern"):
+        refuse_unsafe(kept, definition)
+    yield
 
 
 @contextlib.contextmanager
@@ -244,8 +255,7 @@ class Loop:
     redactor: Redactor
     bounds: Bounds | None = None
     summary: Summary = field(init=False)
-    state_told_bytes: int = STATE_BYTES_TOLD // 2
-    """How large the state was when it was last told."""
+    growth: Growth = field(default_factory=Growth)
 
     def run(self, interval_ms: int | None) -> Summary:
         from holdfast.reader.cluster import Cluster
@@ -400,23 +410,13 @@ class Loop:
             turns=result.turns,
             state=None if result.version is None else StateNow.of(result.version),
         )
-        self._watch_growth(done.state)
+        large = self.growth.message(done.state)
+        if large is not None:
+            self.warn(large)
         self.summary = add_batch(self.summary, done)
         self._log(done.as_json())
         self._tell(done)
         self.faults("done")
-
-    def _watch_growth(self, state: StateNow | None) -> None:
-        """Tell when the state has become large, and each time it has doubled since."""
-        if state is None or state.bytes < self.state_told_bytes * 2:
-            return
-        self.state_told_bytes = state.bytes
-        largest = max(state.steps, key=lambda name: state.steps[name][1])
-        rows, size = state.steps[largest]
-        self.warn(
-            f"the state has {state.bytes / 2**30:.1f} GiB, most of it ({size / 2**30:.1f} GiB, {rows} rows) of step "
-            f"{largest!r}: shorter times, or fewer keys, bound it"
-        )
 
     def _back_off(self, error: Exception, attempts: int) -> None:
         wait_ms = BACK_OFF_MS[min(attempts, len(BACK_OFF_MS) - 1)]

@@ -15,11 +15,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.definition.fingerprint import state_marks
 from holdfast.pipeline.definition.model import EventTime
 from holdfast.pipeline.engine.failures import StateMissing, StateOutdated
+from holdfast.pipeline.engine.progress import StateNow
 from holdfast.pipeline.engine.staging import Staged
 from holdfast.pipeline.ledger import STATELESS, Entry
 from holdfast.pipeline.positions import Place, Positions
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from holdfast.pipeline.engine.routing import Router
 
+LARGE_BYTES: Final = 1024**3
+"""A state of this size is told."""
 FRESH = Version(0, Positions({}))
 """Before the first batch."""
 
@@ -192,6 +195,25 @@ class Round:
             }
             for name, turn in self.turns.items()
         }
+
+
+@dataclass
+class Growth:
+    """Watches how large the state becomes: told when it is large, and each time it has doubled since."""
+
+    told_bytes: int = LARGE_BYTES // 2
+
+    def message(self, state: StateNow | None) -> str | None:
+        """What to tell, if anything."""
+        if state is None or state.bytes < 2 * self.told_bytes:
+            return None
+        self.told_bytes = state.bytes
+        largest = max(state.steps, key=lambda name: state.steps[name][1])
+        rows, size = state.steps[largest]
+        return (
+            f"the state has {state.bytes / 2**30:.1f} GiB, {size / 2**30:.1f} GiB of it ({rows:,} rows) of step "
+            f"{largest!r}: shorter times, or fewer keys, bound it"
+        )
 
 
 def advance(
