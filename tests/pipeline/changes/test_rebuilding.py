@@ -273,6 +273,12 @@ def test_what_the_source_no_longer_has_is_named_and_refused(shop: Shop) -> None:
     line = {"event": "batch", "range": stand.entry.range.as_json(), "batch_time_ms": 5, "sinks": {"rows": 1}}
     (home / "log.jsonl").write_text(json.dumps(line) + "\n")
     assert [cut.batch_time_ms for cut in plan_with(shop, stand).cuts] == [5]
+    later = {**line, "range": BatchRange({shop.place(0): Span(30, 40), shop.place(1): Span(0, 40)}).as_json()}
+    (home / "log.jsonl").write_text(json.dumps(later) + "\n")
+    assert "the earliest batch that is recorded began in clicks-0 at 30 (its log begins at 0)" in str(
+        plan_with(shop, stand)
+    )
+    (home / "log.jsonl").write_text(json.dumps(line) + "\n")
     shop.truncate(0, 25)
     with pytest.raises(
         CannotRebuild, match=r"no longer has 25 .*clicks-0 lacks offsets 0 to 24.*--from-available"

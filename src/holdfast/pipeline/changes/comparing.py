@@ -265,6 +265,11 @@ def compare_sinks(a: Side, b: Side, ignore: Sequence[str] = ()) -> SinkCompariso
         notes.append("there is no part of the source that both have read")
         return SinkComparison(a.sink.name, b.sink.name, Verdict.INCONCLUSIVE, tuple(notes))
     apart = _began_apart(begun_a, begun_b)
+    notes += [
+        f"where {label} began is not recorded"
+        for label, begun in (("A", begun_a), ("B", begun_b))
+        if not begun
+    ]
     notes += [*apart, *(output.note for output in outputs if output.note)]
     columns_a, columns_b, common = _columns(outputs, ignore)
     differences = _read_and_compare(a, b, outputs, common, bounds, ignore)

@@ -126,7 +126,7 @@ def _delta(definition: PipelineDefinition, sink: DeltaSink) -> list[Entry] | Non
     table = ledger.table()
     last = None if table is None else ledger.last_entry(table)
     if last is None or not os.path.isdir(ledger.directory):
-        return None if last is None else [last]
+        return None
     found: dict[int, Entry] = {}
     for name in os.listdir(ledger.directory):
         with open(os.path.join(ledger.directory, name), encoding="utf-8") as file:

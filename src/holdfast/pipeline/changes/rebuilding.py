@@ -276,25 +276,32 @@ def _histories(definition: PipelineDefinition, home: str) -> list[list[Recorded]
 def _begin(
     end: Positions, logs: Mapping[Place, Log], histories: Iterable[list[Recorded]]
 ) -> tuple[dict[Place, int], list[str]]:
-    """Where the pipeline began in each partition: the earliest that is recorded, else the log's start, said."""
+    """Where the pipeline began in each partition: the earliest that is recorded, else the log's start; and what of it
+    is to be said."""
     known: dict[Place, int] = {}
     for history in histories:
         for place, first in beginnings(history).items():
             known[place] = min(first, known.get(place, first))
     begin: dict[Place, int] = {}
     guessed: list[str] = []
+    later: list[str] = []
     for place, at in end.at.items():
-        if place in known:
-            begin[place] = known[place]
-        else:
-            begin[place] = logs[place].start if place in logs else at.offset
+        name = f"{place.topic}-{place.partition}"
+        log = logs.get(place)
+        if place not in known:
+            begin[place] = at.offset if log is None else log.start
             if begin[place] < at.offset:
-                guessed.append(f"{place.topic}-{place.partition}")
+                guessed.append(name)
+            continue
+        begin[place] = known[place]
+        if log is not None and log.start < known[place] < at.offset:
+            later.append(f"{name} at {known[place]} (its log begins at {log.start})")
     notes = []
     if guessed:
-        notes.append(
-            f"where the pipeline began in {', '.join(sorted(guessed))} is not recorded: it is read from the log's start"
-        )
+        where = ", ".join(sorted(guessed))
+        notes.append(f"where the pipeline began in {where} is not recorded: it is read from the log's start")
+    if later:
+        notes.append(f"the earliest batch that is recorded began in {', '.join(sorted(later))}")
     return begin, notes
 
 
