@@ -37,7 +37,7 @@ SAME = {
     "avg_d": "avg(d)",
     "avg_none": "avg(i) FILTER (WHERE false)",
     "different": "count(DISTINCT s)",
-    "pairs": "count(DISTINCT i, s)",
+    "pairs": "count(DISTINCT i, i + 1, s)",
     "all_of": "bool_and(b)",
     "any_of": "some(b)",
     "bits": "bit_xor(i)",
@@ -161,6 +161,7 @@ def test_sketches_count_alike_whether_they_were_merged_or_not(spark: SparkSessio
         "stddev(d)",
         "sum(DISTINCT i)",
         "sum(i) + median(i)",
+        "first(map(k, i))",
         "listagg(s, ',') WITHIN GROUP (ORDER BY s)",
     ],
 )

@@ -226,7 +226,7 @@ def test_windows_are_those_of_one_query_over_everything(
     log = log_of(random)
     step = step_of(kind, mode, AGGREGATES if mode == "closed" else FEW)
 
-    cuts = random.sample(range(1, len(log)), 3)
+    cuts = random.sample(range(1, len(log)), 2)
     played = player.play(WindowOperator(step, EVENT), log, cuts, twice={1})
 
     assert as_expected(spark, step, played) == expected(spark, step, log, played.watermark_ms)

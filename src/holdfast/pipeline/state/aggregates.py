@@ -140,6 +140,8 @@ def compile_aggregates(
             return _general(spark, aggregates, keys, rows)
         finishes[name] = finish
     types = _partial_types(empty, parts)
+    if types is None:
+        return _general(spark, aggregates, keys, rows)
     ready = Aggregation(False, parts, finishes, (), types)
     cast = _cast_finishes(spark, ready, keys, rows, wanted)
     return cast if cast is not None else _general(spark, aggregates, keys, rows)
@@ -224,13 +226,20 @@ def state_schema(
     return StructType([*kept[: len(keys)], *longs, *kept[len(keys) :], *parts])
 
 
-def _partial_types(empty: DataFrame, parts: Mapping[str, Part]) -> dict[str, DataType]:
+def _partial_types(empty: DataFrame, parts: Mapping[str, Part]) -> dict[str, DataType] | None:
+    """None when Spark cannot keep one of them: values without an order, such as maps."""
+    from pyspark.errors import AnalysisException
     from pyspark.sql import functions as f
 
     if not parts:
         return {}
     rows = empty.withColumn(START, f.lit(0).cast("bigint"))
-    frame = rows.groupBy(f.lit(1)).agg(*(f.expr(part.partial).alias(name) for name, part in parts.items()))
+    try:
+        frame = rows.groupBy(f.lit(1)).agg(
+            *(f.expr(part.partial).alias(name) for name, part in parts.items())
+        )
+    except AnalysisException:
+        return None
     return {name: frame.schema[name].dataType for name in parts}
 
 
@@ -377,7 +386,10 @@ def _count(call: Call, typed: _Types) -> Split | None:
 
 def _count_distinct(call: Call) -> Split:
     given = [f"({argument}) IS NOT NULL" for argument in call.arguments]
-    value = call.arguments[0] if len(call.arguments) == 1 else f"struct({', '.join(call.arguments)})"
+    value = call.arguments[0]
+    if len(call.arguments) > 1:
+        fields = ", ".join(f"'c{number}', {argument}" for number, argument in enumerate(call.arguments))
+        value = f"named_struct({fields})"
     return Split((_set(f"collect_set({value}) {call.filter(*given)}"),), "CAST(size({0}) AS BIGINT)")
 
 
