@@ -141,7 +141,10 @@ def test_rows_behind_the_time_to_live_or_without_a_time_are_late(player: Player)
     assert played.counters["expired"] == 1
 
 
-def test_keys_of_several_columns_and_types(spark: SparkSession, tmp_path: Path) -> None:
+def test_keys_of_several_columns_and_types(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "FAN_IN", 2)
     player = Player(
         spark, str(tmp_path), "a bigint, b date, c binary, d decimal(6,2), e boolean, f timestamp"
     )
@@ -159,7 +162,7 @@ def test_keys_of_several_columns_and_types(spark: SparkSession, tmp_path: Path) 
         )
     ]
     rule = step(counting, key=keys, schema="a bigint, d decimal(6,2), n bigint")
-    played = player.play(KeyedOperator(rule, EVENT_TIME, "."), [*log, *log], [3, 4])
+    played = player.play(KeyedOperator(rule, EVENT_TIME, "."), [*log, *log], [2, 4, 6])
     assert sorted(row["n"] for row in played.rows) == [1, 1, 1, 1, 2, 2, 2, 2]
     assert played.state.notes["keys"] == 4
     found = {row["_key"] for row in played.rows}
