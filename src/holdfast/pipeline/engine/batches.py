@@ -169,7 +169,7 @@ class Workshop:
         if self.memory is None:
             return None
         if all(entry is None or entry.state is None for entry in self.ledgers.values()):
-            self.memory.start_anew()
+            self.memory.start_anew(entry for entry in self.ledgers.values() if entry is not None)
         entries = {name: self.ledgers[name] for name in plan.targets}
         return self.memory.footing({name: entry for name, entry in entries.items() if entry is not None})
 

@@ -1,8 +1,8 @@
 """The pipeline's memory in a batch: from which version it starts, and the version it makes.
 
 - A batch starts from the version that stands exactly where its sinks stand. Nobody has taken an offset yet: it starts
-  from nothing, as version 0, which is never written. Anything else without a version is `StateMissing`: a state is
-  never assumed to be empty.
+  from nothing, as version 0, which is never written, or as the last number of a life before. Anything else without a
+  version is `StateMissing`: a state is never assumed to be empty.
 - The steps with a memory take their turns in the order of the walk, all from that version; what they give is one new
   version, numbered one more. It is durable before any sink prepares the batch.
 - A version is of use only to steps that do what they did when it was made: `StateOutdated` else.
@@ -25,7 +25,7 @@ from holdfast.pipeline.engine.staging import Staged
 from holdfast.pipeline.ledger import STATELESS, Entry
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.pipeline.state.operator import Held, Moment, Operator, Turn
-from holdfast.pipeline.state.store import StateStore, StepState, Version, discard_state
+from holdfast.pipeline.state.store import StateStore, StepState, Version
 from holdfast.pipeline.state.watermarks import Clock, Watermarks
 
 if TYPE_CHECKING:
@@ -54,18 +54,28 @@ class Memory:
         """`canonical` is the definition's, secrets as references."""
         return cls(spark, StateStore(path), Clock.of(event), state_marks(canonical))
 
-    def start_anew(self) -> None:
-        """No sink has taken an offset: what is there is of a life before (its sinks were reset), or of no batch."""
-        if self.store.newest() is not None:
-            discard_state(self.store.path)
-            self.store = StateStore(self.store.path)
+    def start_anew(self, entries: Iterable[Entry]) -> None:
+        """No sink has taken an offset: what is there is of a life before, or of a batch that nobody has.
+
+        It goes, and its number stays, in a version with nothing else: rows of taps never have a lower number than those
+        that sinks may hold of the life before.
+        """
+        newest = self.store.newest()
+        if newest is None:
+            return
+        positions = shared_positions(entries)
+        if newest.steps or not newest.stands_at(positions):
+            self.store.publish(Version(newest.number + 1, positions))
+        if len(self.store.versions()) > 1:
+            self.store.gc([])
 
     def footing(self, entries: Mapping[str, Entry]) -> Version:
         """The version from which a batch for these sinks starts; they all stand at the same place."""
         by_state = sorted(entries.items(), key=lambda item: -2 if item[1].state is None else item[1].state)
         sink, entry = by_state[-1]
         if entry.state is None:
-            return FRESH
+            base = self.store.find(entry.positions)
+            return base if base is not None and not base.steps else FRESH
         version = self._version_of(entry)
         if version is None:
             made = (
