@@ -238,7 +238,7 @@ def test_compare_ends_with_what_it_found(run_here_anywhere: Run, tmp_path: Path)
     result = run_here_anywhere("pipeline", "compare", str(one), str(other))
     assert result.returncode == 1
     assert b"1 rows differ, in id (1)" in result.stdout
-    assert b"A: id=8, _hf=t-0@1#0" in result.stdout
+    assert b"A: _hf=t-0@1#0, id=8" in result.stdout
     result = run_here_anywhere("pipeline", "compare", str(one), str(late))
     assert result.returncode == 4
     assert b"B has not run yet" in result.stdout

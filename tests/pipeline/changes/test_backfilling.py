@@ -27,7 +27,7 @@ from holdfast.pipeline.definition.model import (
     Source,
 )
 from holdfast.pipeline.definition.naming import home_of, monitoring_group
-from holdfast.pipeline.engine.planning import Log
+from holdfast.pipeline.engine.planning import Bounds, Log
 from holdfast.pipeline.engine.running import own_topics, run_pipeline
 from holdfast.pipeline.positions import Place
 from holdfast.reader.model import OffsetAnswer, TopicPartition
@@ -211,3 +211,8 @@ def test_a_backfill_stopped_goes_on_and_touches_nothing_of_the_live_pipeline(
         "hf-orders"
     ].result(30)
     assert {each.partition: each.offset for each in shown.topic_partitions} == {0: 11, 1: 10}
+
+
+def test_a_run_within_bounds_sees_no_other_partition_and_no_later_record() -> None:
+    assert Bounds({P0: 20}, {P0: 30}).within(LOGS) == {P0: Log(10, 30)}
+    assert Bounds({P1: 0}, {P1: 90}).within(LOGS) == {P1: Log(0, 50)}

@@ -55,7 +55,7 @@ class Heap:
         """What deals rows out, and pairs them; nothing: all columns."""
         self.is_folded = is_folded
         """Only the last row of each key counts: rows have `ORDER` and `GONE`."""
-        fields = [pa.field(name, pa.large_binary()) for name in dict.fromkeys([*columns, *key])]
+        fields = [pa.field(name, pa.large_binary()) for name in dict.fromkeys([*key, *columns])]
         if is_folded:
             fields += [pa.field(ORDER, pa.int64()), pa.field(GONE, pa.bool_())]
         self._schema = pa.schema(fields)
