@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import HEADERS_DDL
+from holdfast.pipeline.state.window_state import steady
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +66,7 @@ def tap_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -
     place = f"row_number() OVER (PARTITION BY {BUCKET} ORDER BY {order})"
     text = step.name.replace("\\", "\\\\").replace("'", "\\'")
     lineage = (
-        f"named_struct('topic', '{text}', 'partition', 0, 'offset', {number}L, 'index', "
+        f"named_struct('topic', '{text}', 'partition', 0, 'offset', {steady(number, '_begin')}, 'index', "
         f"CAST(({place} - 1) * {1 if is_small else BUCKETS} + {BUCKET} AS INT)) AS _hf"
     )
     # Sums of halves: what the lower one has above 32 bits goes to the upper.

@@ -98,6 +98,15 @@ def expressions(*texts: str) -> list[Column]:
     return [f.expr(text) for text in texts]
 
 
+def steady(value: int, column: str) -> str:
+    """A number that is another one in each turn, as SQL that is not compiled anew for each.
+
+    Spark writes numbers into the code it generates, and compiling that again costs more than running it; an array it
+    hands over. `column` is any bigint of the row: without one the whole would be computed beforehand.
+    """
+    return f"get(array({value}L), CAST(pmod({column}, 1L) AS INT))"
+
+
 # ---------------------------------------------------------------------------- what a batch adds
 
 

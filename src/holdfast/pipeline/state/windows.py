@@ -47,6 +47,7 @@ from holdfast.pipeline.state.window_state import (
     layout_of,
     merged_pieces,
     settled,
+    steady,
 )
 
 if TYPE_CHECKING:
@@ -179,8 +180,8 @@ class _Plan:
             above, to = moment.watermark_ms, None
             chosen = [segment for segment in segments if segment.may_hold(above, to)]
         count = sum(segment.rows for segment in chosen)
-        old = held.store.frame(held.spark, held.state, self._layout.schema, until_above=above, until_to=to)
-        ours = held.store.frame(held.spark, new, self._layout.schema, until_above=above, until_to=to)
+        old = self._pieces(held, [segment for segment in chosen if segment not in new], above, to)
+        ours = self._pieces(held, [segment for segment in chosen if segment in new], above, to)
         if self._step.emit == "changes" and old is not None and ours is not None:
             # Of a large state, only the windows that the batch touched.
             old = self._looked_up(old, ours) if new[0].rows <= ROWS_TO_LOOK_UP < count else old
@@ -192,6 +193,17 @@ class _Plan:
         rows = tap_rows(self._step, windows, moment.number, is_small=is_small)
         directory = os.path.join(moment.scratch, f"{self._step.name}-{moment.number}-rows")
         return written_down(held.spark, rows, directory, self.schema)
+
+    def _pieces(
+        self, held: Held, segments: Sequence[Segment], above: int | None, to: int | None
+    ) -> DataFrame | None:
+        """Rows of these segments whose `_until` is above the one and not past the other."""
+        pieces = held.store.frame(held.spark, segments, self._layout.schema)
+        if pieces is not None and above is not None:
+            pieces = pieces.where(f"{UNTIL} > {steady(above, UNTIL)}")
+        if pieces is not None and to is not None:
+            pieces = pieces.where(f"{UNTIL} <= {steady(to, UNTIL)}")
+        return pieces
 
     def _looked_up(self, old: DataFrame, ours: DataFrame) -> DataFrame:
         """What is of the same windows; where a piece is not of one window, of the same keys."""
@@ -233,7 +245,7 @@ class _Plan:
         if wanted.tracks:
             was_given = "true"
             if self._step.emit == "closed":
-                was_given = "false" if wanted.closed is None else f"_u <= {wanted.closed}L"
+                was_given = "false" if wanted.closed is None else f"_u <= {steady(wanted.closed, '_u')}"
             known = earlier_sessions(pieces, keys, f"NOT {NEW}", was_given)
         else:
             known = pieces.selectExpr("*", f"{NO_SESSION} AS {EARLIER}")
@@ -245,9 +257,9 @@ class _Plan:
             conditions.append(NEW)
         else:
             if wanted.to is not None:
-                conditions.append(f"{UNTIL} <= {wanted.to - self._spans.spread_ms}L")
+                conditions.append(f"{UNTIL} <= {steady(wanted.to - self._spans.spread_ms, UNTIL)}")
             if wanted.closed is not None:
-                conditions.append(f"({UNTIL} > {wanted.closed}L OR {NEW})")
+                conditions.append(f"({UNTIL} > {steady(wanted.closed, UNTIL)} OR {NEW})")
         is_chosen = " AND ".join(conditions) or "true"
         if not self._spans.is_session:
             return windows.where(is_chosen).selectExpr(
@@ -268,15 +280,15 @@ class _Plan:
         if over is None or not any(segment.may_hold(moment.watermark_ms, over) for segment in segments):
             return []
         living = [segment for segment in segments if segment.may_hold(moment.watermark_ms, None)]
-        pieces = held.store.frame(held.spark, living, self._layout.schema, until_above=moment.watermark_ms)
+        pieces = self._pieces(held, living, moment.watermark_ms, None)
         if pieces is None:
             return []
-        layout = self._layout
+        layout, now = self._layout, steady(over, UNTIL)
         if sum(segment.rows for segment in living) <= ROWS_FOR_ONE_TASK:
             pieces = pieces.coalesce(1)
         numbered = numbered_sessions(pieces, layout.keys)
         session = f"max({UNTIL}) OVER (PARTITION BY {', '.join([*layout.keys, SESSION])}) AS _goes_on"
-        going_on = numbered.selectExpr("*", session).where(f"{UNTIL} <= {over}L AND _goes_on > {over}L")
+        going_on = numbered.selectExpr("*", session).where(f"{UNTIL} <= {now} AND _goes_on > {now}")
         columns = [f"_goes_on AS {UNTIL}" if name == UNTIL else f"`{name}`" for name in layout.schema.names]
         going_on = going_on.selectExpr(*columns, SESSION)
         is_general = layout.aggregation.is_general
