@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.pipeline.changes.classifying import (
     Facts,
@@ -17,7 +19,7 @@ from holdfast.pipeline.changes.classifying import (
     without_sinks,
     worst,
 )
-from holdfast.pipeline.definition.fingerprint import canonical
+from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import (
     DeadLetter,
     Decoding,
@@ -331,12 +333,47 @@ def test_a_sink_whose_ledger_was_reset_is_a_new_one() -> None:
 
 
 def test_no_secret_is_shown() -> None:
-    before = replace(PLAIN, sinks=(POSTGRES,), source=replace(SOURCE, settings={"sasl.password": "old"}))
+    names = Lookup("names", "postgresql://u:old@h/d", {"id": "id"}, ("name",), query="SELECT 1")
+    before = replace(
+        PLAIN, steps=(names,), sinks=(POSTGRES,), source=replace(SOURCE, settings={"sasl.password": "old"})
+    )
     after = replace(
         before,
+        steps=(replace(names, table="postgresql://u:hidden@h/d"),),
         sinks=(replace(POSTGRES, url="postgresql://u:hidden@h/d"),),
         source=replace(SOURCE, settings={"sasl.password": "hidden"}),
     )
     text = " ".join(map(str, classify(canonical(before), canonical(after))))
     assert "sasl.password" in text
+    assert "steps.names.table" in text
     assert "hidden" not in text
+
+
+# ---------------------------------------------------------------------------- the same judgement as the engine's
+
+POOL: tuple[Any, ...] = (
+    CLEAN,
+    replace(CLEAN, where="amount > 1"),
+    replace(CLEAN, name="cleaned"),
+    Expect("odd", "id % 2 = 1", otherwise="warn"),
+    Expect("odd", "id % 2 = 1"),
+    Sql("s", "SELECT _hf, id FROM input"),
+    Dedupe("once", ("id",)),
+    Dedupe("once", ("id",), within="2d"),
+    TOTALS,
+    replace(TOTALS, size="2h"),
+    replace(TOTALS, name="others"),
+)
+chains = st.lists(st.sampled_from(POOL), max_size=5, unique_by=lambda step: step.name).map(tuple)
+
+
+@given(before=chains, after=chains)
+def test_a_rebuild_is_asked_for_exactly_where_a_state_is_of_other_rules(
+    before: tuple[Any, ...], after: tuple[Any, ...]
+) -> None:
+    was, now = (canonical(replace(PLAIN, steps=steps)) for steps in (before, after))
+    found = {change.level for change in classify(was, now)}
+    known = state_marks(was)
+    is_stale = any(known.get(name) != mark for name, mark in state_marks(now).items())
+    assert (Level.REBUILD in found) == is_stale
+    assert (found == set()) == (was == now)

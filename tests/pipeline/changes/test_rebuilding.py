@@ -17,7 +17,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from holdfast.pipeline.changes.against_running import judge
 from holdfast.pipeline.changes.classifying import Level, NeedsRebuild, UnsafeChange
 from holdfast.pipeline.changes.comparing import Verdict, compare_pipelines
-from holdfast.pipeline.changes.rebuilding import CannotRebuild, perform_rebuild, plan_rebuild
+from holdfast.pipeline.changes.rebuilding import (
+    CannotRebuild,
+    _take_the_place,
+    perform_rebuild,
+    plan_rebuild,
+)
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -328,6 +333,22 @@ def test_what_is_refused_is_not_helped_by_a_rebuild(shop: Shop) -> None:
         home.note_definition(canonical(replace(definition, name="other")))
     with pytest.raises(UnsafeChange, match="A rebuild does not help"):
         plan_rebuild(definition)
+
+
+def test_the_new_state_takes_the_place_of_the_old_whatever_a_crash_had_left(tmp_path: Path) -> None:
+    def names() -> list[str]:
+        return sorted(path.name for path in tmp_path.iterdir())
+
+    for name in ("state.before", "state", "state.rebuild"):
+        (tmp_path / name / "versions").mkdir(parents=True)
+        (tmp_path / name / name).touch()
+    _take_the_place(str(tmp_path))
+    assert (names(), (tmp_path / "state" / "state.rebuild").exists()) == (["state"], True)
+    # A crash between the two renames: there is no state, and the next rebuild puts one there.
+    (tmp_path / "state").rename(tmp_path / "state.before")
+    (tmp_path / "state.rebuild").mkdir()
+    _take_the_place(str(tmp_path))
+    assert names() == ["state"]
 
 
 def test_a_pipeline_that_runs_is_not_rebuilt(shop: Shop) -> None:

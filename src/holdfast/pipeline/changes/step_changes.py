@@ -19,6 +19,8 @@ HARMLESS: Final = {
     ("lookup", "refresh"): "A version of the table is pinned for each batch, whatever its age.",
 }
 """Settings that count in no state."""
+NOT_SHOWN: Final = ("code", "query", "table")
+"""Long, or an address that may hold a password."""
 REBUILD: Final = "Run `holdfast pipeline rebuild`."
 
 
@@ -95,7 +97,7 @@ def _changed(old: Document, new: Document, before: Document, after: Document) ->
         if old.get(name) == new.get(name):
             continue
         place = f"{where}.{name}"
-        what = "changed" if name in ("code", "query") else from_to(old.get(name), new.get(name))
+        what = "changed" if name in NOT_SHOWN else from_to(old.get(name), new.get(name))
         harmless = HARMLESS.get((new["kind"], name))
         if harmless is not None:
             yield Change(Level.SAFE, place, what, harmless)
