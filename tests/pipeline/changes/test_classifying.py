@@ -269,6 +269,14 @@ def test_a_column_for_strict_sinks_is_theirs_to_judge_where_steps_choose_columns
     ]
 
 
+def test_another_type_that_no_sink_holds_as_it_is_read_is_theirs_to_judge() -> None:
+    alter = value(fields=(Field("id", "string"), VALUE.fields[1]))
+    assert changes(replace(PLAIN, sinks=(KafkaSink("t"),)), alter) == [("safe", "source.value.fields.id")]
+    cast = replace(PLAIN, steps=(Sql("s", "SELECT _hf, CAST(id AS long) AS id FROM input"),))
+    assert changes(cast, alter) == [("safe", "source.value.fields.id")]
+    assert ("rebuild", "source.value.fields.id") in changes(replace(cast, steps=(*cast.steps, TOTALS)), alter)
+
+
 # ---------------------------------------------------------------------------- what ledgers know
 
 

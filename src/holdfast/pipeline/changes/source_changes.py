@@ -170,14 +170,7 @@ def _fields(where: str, was: Document, now: Document, after: Document, remade: b
         if old is None or new is None:
             yield _field_comes_or_goes(place, name, new is not None, after, remade)
         elif old["type"] != new["type"]:
-            yield Change(
-                Level.REFUSED,
-                place,
-                f"type {from_to(old['type'], new['type'])}",
-                "Sinks and state hold the column in its old type, and a type is never changed by itself.",
-                f"Keep the type and cast in a step under another name (CAST({name} AS {new['type']}) AS …), or run the "
-                "new definition beside the old one under a new name.",
-            )
+            yield _other_type(place, name, old["type"], new["type"], after, remade)
         else:
             yield _judged(
                 remade,
@@ -187,6 +180,24 @@ def _fields(where: str, was: Document, now: Document, after: Document, remade: b
                 + ("to the dead letter" if new.get("required", True) else "on, with null")
                 + " from the next batch on.",
             )
+
+
+def _other_type(place: str, name: str, was: str, now: str, after: Document, remade: bool) -> Change:
+    what = f"type {from_to(was, now)}"
+    holders = [sink["name"] for sink in after.get("sinks") or [] if _holds_main_rows(sink)]
+    if holders and not _reshapes(after):
+        return Change(
+            Level.REFUSED,
+            place,
+            what,
+            f"Sink {show(holders)} holds the column in its old type, and a type is never changed by itself.",
+            f"Keep the type and cast in a step under another name (CAST({name} AS {now}) AS …), or run the new "
+            "definition beside the old one under a new name.",
+        )
+    why = "Records are parsed so from the next batch on."
+    if holders:
+        why += f" Should it reach sink {show(holders)} in another type than it holds, that refuses it: `check` tells."
+    return _judged(remade, place, what, why)
 
 
 def _field_comes_or_goes(place: str, name: str, comes: bool, after: Document, remade: bool) -> Change:
@@ -212,8 +223,12 @@ def _strict_sinks(document: Document) -> list[str]:
     return [
         sink["name"]
         for sink in document.get("sinks") or []
-        if sink["kind"] in HOLD_COLUMNS and not sink.get("rows") and sink.get("schema", "fail") == "fail"
+        if _holds_main_rows(sink) and sink.get("schema", "fail") == "fail"
     ]
+
+
+def _holds_main_rows(sink: Document) -> bool:
+    return sink["kind"] in HOLD_COLUMNS and not sink.get("rows")
 
 
 def _reshapes(document: Document) -> bool:
