@@ -80,7 +80,7 @@ _TABLE: Final = (
         "HF106",
         "retries duplicate and reorder",
         "warning",
-        "nothing is lost, but a retried batch is stored twice, or behind a later one: the latest value of a key may be an old one",
+        "nothing is lost, but a retried batch is stored twice, or behind a later one: an old value of a key wins",
         "enable.idempotence=true",
     ),
     Risk(
@@ -122,7 +122,7 @@ _TABLE: Final = (
         "HF203",
         "every replica must be up to write",
         "warning",
-        "nothing that was acknowledged; but one broker down refuses every write with acks=all, and producers drop what they cannot hold",
+        "nothing acknowledged; but one broker down refuses all writes, and producers drop what they cannot hold",
         "a replication factor one above min.insync.replicas",
     ),
     Risk(
@@ -213,7 +213,7 @@ _TABLE: Final = (
         "HF305",
         "a group without positions starts at the end",
         "warning",
-        "everything already in the topic when a group has no valid position: the first start, expired or out-of-range positions",
+        "what is in the topic already when a group has no valid position: first start, expired, out of range",
         "auto.offset.reset=earliest, or none and a decision",
     ),
     Risk(
