@@ -7,7 +7,10 @@ machine would have made, each once.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -49,7 +52,9 @@ source:
   value:
     format: json
     fields: {{part: integer, number: long, amount: double, note: string}}
+  event_time: {{field: _timestamp, delay: 10m}}
 steps:
+  - dedupe: {{name: once, key: [part, number], within: 1h}}
   - python:
       file: steps.py
       function: double
@@ -133,6 +138,7 @@ class Driver:
     """A process that runs the pipeline and stops where a sign is put up, until the sign is taken down."""
 
     def __init__(self, directory: Path, name: str, master: str, bootstrap_servers: str) -> None:
+        self._name = name
         self._signs = directory / f"{name}-signs"
         self._signs.mkdir()
         self._output = directory / f"{name}.out"
@@ -179,8 +185,12 @@ class Driver:
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while (left := marked(self._mark)) and time.monotonic() < deadline:
             for pid in left:
-                subprocess.run(["kill", "-9", str(pid)], check=False, capture_output=True)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(POLL_SECONDS)
+        # Large, and of no use to whoever looks at what a failed test left.
+        shutil.rmtree(self._local, ignore_errors=True)
+        shutil.rmtree(self._directory / self._name / "home" / "package", ignore_errors=True)
 
     def put_up(self, point: str) -> None:
         (self._signs / point.replace(":", "-")).touch()
@@ -244,5 +254,6 @@ def test_a_cluster_of_bare_workers_gives_every_row_once_whoever_dies(
     check_once(sent.good(), parquet_rows(tmp_path / "far" / "files"), "parquet")
     check_once(sent.good(), delta_rows(tmp_path / "far" / "table"), "delta")
     check_once(sent.broken(), dead_letter_rows(bootstrap_servers, "far-dlt"), "dead letters")
+    assert list((tmp_path / "far" / "home" / "state" / "versions").iterdir())
     assert {place.split()[0] for place in places} == {str(tmp_path / "cluster" / "python")}
     assert all(Path(place.split()[1]).is_relative_to(tmp_path / "cluster") for place in places)
