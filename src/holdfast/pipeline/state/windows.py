@@ -70,7 +70,7 @@ class WindowOperator:
     def __init__(self, step: Window, event_time: EventTime) -> None:
         self.name = step.name
         self._step = step
-        self._event_time = event_time
+        del event_time  # rows carry their own time and watermark
         self._spans = spans_of(step)
         self._plans: dict[str, _Plan] = {}
 
