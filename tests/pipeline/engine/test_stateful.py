@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -278,6 +279,24 @@ class TestPartitions:
         status = read_status(bench.definition).state
         assert status is not None
         assert status.waits_for == "orders-2"
+
+
+class TestEmpty:
+    def test_a_batch_without_a_record_makes_a_version_too(self, bench: Bench) -> None:
+        with_memory(bench, STEPS, {"main": "", "totals": "totals", "late": "totals.late"})
+        bench.produce([click(1, 1)], partition=0)
+        bench.run()
+        servers = bench.broker.bootstrap_servers
+        producer = Producer({"bootstrap.servers": servers, "transactional.id": "t"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce("orders", click(2, 2), partition=0)
+        producer.flush(30)
+        producer.abort_transaction(30)
+        [done] = bench.run_batches()
+        assert (done.intake.records, done.intake.aborted, done.intake.control) == (0, 1, 1)
+        assert versions(bench) == [2]
+        assert bench.sinks["main"].ids == [1]
 
 
 class TestTopics:
