@@ -155,9 +155,10 @@ class DedupeOperator:
             until_to=given.high_ms + (REACH + 1) * self._within_ms - 1,
         )
         doubles = self._duplicates(judged, given.tally.rows, memory, keys, held, moment)
-        dead = "false"
-        if moment.next_watermark_ms is not None:
-            dead = f"_t + {REACH * self._within_ms}L <= {moment.next_watermark_ms}L"
+        # Asked only where the answer can be yes: a query with another number in it is compiled anew for each batch.
+        dead, dead_to_ms = "false", moment.next_watermark_ms
+        if dead_to_ms is not None and given.low_ms + REACH * self._within_ms <= dead_to_ms:
+            dead = f"_t + {REACH * self._within_ms}L <= {dead_to_ms}L"
         return _count_judged(judged, doubles, dead)
 
     def _remembered(
@@ -166,8 +167,7 @@ class DedupeOperator:
         """What the memory gets: those that went on and can still matter."""
         until = f"_t + {REACH * self._within_ms}L AS _until"
         fresh = verdict.others(judged, PLACE_NAMES).selectExpr(*(key.quoted for key in keys), "_t", until)
-        dead_to_ms = moment.next_watermark_ms
-        return fresh if dead_to_ms is None else fresh.where(f"_until > {dead_to_ms}L")
+        return fresh.where(f"_until > {moment.next_watermark_ms}L") if verdict.dead else fresh
 
     # -------------------------------------------------------------------- keys and times
 
@@ -410,7 +410,8 @@ def _memory_ddl(keys: Sequence[_Key]) -> str:
 
 
 def _written_down(frame: DataFrame, path: str, ddl: str, spark: SparkSession) -> DataFrame:
-    frame.write.option("compression", "lz4_raw").parquet(path)
+    # Read a few times and gone: dictionaries of keys that hardly repeat cost more than they save.
+    frame.write.options(compression="lz4_raw", **{"parquet.enable.dictionary": "false"}).parquet(path)
     return spark.read.schema(ddl).parquet(path)
 
 
