@@ -290,11 +290,9 @@ class Router:
     def _step_input(self, rows: DataFrame, batch_time_ms: int, turns: Round | None) -> DataFrame:
         lineage = WIDE
         if turns is not None:
-            lineage = wide_with_event(
-                turns.seen_before_ms, turns.moment.watermark_ms, turns.memory.clock.delay_ms
-            )
+            lineage = wide_with_event(turns.floors_ms, turns.memory.clock.delay_ms)
         elif self._definition.source.event_time is not None:
-            lineage = wide_with_event((), None, 0)
+            lineage = wide_with_event((), 0)
         return rows.where("_error IS NULL").selectExpr(
             f"{lineage} AS {LINEAGE}",
             "_timestamp",

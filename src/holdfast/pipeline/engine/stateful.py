@@ -26,7 +26,7 @@ from holdfast.pipeline.ledger import STATELESS, Entry
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.pipeline.state.operator import Held, Moment, Operator, Turn
 from holdfast.pipeline.state.store import StateStore, StepState, Version
-from holdfast.pipeline.state.watermarks import Clock, Watermarks
+from holdfast.pipeline.state.watermarks import Clock, Watermarks, own_watermark_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,7 +136,10 @@ class Memory:
         )
         os.makedirs(moment.scratch, exist_ok=True)
         seen_ms = {place: seen.greatest_ms for place, seen in before.places.items()}
-        return Round(self, start, moment, positions, after, staged.seen_before_ms(seen_ms))
+        floors_ms = [
+            own_watermark_ms(each, before.watermark_ms, self.clock) for each in staged.seen_before_ms(seen_ms)
+        ]
+        return Round(self, start, moment, positions, after, floors_ms)
 
     def publish(self, made: Version, *, is_catch_up: bool) -> Version:
         """Make the version durable; one that stands there already stays when a batch is repeated."""
@@ -166,8 +169,8 @@ class Round:
     moment: Moment
     positions: Positions
     after: Watermarks
-    seen_before_ms: list[int | None]
-    """By piece of the stage."""
+    floors_ms: list[int | None]
+    """By piece of the stage: the least own watermark that a row of it can have."""
     turns: dict[str, Turn] = field(default_factory=dict)
 
     def take(self, operator: Operator, rows: DataFrame) -> Turn:

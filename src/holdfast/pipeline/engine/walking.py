@@ -146,13 +146,14 @@ def narrow(frame: DataFrame) -> DataFrame:
     return frame.selectExpr(NARROW, *RECORD, *own)
 
 
-def wide_with_event(seen_before_ms: Sequence[int | None], watermark_ms: int | None, delay_ms: int) -> str:
-    """The wide lineage with event time, and the row's own watermark: at least the pipeline's where the batch begins."""
-    before = ", ".join("NULL" if each is None else f"{each}L" for each in seen_before_ms)
-    seen = f"greatest(_seen, get(CAST(array({before}) AS ARRAY<BIGINT>), _piece))"
-    own = (
-        f"greatest({seen} - {delay_ms}L, CAST({'NULL' if watermark_ms is None else watermark_ms} AS BIGINT))"
-    )
+def wide_with_event(floors_ms: Sequence[int | None], delay_ms: int) -> str:
+    """The wide lineage with event time and the row's own watermark, at least the floor of its piece of the stage.
+
+    Floors differ in every batch: in an array they are handed to Spark's generated code, which as numbers would stand in
+    it and have it compiled anew each time.
+    """
+    floors = ", ".join("NULL" if each is None else f"{each}L" for each in floors_ms)
+    own = f"greatest(_seen - {delay_ms}L, get(CAST(array({floors}) AS ARRAY<BIGINT>), _piece))"
     return f"named_struct({_WIDE_PARTS}, 'event_time', _event_time, 'watermark', timestamp_millis({own}))"
 
 
