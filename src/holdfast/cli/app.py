@@ -35,6 +35,7 @@ COMMANDS: dict[str, CommandPlace] = {
     "dlq": CommandPlace("holdfast.cli.dlq"),
     "spool": CommandPlace("holdfast.cli.spool"),
     "pipeline": CommandPlace("holdfast.cli.pipeline"),
+    "doctor": CommandPlace("holdfast.cli.doctor"),
     "dump-log": CommandPlace("holdfast.cli.dump_log"),
     "demo": CommandPlace("holdfast.cli.demo"),
     "version": CommandPlace("holdfast.cli.version"),

@@ -1,0 +1,197 @@
+"""`holdfast doctor`: what in files and code can lose a message, and what to do about it.
+
+It reads and never changes or runs anything. Exit codes: 0 clean, 1 findings at or above --fail-on, 2 usage,
+3 cannot connect, 4 something could not be examined and what could be is clean.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.exits import ExitCode
+from holdfast.cli.options import examples
+from holdfast.doctor.findings import DoctorError, Severity
+from holdfast.doctor.reporting import Format
+
+if TYPE_CHECKING:
+    from holdfast.doctor.files import FilesExamined
+    from holdfast.doctor.findings import Examination
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+ProducerOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--producer",
+        metavar="FILE",
+        help="Settings of a producer: properties, a dictionary in YAML or JSON, Spring's application.yml; may be "
+        "repeated.",
+    ),
+]
+ConsumerOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--consumer", metavar="FILE", help="Settings of a consumer, likewise; may be repeated."),
+]
+PipelineOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pipeline",
+        metavar="FILE",
+        help="A pipeline's definition, or a file with Spark's options; may be repeated.",
+    ),
+]
+CodeOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--code",
+        metavar="PATH",
+        help="A Python file, or a directory of them; read and never run; may be repeated.",
+    ),
+]
+BrokerOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--broker",
+        metavar="FILE",
+        help="A broker's server.properties, or a topic's settings with replication.factor; clients are held against "
+        "it; may be repeated.",
+    ),
+]
+ClientOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--client",
+        metavar="CLIENT",
+        help="Whose defaults count in files of settings: java, librdkafka, kafka-python or aiokafka. Without it: java "
+        "for properties and Spring, librdkafka for dotted names in YAML and JSON, kafka-python for underscores.",
+    ),
+]
+FormatOption: TypeAlias = Annotated[
+    Format,
+    typer.Option(
+        "--output",
+        case_sensitive=False,
+        help="For people (table), programs (json), code hosts (sarif), CI (junit).",
+    ),
+]
+FailOnOption: TypeAlias = Annotated[
+    Severity,
+    typer.Option("--fail-on", case_sensitive=False, help="The least severity that makes the exit code 1."),
+]
+SuppressionsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--suppressions",
+        metavar="FILE",
+        help="Findings that are accepted: a YAML list of id, where, reason and expires.",
+    ),
+]
+FixOption: TypeAlias = Annotated[
+    bool, typer.Option("--fix", help="Print the fixes alone; nothing is changed.")
+]
+
+
+@app.command(
+    help="Find what can lose a message, before it does: in client settings (with the defaults of the client named), "
+    "Python code, pipelines and broker settings, and in their combinations. Reads only.",
+    epilog=examples(
+        "holdfast doctor --producer producer.properties --consumer consumer.properties",
+        "holdfast doctor --code src --fail-on error --output sarif > doctor.sarif",
+        "holdfast doctor --producer settings.yaml --client aiokafka --fix",
+    ),
+)
+def doctor(
+    producer: ProducerOption = None,
+    consumer: ConsumerOption = None,
+    pipeline: PipelineOption = None,
+    code: CodeOption = None,
+    broker: BrokerOption = None,
+    client: ClientOption = None,
+    output: FormatOption = Format.TABLE,
+    fail_on: FailOnOption = Severity.WARNING,
+    suppressions: SuppressionsOption = None,
+    fix: FixOption = False,
+) -> None:
+    from holdfast.doctor.files import Asked, examine_files
+    from holdfast.doctor.properties_files import client_named
+
+    asked = Asked(
+        producer or (),
+        consumer or (),
+        pipeline or (),
+        code or (),
+        broker or (),
+        None if client is None else client_named(client),
+    )
+    if not asked.anything:
+        raise DoctorError("nothing to examine: name --producer, --consumer, --pipeline, --code or --broker")
+    examined = examine_files(asked)
+    _live(examined)
+    raise Exit(conclude(examined.examination, output, fail_on, suppressions, only_fixes=fix))
+
+
+def _live(examined: FilesExamined) -> None:
+    """The cluster's part of an examination."""
+
+
+def conclude(
+    examination: Examination,
+    output: Format,
+    fail_on: Severity,
+    suppressions: str | None,
+    *,
+    only_fixes: bool = False,
+) -> ExitCode:
+    """Set aside what is accepted, print, and give the exit code."""
+    from holdfast.doctor.reporting import fixes, rendered
+    from holdfast.doctor.suppressions import read_suppressions, suppress
+
+    if suppressions is not None:
+        examination = suppress(examination, read_suppressions(suppressions), datetime.date.today())
+    if only_fixes:
+        for line in fixes(examination):
+            print(line)
+        for gap in examination.gaps:
+            print(f"holdfast: not examined: {gap.what}: {gap.why}", file=sys.stderr)
+    elif output is Format.TABLE and sys.stdout.isatty():
+        _print_rich(examination)
+    else:
+        print(rendered(examination, output, fail_on=fail_on), end="")
+    if next(examination.at_least(fail_on), None) is not None:
+        return ExitCode.FINDINGS
+    return ExitCode.FINE if examination.complete else ExitCode.INCONCLUSIVE
+
+
+def _print_rich(examination: Examination) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from holdfast.doctor.reporting import summary
+
+    colours = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+    table = Table(
+        "risk", "where", "found, what can be lost, and the fix", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for found in examination.in_order():
+        words = Text(found.found)
+        words.append(f"\ncan be lost: {found.loses}", style="dim")
+        if found.fix is not None:
+            words.append(f"\nfix: {found.fix.text}", style="green")
+        table.add_row(
+            Text(f"{found.id}\n{found.severity.value}", style=colours[found.severity]),
+            Text(found.where),
+            words,
+        )
+    console = Console(highlight=False, markup=False)
+    if examination.findings:
+        console.print(table)
+    for gap in examination.gaps:
+        console.print(Text(f"not examined: {gap.what}: {gap.why}", style="magenta"))
+    console.print(summary(examination))

@@ -1,0 +1,238 @@
+"""One look at a cluster: what the brokers said, before anybody judges it.
+
+The rules these types keep:
+
+- A snapshot holds answers only. What could not be asked or was refused is absent from it and named in `gaps`; a rule
+  that misses something says nothing about it.
+- `looks` are earlier snapshots cut down to what changes with time: positions, where the logs begin and end, and the
+  ids of the topics. They are what `--history` keeps, one JSON document a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from holdfast.doctor.combinations import TopicFacts
+from holdfast.doctor.findings import Gap
+from holdfast.doctor.findings import Place as Spot
+
+Place = tuple[str, int]
+"""A topic and one of its partitions."""
+
+DYNAMIC_TOPIC: Final = 1
+"""Where a setting comes from that was set on the topic itself."""
+
+
+class Setting(NamedTuple):
+    value: str
+    source: int = 5
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was set on the topic itself, not taken from the brokers."""
+        return self.source == DYNAMIC_TOPIC
+
+
+class Settings(dict[str, Setting]):
+    """Settings of one topic or broker, by Kafka's names."""
+
+    def text(self, name: str) -> str | None:
+        found = self.get(name)
+        return None if found is None else found.value
+
+    def number(self, name: str) -> int | None:
+        value = self.text(name) or ""
+        return int(value) if value.lstrip("-").isdecimal() else None
+
+    def flag(self, name: str) -> bool | None:
+        return {"true": True, "false": False}.get((self.text(name) or "").lower())
+
+
+@dataclass(frozen=True)
+class BrokerFacts:
+    broker_id: int
+    address: str
+    rack: str | None = None
+    settings: Settings | None = None
+    """None when they could not be read."""
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    leader: int
+    """-1 when nobody leads."""
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True)
+class LiveTopic:
+    name: str
+    topic_id: str = ""
+    is_internal: bool = False
+    partitions: Mapping[int, PartitionFacts] = field(default_factory=dict)
+    settings: Settings | None = None
+
+    @property
+    def spot(self) -> Spot:
+        return Spot(resource=f"topic {self.name}")
+
+    @property
+    def replication_factor(self) -> int:
+        """The smallest of its partitions."""
+        return min((len(each.replicas) for each in self.partitions.values()), default=0)
+
+    @property
+    def deletes(self) -> bool:
+        """Whether time or size removes messages."""
+        return self.settings is not None and "delete" in (self.settings.text("cleanup.policy") or "")
+
+    @property
+    def retention_ms(self) -> int | None:
+        """None when it is unknown, or when time removes nothing."""
+        if not self.deletes or self.settings is None:
+            return None
+        retention = self.settings.number("retention.ms")
+        return None if retention is None or retention < 0 else retention
+
+
+class Bounds(NamedTuple):
+    """Where a partition's log begins, where it ends, and up to where every transaction is decided."""
+
+    start: int
+    end: int
+    stable: int
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    name: str
+    state: str = ""
+    type: str = ""
+    coordinator: int = -1
+    positions: Mapping[Place, int] = field(default_factory=dict)
+
+    @property
+    def has_members(self) -> bool:
+        return self.state not in ("", "Empty", "Dead")
+
+
+@dataclass(frozen=True)
+class TransactionFacts:
+    """An open transaction as its coordinator knows it."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+    timeout_ms: int
+    start_ms: int | None
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class OpenProducer:
+    """A producer that a partition remembers with an open transaction."""
+
+    place: Place
+    producer_id: int
+    start_offset: int
+    last_timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """What changes with time, at one time."""
+
+    time_ms: int
+    positions: Mapping[str, Mapping[Place, int]] = field(default_factory=dict)
+    """By group."""
+    bounds: Mapping[Place, tuple[int, int]] = field(default_factory=dict)
+    """Where each log begins and ends."""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "time_ms": self.time_ms,
+            "groups": {group: _nested(places) for group, places in self.positions.items()},
+            "logs": _nested({place: list(bounds) for place, bounds in self.bounds.items()}),
+            "topic_ids": dict(self.topic_ids),
+        }
+
+    @classmethod
+    def from_json(cls, document: Any) -> Look:
+        """The look a line of a history holds; ValueError when it holds none."""
+        try:
+            return cls(
+                int(document["time_ms"]),
+                {
+                    str(group): {place: int(offset) for place, offset in _flat(places)}
+                    for group, places in document["groups"].items()
+                },
+                {place: (int(start), int(end)) for place, (start, end) in _flat(document["logs"])},
+                {str(name): str(value) for name, value in document.get("topic_ids", {}).items()},
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"it is no look at a cluster ({type(error).__name__}: {error})") from error
+
+
+def _nested(places: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
+    topics: dict[str, dict[str, Any]] = {}
+    for (topic, partition), value in places.items():
+        topics.setdefault(topic, {})[str(partition)] = value
+    return topics
+
+
+def _flat(topics: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[Place, Any]]:
+    for topic, partitions in topics.items():
+        for partition, value in partitions.items():
+            yield (str(topic), int(partition)), value
+
+
+@dataclass
+class Snapshot:
+    """Everything one look found out."""
+
+    time_ms: int
+    brokers: dict[int, BrokerFacts] = field(default_factory=dict)
+    topics: dict[str, LiveTopic] = field(default_factory=dict)
+    bounds: dict[Place, Bounds] = field(default_factory=dict)
+    groups: dict[str, GroupFacts] = field(default_factory=dict)
+    written_ms: dict[tuple[Place, int], int] = field(default_factory=dict)
+    """When the message at a position was written, at the earliest. Known only for positions in the older half of what
+    retention keeps: the others have more than half of it left."""
+    transactions: list[TransactionFacts] | None = None
+    """The open ones; None when no coordinator could be asked."""
+    open_producers: list[OpenProducer] = field(default_factory=list)
+    """In partitions whose decided part ends before the log does."""
+    gaps: list[Gap] = field(default_factory=list)
+
+    def topic_of(self, place: Place) -> LiveTopic | None:
+        return self.topics.get(place[0])
+
+    def look(self) -> Look:
+        return Look(
+            self.time_ms,
+            {name: dict(group.positions) for name, group in self.groups.items() if group.positions},
+            {place: (bounds.start, bounds.end) for place, bounds in self.bounds.items()},
+            {topic.name: topic.topic_id for topic in self.topics.values() if topic.topic_id},
+        )
+
+    def topic_facts(self) -> list[TopicFacts]:
+        """The topics for rules about clients and topics; the cluster's own are left out."""
+        return [
+            TopicFacts(
+                topic.name,
+                topic.spot,
+                topic.replication_factor or None,
+                {name: setting.value for name, setting in (topic.settings or {}).items()},
+            )
+            for topic in self.topics.values()
+            if not topic.is_internal
+        ]
+
+
+def named(place: Place) -> str:
+    return f"{place[0]}-{place[1]}"

@@ -1,0 +1,255 @@
+"""Python programs that use Kafka, read and never run: which clients they make, with which settings, and what they do.
+
+A finding needs evidence in the text. Where a client is handed to code that is not seen, or its settings come from
+elsewhere, rules about what is missing say nothing: a program in order is never reported, one that is not may be missed.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.doctor.client_defaults import Client, Role
+from holdfast.doctor.client_settings import ClientSettings, Setting, make_settings
+from holdfast.doctor.findings import Examination, Finding, Place
+from holdfast.doctor.properties_files import UnreadableFile, read_text
+from holdfast.doctor.python_names import ModuleNames
+from holdfast.doctor.rules import check_settings
+
+CLASSES: Final[dict[str, tuple[Client, Role]]] = {
+    "confluent_kafka.Producer": (Client.LIBRDKAFKA, "producer"),
+    "confluent_kafka.SerializingProducer": (Client.LIBRDKAFKA, "producer"),
+    "confluent_kafka.Consumer": (Client.LIBRDKAFKA, "consumer"),
+    "confluent_kafka.DeserializingConsumer": (Client.LIBRDKAFKA, "consumer"),
+    "kafka.KafkaProducer": (Client.KAFKA_PYTHON, "producer"),
+    "kafka.producer.KafkaProducer": (Client.KAFKA_PYTHON, "producer"),
+    "kafka.KafkaConsumer": (Client.KAFKA_PYTHON, "consumer"),
+    "kafka.consumer.KafkaConsumer": (Client.KAFKA_PYTHON, "consumer"),
+    "aiokafka.AIOKafkaProducer": (Client.AIOKAFKA, "producer"),
+    "aiokafka.AIOKafkaConsumer": (Client.AIOKAFKA, "consumer"),
+}
+SKIPPED_DIRECTORIES: Final = frozenset(
+    {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
+)
+FILES_MAX: Final = 20_000
+"""More Python files under one path means that a whole disk was named."""
+
+
+@dataclass
+class Made:
+    """A client that the program makes, and every place it is used by its name."""
+
+    settings: ClientSettings
+    call: ast.Call
+    name: str
+    """`producer` or `self.producer`; empty when it is bound to nothing."""
+    uses: list[ast.Attribute] = field(default_factory=list)
+    """`producer.flush`, called or not."""
+    escapes: bool = False
+    """Handed to code that may do anything with it."""
+    managed: bool = False
+    """Made by `with`: closed at its end."""
+
+    def calls(self, names: ModuleNames, *methods: str) -> Iterator[ast.Call]:
+        for use in self.uses:
+            parent = names.parents.get(use)
+            if use.attr in methods and isinstance(parent, ast.Call) and parent.func is use:
+                yield parent
+
+    def mentions(self, *methods: str) -> bool:
+        return any(use.attr in methods for use in self.uses)
+
+
+@dataclass
+class Program:
+    names: ModuleNames
+    made: list[Made]
+
+    @property
+    def file(self) -> str:
+        return self.names.file
+
+    def place(self, node: ast.AST, what: str = "") -> Place:
+        return Place(self.file, getattr(node, "lineno", 0), what)
+
+
+def examine_code(path: str, examination: Examination) -> list[ClientSettings]:
+    """A file, or every Python file below a directory; returns the settings found, for rules across files."""
+    clients: list[ClientSettings] = []
+    for file in python_files(path, examination):
+        try:
+            program = read_program(file)
+        except UnreadableFile as error:
+            examination.missed(file, str(error).removeprefix(f"{file}: "))
+            continue
+        examination.examined.append(f"{file} as Python code")
+        examination.add(check_program(program))
+        clients.extend(made.settings for made in program.made if not made.settings.open_ended)
+    return clients
+
+
+def python_files(path: str, examination: Examination) -> Iterator[str]:
+    if not os.path.isdir(path):
+        if os.path.exists(path):
+            yield path
+        else:
+            examination.missed(path, "no such file or directory")
+        return
+    count = 0
+    refused: list[OSError] = []
+    for directory, below, files in os.walk(path, onerror=refused.append):
+        below[:] = sorted(
+            each for each in below if each not in SKIPPED_DIRECTORIES and not each.startswith(".")
+        )
+        for file in sorted(files):
+            if file.endswith(".py"):
+                count += 1
+                if count > FILES_MAX:
+                    examination.missed(path, f"more than {FILES_MAX} Python files; name fewer")
+                    return
+                yield os.path.join(directory, file)
+    for error in refused:
+        examination.missed(str(error.filename), str(error.strerror), "permission")
+    if count == 0:
+        examination.missed(path, "no Python file in it")
+
+
+def read_program(file: str) -> Program:
+    return parse_program(read_text(file), file)
+
+
+def parse_program(text: str, file: str) -> Program:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a compiler thinks of somebody else's strings
+            tree = ast.parse(text)
+        names = ModuleNames(tree, file)
+    except SyntaxError as error:
+        raise UnreadableFile(f"{file}: not Python, line {error.lineno}: {error.msg}") from error
+    except (RecursionError, ValueError, MemoryError) as error:
+        raise UnreadableFile(f"{file}: cannot be parsed: {error}") from error
+    made = list(_clients(names))
+    _follow(names, made)
+    return Program(names, made)
+
+
+def check_program(program: Program) -> Iterator[Finding]:
+    """Everything that is found in one file."""
+    from holdfast.doctor.python_consuming import check_consumers
+    from holdfast.doctor.python_producing import check_producers
+    from holdfast.doctor.python_spark import check_frameworks
+
+    for made in program.made:
+        for found in check_settings(made.settings):
+            if not (_standalone(made) and found.id in ("HF301", "HF305")):
+                yield found
+    yield from check_producers(program)
+    yield from check_consumers(program)
+    yield from check_frameworks(program.names)
+
+
+def _standalone(made: Made) -> bool:
+    """Without a group there are no positions to commit or to miss."""
+    settings = made.settings
+    if settings.client is Client.LIBRDKAFKA or settings.open_ended:
+        return False
+    group = settings.settings.get("group.id")
+    return group is None or group.value is None
+
+
+def _clients(names: ModuleNames) -> Iterator[Made]:
+    for node in ast.walk(names.tree):
+        if isinstance(node, ast.Call) and (known := CLASSES.get(names.meaning(node.func))):
+            yield _made(names, node, *known)
+
+
+def _made(names: ModuleNames, call: ast.Call, client: Client, role: Role) -> Made:
+    if client is Client.LIBRDKAFKA and call.args:
+        items, is_open = names.dictionary(call.args[0])
+        more, more_open = names.keywords(call.keywords)
+        items, is_open = items + more, is_open or more_open
+    else:
+        items, is_open = names.keywords(call.keywords)
+    is_open = is_open or any(isinstance(each, ast.Starred) for each in call.args)
+    written = [Setting(name, value, Place(names.file, line)) for name, value, line in items]
+    place = Place(names.file, call.lineno)
+    settings = make_settings(role, client, place, written, style="python", open_ended=is_open)
+    name, managed = _bound_to(names, call)
+    return Made(settings, call, name, escapes=not name, managed=managed)
+
+
+def _bound_to(names: ModuleNames, call: ast.Call) -> tuple[str, bool]:
+    parent = names.parents.get(call)
+    while isinstance(parent, (ast.Await, ast.IfExp, ast.BoolOp)):
+        parent = names.parents.get(parent)
+    match parent:
+        case ast.Assign(targets=[target]) | ast.AnnAssign(target=target) | ast.NamedExpr(target=target):
+            return dotted(target), False
+        case ast.withitem(optional_vars=ast.expr() as target):
+            return dotted(target), True
+    return "", False
+
+
+def dotted(node: ast.AST) -> str:
+    """`producer`, `self.producer`; empty for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=("self" | "cls") as owner), attr=attribute):
+            return f"{owner}.{attribute}"
+    return ""
+
+
+def _follow(names: ModuleNames, made: list[Made]) -> None:
+    """Give every client its uses, and see which are handed away."""
+    known = {each.name for each in made if each.name}
+    for node in ast.walk(names.tree):
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
+            continue
+        name = dotted(node)
+        owner = _owner(names, made, node, name) if name in known else None
+        if owner is None:
+            continue
+        parent = names.parents.get(node)
+        if isinstance(parent, ast.Attribute):
+            owner.uses.append(parent)
+        elif isinstance(parent, ast.withitem):
+            owner.managed = True
+        elif not _harmless(parent, node):
+            owner.escapes = True
+
+
+def _harmless(parent: ast.AST | None, node: ast.AST) -> bool:
+    """Read from, compared or tested: nobody else gets hold of it."""
+    match parent:
+        case ast.For(iter=iterated) | ast.AsyncFor(iter=iterated) | ast.comprehension(iter=iterated):
+            return iterated is node
+        case ast.Compare() | ast.If() | ast.While() | ast.UnaryOp() | ast.BoolOp() | ast.Assert():
+            return True
+        case ast.Call(func=ast.Name(id="next" | "iter" | "anext" | "aiter")):
+            return True
+    return False
+
+
+def _owner(names: ModuleNames, made: list[Made], node: ast.AST, name: str) -> Made | None:
+    """The client a name means at this place; None when it means something else, or one of several."""
+    if "." in name:
+        candidates = [
+            each
+            for each in made
+            if each.name == name and names.class_of(each.call) is names.class_of(node) is not None
+        ]
+    else:
+        scope = names.binding_scope(node, name)
+        candidates = [
+            each for each in made if each.name == name and names.binding_scope(each.call, name) is scope
+        ]
+    if len(candidates) > 1:
+        for each in candidates:
+            each.escapes = True  # which of them is used here is for the running program to decide
+        return None
+    return candidates[0] if candidates else None

@@ -1,0 +1,261 @@
+"""What a Python program does with what it consumes: commits before handling, threads, failures that are passed over.
+
+The rules look at loops that read messages: `for message in consumer`, or a loop that calls poll, consume, getone or
+getmany. Within one, a name is *of the message* when it is bound to what was read, or to something made from it.
+Handling is a call that gets such a name, unless it only decodes or logs.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.doctor.client_defaults import Client
+from holdfast.doctor.findings import Finding, Fix, Severity, finding
+from holdfast.doctor.python_code import Made, Program, dotted
+from holdfast.doctor.python_names import FUNCTIONS, LOOPS, calls_in, is_logging, names_in, only_tells
+
+READS: Final = frozenset({"poll", "consume", "getone", "getmany"})
+DECODING: Final = frozenset(
+    """loads load decode str repr len int float dict list tuple isinstance get value key headers error topic
+    partition offset timestamp items values keys deserialize parse model_validate model_validate_json
+    TopicPartition OffsetAndMetadata KafkaException KafkaError from_json code append isEnabledFor""".split()  # noqa: SIM905
+)
+HANDING_ON: Final = frozenset({"submit", "put", "put_nowait", "apply_async", "create_task", "ensure_future"})
+WAITING: Final = frozenset(
+    {"result", "wait", "as_completed", "gather", "join", "map", "run_until_complete", "TaskGroup"}
+)
+
+
+@dataclass
+class Loop:
+    """A loop that reads from a consumer, and the names that are of its messages."""
+
+    node: ast.For | ast.AsyncFor | ast.While
+    names: set[str]
+
+    def handles(self, node: ast.AST) -> bool:
+        """Whether there is a call that works on the message."""
+        return any(self._is_handling(call) for call in calls_in(node))
+
+    def _is_handling(self, call: ast.Call) -> bool:
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+        if name in DECODING or name in READS or name == "commit" or is_logging(call):
+            return False
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        return any(names_in(each) & self.names for each in given)
+
+
+def check_consumers(program: Program) -> Iterator[Finding]:
+    for made in program.made:
+        if made.settings.role != "consumer":
+            continue
+        for loop in _loops(program, made):
+            yield from _committed_first(program, made, loop)
+            yield from _handed_on(program, made, loop)
+            yield from _failure_skipped(program, made, loop)
+        yield from _last_commit(program, made)
+
+
+def _loops(program: Program, made: Made) -> Iterator[Loop]:
+    names = program.names
+    found: list[ast.AST] = []
+    for node in ast.walk(names.tree):
+        if isinstance(node, (ast.For, ast.AsyncFor)) and _is_client(program, made, node.iter):
+            found.append(node)
+            yield Loop(node, _derived(node, names_in(node.target)))
+    for call in made.calls(names, *READS):
+        loop = next((each for each in names.ancestors(call) if isinstance(each, (*LOOPS, *FUNCTIONS))), None)
+        if not isinstance(loop, LOOPS) or loop in found:
+            continue
+        found.append(loop)
+        assigned = next((each for each in names.ancestors(call) if isinstance(each, ast.stmt)), None)
+        first: set[str] = set()
+        if isinstance(assigned, ast.Assign):
+            first = {name for target in assigned.targets for name in names_in(target)}
+        for each in ast.walk(loop):
+            if isinstance(each, ast.NamedExpr) and call in ast.walk(each.value):
+                first |= names_in(each.target)
+        yield Loop(loop, _derived(loop, first))
+
+
+def _is_client(program: Program, made: Made, node: ast.expr) -> bool:
+    name = dotted(node)
+    if not name or name != made.name:
+        return False
+    if "." in name:
+        return program.names.class_of(node) is program.names.class_of(made.call)
+    return program.names.binding_scope(node, name) is program.names.binding_scope(made.call, name)
+
+
+def _derived(loop: ast.AST, names: set[str]) -> set[str]:
+    """The names, and those bound to something made from them."""
+    known = set(names)
+    while True:
+        before = len(known)
+        for node in ast.walk(loop):
+            match node:
+                case ast.Assign(targets=targets, value=value) if names_in(value) & known:
+                    known |= {
+                        name
+                        for target in targets
+                        if isinstance(target, (ast.Name, ast.Tuple))
+                        for name in names_in(target)
+                    }
+                case ast.For(target=target, iter=value) if names_in(value) & known:
+                    known |= names_in(target)
+        if len(known) == before:
+            return known
+
+
+# HF301
+
+
+def _committed_first(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
+    """A commit with the handling of the message after it, in the same block, and none before it."""
+    for block in _blocks(loop.node):
+        for index, statement in enumerate(block):
+            call = _commit(program, made, statement)
+            if call is None:
+                continue
+            before, after = block[:index], block[index + 1 :]
+            if any(loop.handles(each) for each in before) or not any(loop.handles(each) for each in after):
+                continue
+            if _is_inside_other_work(program, loop, statement):
+                continue
+            yield finding(
+                "HF301",
+                program.place(call),
+                f"{made.name}.commit() stands before the message is handled",
+                fix=Fix(f"{made.name}.commit() after the message has been handled", "code"),
+            )
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    for each in ast.walk(node):
+        if each is not node and isinstance(each, FUNCTIONS):
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(each, name, None)
+            if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
+                yield block
+
+
+def _commit(program: Program, made: Made, statement: ast.stmt) -> ast.Call | None:
+    if not isinstance(statement, (ast.Expr, ast.Assign)):
+        return None
+    calls = set(made.calls(program.names, "commit"))
+    return next((call for call in calls_in(statement) if call in calls), None)
+
+
+def _is_inside_other_work(program: Program, loop: Loop, statement: ast.stmt) -> bool:
+    """A commit in a branch (every hundred messages, on a signal) is of what came before it."""
+    parent = program.names.parents.get(statement)
+    return (
+        parent is not loop.node
+        and isinstance(parent, (ast.If, ast.ExceptHandler, *LOOPS))
+        and not (
+            isinstance(parent, LOOPS)
+            and names_in(parent.target if not isinstance(parent, ast.While) else parent) & loop.names
+        )
+    )
+
+
+# HF302
+
+
+def _handed_on(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
+    """The message goes to a thread or a task, and positions go on without waiting for it."""
+    if any(_name(call) in WAITING for call in calls_in(loop.node)):
+        return
+    automatic = _commits_by_itself(made)
+    committed = [call for call in made.calls(program.names, "commit") if call in set(calls_in(loop.node))]
+    if not automatic and not committed:
+        return
+    for call in calls_in(loop.node):
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        threaded = _name(call) in HANDING_ON or program.names.meaning(call.func) in (
+            "threading.Thread",
+            "multiprocessing.Process",
+        )
+        if threaded and any(names_in(each) & loop.names for each in given):
+            how = "positions are committed by themselves" if automatic else f"{made.name}.commit() follows"
+            yield finding(
+                "HF302",
+                program.place(call),
+                f"{_name(call)}() hands the message on, and {how}, whether it has been handled or not",
+                fix=Fix(
+                    "wait for the work before committing, or commit up to what every worker has finished",
+                    "code",
+                ),
+                related=("HF301", "HF303"),
+            )
+            return
+
+
+def _name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
+
+
+def _commits_by_itself(made: Made) -> bool:
+    settings = made.settings
+    if settings.flag("enable.auto.commit") is not True:
+        return False
+    if settings.client is Client.LIBRDKAFKA:
+        return settings.flag("enable.auto.offset.store") is True
+    return settings.written("group.id")
+
+
+# HF306
+
+
+def _failure_skipped(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
+    """An error of the handling is mentioned at most, and the position moves on."""
+    moves_on = _commits_by_itself(made) or any(
+        call in set(calls_in(loop.node)) for call in made.calls(program.names, "commit", "store_offsets")
+    )
+    if not moves_on:
+        return
+    for attempt in ast.walk(loop.node):
+        if not isinstance(attempt, ast.Try) or not any(loop.handles(each) for each in attempt.body):
+            continue
+        for handler in attempt.handlers:
+            wide = handler.type is None or (
+                isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
+            )
+            if wide and all(only_tells(handler.body)):
+                yield finding(
+                    "HF306",
+                    program.place(handler),
+                    "a message whose handling fails is passed over, and the position moves on",
+                    severity=Severity.WARNING,
+                    fix=Fix("retry a bounded number of times, then send it to a dead-letter topic", "code"),
+                    related=("HF303",),
+                )
+
+
+# HF309
+
+
+def _last_commit(program: Program, made: Made) -> Iterator[Finding]:
+    """confluent-kafka commits in the background unless told to wait."""
+    if made.settings.client is not Client.LIBRDKAFKA or made.escapes:
+        return
+    commits = list(made.calls(program.names, "commit"))
+    if not commits or made.settings.flag("enable.auto.commit") is not False:
+        return
+    for call in commits:
+        told = [keyword for keyword in call.keywords if keyword.arg in (None, "asynchronous")]
+        if any(each.arg is None or program.names.constant(each.value) is not True for each in told):
+            return
+        if len(call.args) > 2:
+            return
+    yield finding(
+        "HF309",
+        program.place(commits[-1]),
+        f"every {made.name}.commit() is asynchronous: the last one may not arrive",
+        severity=Severity.NOTE,
+        fix=Fix(f"{made.name}.commit(asynchronous=False) before {made.name}.close()", "code"),
+    )

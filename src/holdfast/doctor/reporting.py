@@ -1,0 +1,160 @@
+"""What an examination looks like: for people, as JSON, as JUnit; SARIF is in `reporting_sarif`.
+
+JSON is versioned: within a version, keys are added and never changed. A page or a lab command is named only when
+`see` says that there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Any, Final
+
+from holdfast.doctor.findings import Examination, Finding, Severity
+
+JSON_VERSION: Final = 1
+
+See = Callable[[str], tuple[str, ...]]
+"""What there is to see about a risk: a page, a command of the lab."""
+
+
+def nothing_to_see(_risk_id: str) -> tuple[str, ...]:
+    return ()
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    SARIF = "sarif"
+    JUNIT = "junit"
+
+
+def summary(examination: Examination) -> str:
+    """One line: how many of what, and whether all of it could be examined."""
+    counts = [
+        f"{count} {severity.value}{'s' * (count != 1)}"
+        for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+        if (count := examination.count(severity))
+    ]
+    said = ", ".join(counts) if counts else "nothing found"
+    if examination.suppressed:
+        said += f", {len(examination.suppressed)} suppressed"
+    looked = len(examination.examined)
+    said += f"; {looked} thing{'s' * (looked != 1)} examined"
+    if not examination.complete:
+        said += f"; INCOMPLETE: {len(examination.gaps)} could not be examined"
+    return said
+
+
+def as_text(examination: Examination, see: See = nothing_to_see) -> Iterator[str]:
+    """Each finding as a paragraph: what, where, what can be lost, what to do."""
+    for found in examination.in_order():
+        yield f"{found.id} {found.severity.value}  {found.where}"
+        yield f"  {found.found}"
+        yield f"  can be lost: {found.loses}"
+        if found.fix is not None:
+            first, *rest = found.fix.text.splitlines() or [""]
+            yield f"  fix: {first}"
+            yield from (f"       {line}" for line in rest)
+        if found.related:
+            yield f"  related: {', '.join(found.related)}"
+        yield from (f"  see: {what}" for what in see(found.id))
+        yield ""
+    for gap in examination.gaps:
+        yield f"not examined: {gap.what}: {gap.why}"
+    yield summary(examination)
+
+
+def fixes(examination: Examination) -> Iterator[str]:
+    """The fixes alone, each under the place it belongs to; the same fix once."""
+    told: set[tuple[str, str]] = set()
+    for found in examination.in_order():
+        if found.fix is None or (found.where, found.fix.text) in told:
+            continue
+        told.add((found.where, found.fix.text))
+        yield f"# {found.id} {found.where}: {found.found}"
+        prefix = "" if found.fix.kind in ("command", "settings") else "# "
+        yield from (f"{prefix}{line}" for line in found.fix.text.splitlines())
+
+
+def as_json(examination: Examination, see: See = nothing_to_see) -> dict[str, Any]:
+    return {
+        "version": JSON_VERSION,
+        "complete": examination.complete,
+        "counts": {severity.value: examination.count(severity) for severity in Severity},
+        "findings": [{**found.as_json(), "see": list(see(found.id))} for found in examination.in_order()],
+        "suppressed": [each.as_json() for each in examination.suppressed],
+        "notExamined": [gap.as_json() for gap in examination.gaps],
+        "examined": list(examination.examined),
+    }
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _xml(text: str) -> str:
+    """XML has no way to write some characters; they come from files that are not ours."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def as_junit(examination: Examination, fail_on: Severity = Severity.WARNING) -> str:
+    """A test case for each finding; one below `fail_on` passes with its text as output; a gap is an error."""
+    findings = examination.in_order()
+    failing = sum(found.severity.rank >= fail_on.rank for found in findings)
+    cases = len(findings) + len(examination.suppressed) + len(examination.gaps)
+    suite = ElementTree.Element(
+        "testsuite",
+        name="holdfast doctor",
+        tests=str(max(1, cases)),
+        failures=str(failing),
+        errors=str(len(examination.gaps)),
+        skipped=str(len(examination.suppressed)),
+    )
+    for found in findings:
+        case = ElementTree.SubElement(suite, "testcase", classname=found.id, name=_xml(found.where))
+        text = _xml(_paragraph(found))
+        if found.severity.rank >= fail_on.rank:
+            failure = ElementTree.SubElement(
+                case, "failure", message=_xml(found.found), type=found.severity.value
+            )
+            failure.text = text
+        else:
+            ElementTree.SubElement(case, "system-out").text = text
+    for each in examination.suppressed:
+        found = each.finding
+        case = ElementTree.SubElement(suite, "testcase", classname=found.id, name=_xml(found.where))
+        ElementTree.SubElement(case, "skipped", message=_xml(f"{each.reason} (until {each.expires})"))
+    for gap in examination.gaps:
+        case = ElementTree.SubElement(suite, "testcase", classname="not examined", name=_xml(gap.what))
+        ElementTree.SubElement(case, "error", message=_xml(gap.why), type=gap.kind)
+    if cases == 0:
+        ElementTree.SubElement(suite, "testcase", classname="holdfast doctor", name="nothing found")
+    ElementTree.indent(suite)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def _paragraph(found: Finding) -> str:
+    lines = [found.found, f"can be lost: {found.loses}"]
+    if found.fix is not None:
+        lines.append(f"fix: {found.fix.text}")
+    return "\n".join(lines)
+
+
+def rendered(
+    examination: Examination, output: Format, *, fail_on: Severity, see: See = nothing_to_see
+) -> str:
+    """Everything but the table, whose look depends on the terminal."""
+    from holdfast.doctor.reporting_sarif import as_sarif
+
+    match output:
+        case Format.JSON:
+            return json.dumps(as_json(examination, see), indent=2, ensure_ascii=False) + "\n"
+        case Format.SARIF:
+            return json.dumps(as_sarif(examination, see), indent=2, ensure_ascii=False) + "\n"
+        case Format.JUNIT:
+            return as_junit(examination, fail_on)
+        case Format.TABLE:
+            return "\n".join(as_text(examination, see)) + "\n"
