@@ -30,7 +30,11 @@ ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSto
 WINDOW_ROWS: Final = 8_000_000
 WINDOW_KEYS: Final = 100_000
 DEDUPE_ROWS: Final = 4_000_000
-DEDUPE_KEYS: Final = 2_000_000
+DEDUPE_MINUTES: Final = 50
+DEDUPE_WITHIN: Final = "1500s"
+"""Half of the rows' time: two million keys are live."""
+REPEATED: Final = 20
+"""One row in so many has the key of one a little before it."""
 BATCH: Final = 500_000
 ROWS_PER_MINUTE: Final = 500_000
 """Of event time: a batch closes about one window of a minute."""
@@ -114,7 +118,7 @@ class StateStand(Stand):
 
     def dedupe(self, topic: str) -> float:
         home = self._fresh()
-        pipeline = self.start(topic, home).dedupe("k", within="1h", name="once")
+        pipeline = self.start(topic, home).dedupe("k", within=DEDUPE_WITHIN, name="once")
         return timed(lambda: self._run(pipeline.write("parquet", path=str(home / "out"))))
 
     def watched(self, pipeline: Pipeline, watch: StateWatch) -> None:
@@ -142,7 +146,7 @@ class StateStand(Stand):
         return self._spark_run(rows.groupBy(F.window("at", "1 minute"), "k").count())
 
     def sparks_dedupe(self, topic: str) -> float:
-        rows = self._stateful(topic).withWatermark("at", "1 hour")
+        rows = self._stateful(topic).withWatermark("at", "1500 seconds")
         return self._spark_run(rows.dropDuplicatesWithinWatermark(["k"]))
 
     def _stateful(self, topic: str) -> DataFrame:
@@ -187,9 +191,13 @@ class SparkWindows(Measure):
             stand = StateStand(bench, stack)
             with_rocksdb(stand.spark)
             rows, dedupe_rows = bench.count(WINDOW_ROWS), bench.count(DEDUPE_ROWS)
-            keys = min(DEDUPE_KEYS, max(1, dedupe_rows // 2))
             counted = stand.filled("windows", rows, lambda n: n * 7 % WINDOW_KEYS, 1 / ROWS_PER_MINUTE)
-            repeated = stand.filled("dedupe", dedupe_rows, lambda n: n * 7 % keys, 50 / max(1, dedupe_rows))
+            repeated = stand.filled(
+                "dedupe",
+                dedupe_rows,
+                lambda n: n if n % REPEATED else max(0, n - 1_000 * REPEATED - 1),
+                DEDUPE_MINUTES / dedupe_rows,
+            )
 
             def series(key: str, count: int, work: Callable[[], float]) -> Series:
                 return Series(key, lambda: {"per_s": count / work()})
