@@ -1,0 +1,39 @@
+"""The table of risks: every identifier once, with its words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from holdfast.doctor.findings import Place, Severity, finding
+from holdfast.doctor.risks import RISKS, Risk
+
+IDS = [
+    *(f"HF{number}" for number in range(101, 110)),
+    *(f"HF{number}" for number in range(201, 212)),
+    *(f"HF{number}" for number in range(301, 312)),
+    *(f"HF{number}" for number in range(401, 412)),
+]
+
+
+def test_every_risk_is_there_once_and_in_order() -> None:
+    assert list(RISKS) == ["HF000", *IDS]
+
+
+@pytest.mark.parametrize("risk", RISKS.values(), ids=list(RISKS))
+def test_a_risk_has_its_words(risk: Risk) -> None:
+    assert risk.severity in {severity.value for severity in Severity}
+    assert risk.page == f"docs/risks/{risk.id}.md"
+    for text in (risk.title, risk.loses, risk.remedy):
+        assert text
+        assert not text.endswith(".")
+    assert re.match(r"[a-zA-Z]", risk.title)
+
+
+def test_a_finding_takes_the_words_of_its_risk_unless_it_has_better() -> None:
+    plain = finding("HF102", Place("p.properties", 3), "acks=1")
+    assert (plain.severity, plain.loses) == (Severity.ERROR, RISKS["HF102"].loses)
+    assert plain.where == "p.properties:3"
+    other = finding("HF102", Place(resource="topic t"), "x", severity=Severity.NOTE, loses="little")
+    assert (other.severity, other.loses, other.where) == (Severity.NOTE, "little", "topic t")
