@@ -101,6 +101,11 @@ class Cluster(AbstractContextManager["Cluster"]):
     def meet(self, brokers: Mapping[int, Address]) -> None:
         self._brokers = dict(brokers)
 
+    def learn(self) -> None:
+        """Ask where the brokers are."""
+        answer = self.any(METADATA, {"topics": [], "allow_auto_topic_creation": False}, lowest=1)
+        self.meet({each.node_id: (each.host, each.port) for each in answer.brokers})
+
     def any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
         addresses = dict.fromkeys([*self._brokers.values(), *self.settings.bootstrap_servers])
         reasons = []

@@ -353,7 +353,7 @@ class _Collector:
                 if bounds.start <= position < bounds.end:
                     behind[place].add(position)
         retention = {place: self.snapshot.topics[place[0]].retention_ms or 0 for place in behind}
-        middles = self._offsets({place: now_ms - retention[place] // 2 for place in behind})
+        middles = self._offsets({place: max(0, now_ms - retention[place] // 2) for place in behind})
         endangered = {
             place: sorted(
                 each for each in positions if middles[place][0] == NOWHERE or each < middles[place][0]
@@ -376,8 +376,9 @@ class _Collector:
     def _date(self, wanted: Mapping[Place, int], retention_ms: Mapping[Place, int]) -> None:
         """By halving: since when, at the earliest, the message at a position can be there."""
         now_ms = self.snapshot.time_ms
-        low = {place: now_ms - retention_ms[place] for place in wanted}
-        high = {place: now_ms - retention_ms[place] // 2 for place in wanted}
+        # Below zero, times mean something else: the log's ends.
+        low = {place: max(0, now_ms - retention_ms[place]) for place in wanted}
+        high = {place: max(0, now_ms - retention_ms[place] // 2) for place in wanted}
         exact: set[Place] = set()
         probe = dict(low)
         for _ in range(1 + HALVINGS):

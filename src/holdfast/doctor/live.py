@@ -1,0 +1,106 @@
+"""The doctor at a live cluster, ours or Apache Kafka's: ask once, judge, and say what could not be seen.
+
+    examination = examine_cluster({"bootstrap.servers": "127.0.0.1:9092"}, history="looks.jsonl")
+
+Nothing is changed: `apply_fixes` does that, when it is called. What it takes to look: DESCRIBE on topics, groups,
+transactional ids and the cluster, DESCRIBE_CONFIGS on topics and the cluster, READ where a transaction is held open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from holdfast.doctor.client_settings import ClientSettings
+from holdfast.doctor.combinations import against_topics
+from holdfast.doctor.findings import ConfigChange, Examination, Finding
+from holdfast.doctor.live_ask import Cluster, ClusterUnreachable, alter_configs
+from holdfast.doctor.live_cluster_rules import cluster_findings
+from holdfast.doctor.live_collect import collect
+from holdfast.doctor.live_group_rules import group_findings
+from holdfast.doctor.live_history import append_looks, read_looks
+from holdfast.doctor.live_snapshot import Look, Snapshot
+from holdfast.doctor.live_transaction_rules import transaction_findings
+
+__all__ = ["ClusterUnreachable", "apply_fixes", "changes_of", "examine_cluster", "judge"]
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def examine_cluster(
+    settings: Mapping[str, str],
+    *,
+    groups: Collection[str] = (),
+    history: str | None = None,
+    looks: list[Look] | None = None,
+    clients: Sequence[ClientSettings] = (),
+    now_ms: Callable[[], int] = _wall_ms,
+) -> Examination:
+    """Look at a cluster once.
+
+    `settings` are a client's, with bootstrap.servers; `groups` the ones to look at, all by default. Earlier looks come
+    from the file `history`, which this look is added to, and from `looks`, which it is appended to: a caller that
+    watches passes the same list again. Raises `ClusterUnreachable` when nobody answers.
+    """
+    earlier, gaps = ([], []) if history is None else read_looks(history)
+    with Cluster(settings) as cluster:
+        snapshot = collect(cluster, groups, now_ms)
+    snapshot.gaps.extend(gaps)
+    examination = judge(snapshot, [*earlier, *(looks or ())], clients)
+    if history is not None:
+        append_looks(history, [snapshot.look()])
+    if looks is not None:
+        looks.append(snapshot.look())
+    return examination
+
+
+def judge(
+    snapshot: Snapshot, looks: Sequence[Look] = (), clients: Sequence[ClientSettings] = ()
+) -> Examination:
+    """What the rules say about a snapshot."""
+    examination = Examination()
+    examination.add(cluster_findings(snapshot))
+    ordered = sorted({look.time_ms: look for look in looks}.values(), key=lambda look: look.time_ms)
+    examination.add(group_findings(snapshot, ordered))
+    examination.add(transaction_findings(snapshot))
+    known = {(found.id, found.place) for found in examination.findings}
+    examination.add(
+        found
+        for found in against_topics(clients, snapshot.topic_facts())
+        if (found.id, found.place) not in known
+    )
+    examination.gaps.extend(snapshot.gaps)
+    partitions = sum(len(topic.partitions) for topic in snapshot.topics.values())
+    words = (
+        f"a cluster of {_count(len(snapshot.brokers), 'broker')}: {_count(len(snapshot.topics), 'topic')}, "
+        f"{_count(partitions, 'partition')}, {_count(len(snapshot.groups), 'group')}"
+    )
+    if ordered:
+        words += f", compared with {_count(len(ordered), 'earlier look')}"
+    examination.examined.append(words + (", in part" if snapshot.gaps else ""))
+    return examination
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def changes_of(findings: Iterable[Finding]) -> list[ConfigChange]:
+    """The changes a program can make, each setting once: the first finding in order decides."""
+    changes: dict[tuple[str, str, str], ConfigChange] = {}
+    for found in findings:
+        change = None if found.fix is None else found.fix.change
+        if change is not None:
+            changes.setdefault((change.resource_type, change.resource_name, change.setting), change)
+    return list(changes.values())
+
+
+def apply_fixes(
+    settings: Mapping[str, str], changes: Sequence[ConfigChange]
+) -> list[tuple[ConfigChange, str | None]]:
+    """Make changes of settings; for each, what the cluster objected, or None."""
+    with Cluster(settings) as cluster:
+        cluster.learn()
+        return alter_configs(cluster, changes)
