@@ -1,7 +1,7 @@
-"""`holdfast doctor`: what in files and code can lose a message, and what to do about it.
+"""`holdfast doctor`: what in files, code and clusters can lose a message, and what to do about it.
 
-It reads and never changes or runs anything. Exit codes: 0 clean, 1 findings at or above --fail-on, 2 usage,
-3 cannot connect, 4 something could not be examined and what could be is clean.
+It reads and never runs anything, and changes nothing but what --apply asks about. Exit codes: 0 clean, 1 findings at
+or above --fail-on, 2 usage, 3 cannot connect, 4 something could not be examined and what could be is clean.
 """
 
 from __future__ import annotations
@@ -13,8 +13,23 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer.exceptions import Exit
 
+from holdfast.cli.doctor_live import (
+    ApplyOption,
+    GroupOption,
+    HistoryOption,
+    LiveFlags,
+    LiveServerOption,
+    WatchOption,
+    YesOption,
+    apply_after_asking,
+)
 from holdfast.cli.exits import ExitCode
-from holdfast.cli.options import examples
+from holdfast.cli.options import (
+    DEFAULT_CONNECT_TIMEOUT_MS,
+    CommandConfigOption,
+    ConnectTimeoutOption,
+    examples,
+)
 from holdfast.doctor.findings import DoctorError, Severity
 from holdfast.doctor.reporting import Format
 
@@ -98,11 +113,13 @@ FixOption: TypeAlias = Annotated[
 
 @app.command(
     help="Find what can lose a message, before it does: in client settings (with the defaults of the client named), "
-    "Python code, pipelines and broker settings, and in their combinations. Reads only.",
+    "Python code, pipelines and broker settings, in a live cluster and its groups, and in their combinations. Reads "
+    "only, unless --apply is given.",
     epilog=examples(
         "holdfast doctor --producer producer.properties --consumer consumer.properties",
         "holdfast doctor --code src --fail-on error --output sarif > doctor.sarif",
         "holdfast doctor --producer settings.yaml --client aiokafka --fix",
+        "holdfast doctor --bootstrap-server 127.0.0.1:9092 --group billing --history looks.jsonl",
     ),
 )
 def doctor(
@@ -116,6 +133,14 @@ def doctor(
     fail_on: FailOnOption = Severity.WARNING,
     suppressions: SuppressionsOption = None,
     fix: FixOption = False,
+    bootstrap_server: LiveServerOption = None,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    group: GroupOption = None,
+    watch: WatchOption = None,
+    history: HistoryOption = None,
+    apply: ApplyOption = False,
+    yes: YesOption = False,
 ) -> None:
     from holdfast.doctor.files import Asked, examine_files
     from holdfast.doctor.properties_files import client_named
@@ -128,15 +153,37 @@ def doctor(
         broker or (),
         None if client is None else client_named(client),
     )
-    if not asked.anything:
-        raise DoctorError("nothing to examine: name --producer, --consumer, --pipeline, --code or --broker")
-    examined = examine_files(asked)
-    _live(examined)
-    raise Exit(conclude(examined.examination, output, fail_on, suppressions, only_fixes=fix))
+    live = LiveFlags(
+        bootstrap_server, command_config, connect_timeout_ms, group or (), watch, history, apply, yes
+    )
+    if not asked.anything and bootstrap_server is None:
+        raise DoctorError(
+            "nothing to examine: name --bootstrap-server, --producer, --consumer, --pipeline, --code or --broker"
+        )
+    while True:
+        examined = examine_files(asked)
+        _live(examined, live)
+        code_to_exit = conclude(examined.examination, output, fail_on, suppressions, only_fixes=fix)
+        if not live.again():
+            break
+    if apply and not apply_after_asking(live, accepted(examined.examination, suppressions)):
+        code_to_exit = ExitCode.FINDINGS
+    raise Exit(code_to_exit)
 
 
-def _live(examined: FilesExamined) -> None:
+def _live(examined: FilesExamined, live: LiveFlags) -> None:
     """The cluster's part of an examination."""
+    if live.bootstrap_server is not None:
+        examined.examination.merge(live.examine(examined.clients))
+
+
+def accepted(examination: Examination, suppressions: str | None) -> Examination:
+    """The examination with what is accepted set aside."""
+    from holdfast.doctor.suppressions import read_suppressions, suppress
+
+    if suppressions is None:
+        return examination
+    return suppress(examination, read_suppressions(suppressions), datetime.date.today())
 
 
 def conclude(
@@ -149,22 +196,25 @@ def conclude(
 ) -> ExitCode:
     """Set aside what is accepted, print, and give the exit code."""
     from holdfast.doctor.reporting import fixes, rendered
-    from holdfast.doctor.suppressions import read_suppressions, suppress
 
-    if suppressions is not None:
-        examination = suppress(examination, read_suppressions(suppressions), datetime.date.today())
+    examination = accepted(examination, suppressions)
     if only_fixes:
         for line in fixes(examination):
-            print(line)
+            print(_printable(line))
         for gap in examination.gaps:
             print(f"holdfast: not examined: {gap.what}: {gap.why}", file=sys.stderr)
     elif output is Format.TABLE and sys.stdout.isatty():
         _print_rich(examination)
     else:
-        print(rendered(examination, output, fail_on=fail_on), end="")
+        print(_printable(rendered(examination, output, fail_on=fail_on)), end="")
     if next(examination.at_least(fail_on), None) is not None:
         return ExitCode.FINDINGS
     return ExitCode.FINE if examination.complete else ExitCode.INCONCLUSIVE
+
+
+def _printable(text: str) -> str:
+    """A file's name may be no text at all; it is shown as well as can be."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _print_rich(examination: Examination) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from holdfast.doctor.client_settings import ClientSettings
 from holdfast.doctor.combinations import against_topics
@@ -36,19 +37,23 @@ def examine_cluster(
     history: str | None = None,
     looks: list[Look] | None = None,
     clients: Sequence[ClientSettings] = (),
+    command_flags: str = "",
     now_ms: Callable[[], int] = _wall_ms,
 ) -> Examination:
     """Look at a cluster once.
 
     `settings` are a client's, with bootstrap.servers; `groups` the ones to look at, all by default. Earlier looks come
     from the file `history`, which this look is added to, and from `looks`, which it is appended to: a caller that
-    watches passes the same list again. Raises `ClusterUnreachable` when nobody answers.
+    watches passes the same list again. `command_flags` are added to the commands that findings propose.
+    Raises `ClusterUnreachable` when nobody answers.
     """
     earlier, gaps = ([], []) if history is None else read_looks(history)
     with Cluster(settings) as cluster:
         snapshot = collect(cluster, groups, now_ms)
     snapshot.gaps.extend(gaps)
     examination = judge(snapshot, [*earlier, *(looks or ())], clients)
+    if command_flags:
+        examination.findings = [_reaching(found, command_flags) for found in examination.findings]
     if history is not None:
         append_looks(history, [snapshot.look()])
     if looks is not None:
@@ -81,6 +86,14 @@ def judge(
         words += f", compared with {_count(len(ordered), 'earlier look')}"
     examination.examined.append(words + (", in part" if snapshot.gaps else ""))
     return examination
+
+
+def _reaching(found: Finding, flags: str) -> Finding:
+    """The finding with a command that finds its cluster."""
+    if found.fix is None or found.fix.kind != "command":
+        return found
+    command, hash_sign, remark = found.fix.text.partition("  #")
+    return replace(found, fix=replace(found.fix, text=f"{command} {flags}{hash_sign}{remark}"))
 
 
 def _count(number: int, noun: str) -> str:

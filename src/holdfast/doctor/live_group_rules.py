@@ -120,7 +120,7 @@ def _outside_the_log(group: GroupFacts, snapshot: Snapshot) -> Iterator[Finding]
 
 def _reset(group: GroupFacts, topic: str, where: str) -> Fix:
     command = f"holdfast groups reset-offsets --group {group.name} --topic {topic} --to-{where} --execute"
-    stop = " (stop its members first)" if group.has_members else ""
+    stop = "  # stop its members first" if group.has_members else ""
     return Fix(command + stop, "command")
 
 
