@@ -54,5 +54,5 @@ def test_the_doctor_says_what_is_expected_and_nothing_else(case: dict[str, Any],
 def test_the_corpus_is_large_and_half_of_it_clean() -> None:
     clean = [case for case in CASES if not case.get("expect")]
     assert len(CASES) >= 60
-    assert len(clean) >= 30
+    assert 2 * len(clean) >= len(CASES)
     assert len({case["name"] for case in CASES}) == len(CASES)

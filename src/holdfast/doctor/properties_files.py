@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +20,14 @@ from typing import Any, Final
 
 from holdfast.config.properties import parse_properties
 from holdfast.doctor.client_defaults import Client, Role, canonical
-from holdfast.doctor.client_settings import ClientSettings, Setting, Style, make_settings
+from holdfast.doctor.client_settings import UNKNOWN, ClientSettings, Setting, Style, make_settings
 from holdfast.doctor.findings import DoctorError, Place
 from holdfast.errors import ConfigError
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 """No file of settings is larger; something else was named by mistake."""
+ENTRIES_MAX: Final = 20_000
+"""More values than any file of settings has: aliases of YAML can stand for billions."""
 
 
 class UnreadableFile(DoctorError):
@@ -165,7 +168,10 @@ def _yaml_documents(path: str, text: str) -> Iterator[list[Entry]]:
                 continue
             if not isinstance(node, yaml.MappingNode):
                 raise UnreadableFile(f"{path}:{node.start_mark.line + 1}: not a dictionary of settings")
-            yield list(_walk_yaml(node, (), yaml, set()))
+            entries = list(itertools.islice(_walk_yaml(node, (), yaml, set()), ENTRIES_MAX + 1))
+            if len(entries) > ENTRIES_MAX:
+                raise UnreadableFile(f"{path}: more than {ENTRIES_MAX} values, which no file of settings has")
+            yield entries
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark is not None else path
@@ -185,8 +191,16 @@ def _walk_yaml(node: Any, path: tuple[str, ...], yaml: Any, above: set[int]) -> 
             else:
                 yield from _walk_yaml(value, (*path, name), yaml, above | {id(node)})
         else:
-            plain = yaml.SafeLoader("").construct_object(value, deep=True)
-            yield Entry((*path, name), plain, key.start_mark.line + 1)
+            yield Entry((*path, name), _plain(value, yaml), key.start_mark.line + 1)
+
+
+def _plain(node: Any, yaml: Any) -> Any:
+    """A scalar, or a list of them; what is nested further is no value of a setting."""
+    if isinstance(node, yaml.ScalarNode):
+        return yaml.SafeLoader("").construct_object(node)
+    if all(isinstance(each, yaml.ScalarNode) for each in node.value):
+        return [yaml.SafeLoader("").construct_object(each) for each in node.value]
+    return UNKNOWN
 
 
 def _section(entries: Sequence[Entry], role: Role) -> Iterator[Entry]:

@@ -83,11 +83,15 @@ def examine_code(path: str, examination: Examination) -> list[ClientSettings]:
     for file in python_files(path, examination):
         try:
             program = read_program(file)
+            found = list(check_program(program))
         except UnreadableFile as error:
             examination.missed(file, str(error).removeprefix(f"{file}: "))
             continue
+        except RecursionError:
+            examination.missed(file, "nested too deeply to be examined")
+            continue
         examination.examined.append(f"{file} as Python code")
-        examination.add(check_program(program))
+        examination.add(found)
         clients.extend(made.settings for made in program.made if not made.settings.open_ended)
     return clients
 
@@ -145,20 +149,30 @@ def check_program(program: Program) -> Iterator[Finding]:
 
     for made in program.made:
         for found in check_settings(made.settings):
-            if not (_standalone(made) and found.id in ("HF301", "HF305")):
-                yield found
+            if _standalone(made) and found.id in ("HF301", "HF305"):
+                continue
+            if _places_itself(made) and found.id == "HF305":
+                continue
+            yield found
     yield from check_producers(program)
     yield from check_consumers(program)
     yield from check_frameworks(program.names)
 
 
 def _standalone(made: Made) -> bool:
-    """Without a group there are no positions to commit or to miss."""
+    """No positions to commit or to miss: without a group, or a consumer that is only asked about the topic."""
     settings = made.settings
-    if settings.client is Client.LIBRDKAFKA or settings.open_ended:
+    if settings.role == "producer" or settings.open_ended:
         return False
+    if settings.client is Client.LIBRDKAFKA:
+        return not made.escapes and not made.mentions("subscribe", "poll", "consume")
     group = settings.settings.get("group.id")
     return group is None or group.value is None
+
+
+def _places_itself(made: Made) -> bool:
+    """A consumer that is told where to begin, partition by partition."""
+    return not made.escapes and made.mentions("assign") and not made.mentions("subscribe")
 
 
 def _clients(names: ModuleNames) -> Iterator[Made]:

@@ -28,6 +28,8 @@ class ModuleNames:
         self.imports: dict[str, str] = {}
         self._assigned: defaultdict[tuple[Scope, str], list[ast.expr | None]] = defaultdict(list)
         self._filled: defaultdict[tuple[Scope, str], list[ast.AST]] = defaultdict(list)
+        self._resolving: set[ast.expr] = set()
+        """Dictionaries that are being read: one that holds itself is not read for ever."""
         self._elsewhere: set[tuple[Scope, str]] = set()
         """Names that a function declares to be its module's, or those of a function around it."""
         for node in ast.walk(tree):
@@ -173,15 +175,22 @@ class ModuleNames:
                 more, more_open = self.dictionary(right, depth + 1)
                 return first + more, first_open or more_open
             case ast.Name(id=name):
-                value = self.assigned(node, name)
-                if value is None:
-                    return [], True
-                items, is_open = self.dictionary(value, depth + 1)
-                for change in self.fillings(node, name):
-                    more, more_open = self._filling(change, depth)
-                    items, is_open = items + more, is_open or more_open
-                return items, is_open
+                return self._named_dictionary(node, name, depth)
         return [], True
+
+    def _named_dictionary(
+        self, node: ast.expr, name: str, depth: int
+    ) -> tuple[list[tuple[str, Any, int]], bool]:
+        value = self.assigned(node, name)
+        if value is None or value in self._resolving:
+            return [], True
+        self._resolving.add(value)
+        items, is_open = self.dictionary(value, depth + 1)
+        for change in self.fillings(node, name):
+            more, more_open = self._filling(change, depth + 1)
+            items, is_open = items + more, is_open or more_open
+        self._resolving.discard(value)
+        return items, is_open
 
     def _literal(
         self, keys: list[ast.expr | None], values: list[ast.expr], depth: int

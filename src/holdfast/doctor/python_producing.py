@@ -9,7 +9,7 @@ from typing import Final
 from holdfast.doctor.client_defaults import Client
 from holdfast.doctor.findings import Finding, Fix, Severity, finding
 from holdfast.doctor.python_code import Made, Program
-from holdfast.doctor.python_names import FUNCTIONS, LOOPS, ModuleNames, calls_in, only_tells
+from holdfast.doctor.python_names import FUNCTIONS, ModuleNames, calls_in, only_tells
 
 CALLBACKS: Final = frozenset({"callback", "on_delivery"})
 CALLBACK_SETTINGS: Final = frozenset({"on_delivery", "dr_cb", "dr_msg_cb"})
@@ -21,7 +21,6 @@ ENDINGS: Final = {
     Client.KAFKA_PYTHON: ("flush", "close", "commit_transaction"),
     Client.AIOKAFKA: ("flush", "stop", "transaction"),
 }
-WAITED: Final = ("get", "result", "add_errback", "add_both", "add_done_callback", "exception", "failed")
 
 
 def check_producers(program: Program) -> Iterator[Finding]:
@@ -148,6 +147,8 @@ def _never_flushed(program: Program, made: Made) -> Iterator[Finding]:
         return
     if not any(made.calls(program.names, *SENDS)):
         return
+    if made.settings.client is Client.LIBRDKAFKA and _polls_until(program, made):
+        return
     if made.settings.client is not Client.LIBRDKAFKA and _every_send_waited(program, made):
         return
     within = isinstance(program.names.scope_of(made.call), FUNCTIONS) and "." not in made.name
@@ -159,6 +160,16 @@ def _never_flushed(program: Program, made: Made) -> Iterator[Finding]:
         severity=Severity.ERROR if within else Severity.WARNING,
         fix=Fix(f"{'await ' * (ending == 'stop')}{made.name}.{ending}() before the program ends", "code"),
     )
+
+
+def _polls_until(program: Program, made: Made) -> bool:
+    """A loop that polls until something has come about, such as every report."""
+    sends = set(made.calls(program.names, *SENDS))
+    for call in made.calls(program.names, "poll"):
+        for loop in program.names.ancestors(call):
+            if isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant):
+                return not sends & set(calls_in(loop))
+    return False
 
 
 def _every_send_waited(program: Program, made: Made) -> bool:
@@ -242,7 +253,3 @@ def _caught(handler: ast.ExceptHandler) -> str | None:
         if name in WIDE:
             return name
     return None
-
-
-def in_loop(names: ModuleNames, node: ast.AST) -> bool:
-    return any(isinstance(each, LOOPS) for each in names.ancestors(node))

@@ -102,7 +102,11 @@ def _location(place: Place) -> dict[str, Any]:
     location: dict[str, Any] = {}
     if place.file:
         relative = not os.path.isabs(place.file)
-        uri = quote(place.file.replace(os.sep, "/")) if relative else "file://" + quote(place.file)
+        uri = (
+            quote(place.file.replace(os.sep, "/"), errors="surrogateescape")
+            if relative
+            else "file://" + quote(place.file, errors="surrogateescape")
+        )
         physical: dict[str, Any] = {"artifactLocation": {"uri": uri}}
         if place.line:
             physical["region"] = {"startLine": place.line}

@@ -78,7 +78,8 @@ def _entry(path: str, number: int, entry: Any) -> Suppression:
     if unknown:
         raise DoctorError(f"{where} has an unknown field {unknown[0]!r}; known are {', '.join(FIELDS)}")
     for name in FIELDS:
-        if entry.get(name) is None or not str(entry[name]).strip():
+        value = entry.get(name)
+        if not isinstance(value, (str, int, datetime.date)) or not str(value).strip():
             raise DoctorError(f"{where} has no {name}: what is silenced needs a reason and an end")
     risk_id = str(entry["id"]).strip()
     if risk_id not in RISKS:
