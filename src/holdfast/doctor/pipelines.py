@@ -10,18 +10,25 @@ A file of Spark options is a dictionary with option names, or one with sections 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from holdfast.doctor.findings import Examination, Finding, Fix, Place, Severity, finding
 from holdfast.doctor.properties_files import Entry, UnreadableFile, read_entries
+from holdfast.doctor.python_code import read_program
+from holdfast.doctor.python_steps import changing_calls
 from holdfast.doctor.spark_options import Option, Options, check_source, is_temporary
 
 if TYPE_CHECKING:
     from holdfast.pipeline.definition.hops import Hop
+    from holdfast.pipeline.definition.loading import Loaded
+    from holdfast.pipeline.definition.model import Step
 
 SOURCE_SECTIONS: Final = frozenset({"source", "readstream", "read", "reader"})
 SINK_SECTIONS: Final = frozenset({"sink", "writestream", "write", "writer"})
+REPLAYED: Final = "made again"
+"""What a definition says about an expression that is another one in the next run."""
 SPARK_WORDS: Final = frozenset(
     {"failondataloss", "startingoffsets", "checkpointlocation", "kafka.bootstrap.servers", "subscribe"}
 )
@@ -39,7 +46,7 @@ def examine_pipeline(path: str, examination: Examination) -> None:
         examination.missed(path, str(error).removeprefix(f"{path}: "))
         return
     if any(entry.path[0] == "pipeline" for entry in entries):
-        _definition(path, entries, examination)
+        _definition(path, examination)
     elif SPARK_WORDS & {_option_name(entry) for entry in entries}:
         examination.examined.append(f"{path} as options of Spark")
         examination.add(check_options(path, entries))
@@ -52,7 +59,7 @@ def examine_pipeline(path: str, examination: Examination) -> None:
 # Our definitions
 
 
-def _definition(path: str, entries: Sequence[Entry], examination: Examination) -> None:
+def _definition(path: str, examination: Examination) -> None:
     from holdfast.pipeline.definition.errors import DefinitionError, path_text
     from holdfast.pipeline.definition.explaining import explain
     from holdfast.pipeline.definition.loading import load_yaml
@@ -61,57 +68,102 @@ def _definition(path: str, entries: Sequence[Entry], examination: Examination) -
         loaded = load_yaml(path)
     except DefinitionError as error:
         for wrong in error.findings:
-            where = f"line {wrong.mark.line}: " if wrong.mark else ""
+            line = wrong.mark.line if wrong.mark else 0
             part = path_text(wrong.path)
-            examination.missed(path, f"{where}{part}{': ' if part else ''}{wrong.message}")
+            if REPLAYED in wrong.message:
+                examination.add([finding("HF410", Place(path, line, part), wrong.message)])
+            else:
+                where = f"line {line}: " if line else ""
+                examination.missed(path, f"{where}{part}{': ' if part else ''}{wrong.message}")
         return
     explanation = explain(loaded.definition)
     examination.examined.append(
         f"{path} as pipeline {explanation.pipeline}: {explanation.weakest.strength.words}"
     )
     for hop in explanation.hops:
-        examination.add(_weak_hop(path, hop, entries))
+        examination.add(_weak_hop(path, hop, loaded))
+    for step in loaded.definition.steps:
+        _examine_function(path, step, examination)
 
 
-def _weak_hop(path: str, hop: Hop, entries: Sequence[Entry]) -> Iterator[Finding]:
+def _weak_hop(path: str, hop: Hop, loaded: Loaded) -> Iterator[Finding]:
     from holdfast.pipeline.definition.hops import Strength
 
-    if hop.strength is Strength.EXACTLY_ONCE:
+    if hop.strength is Strength.EXACTLY_ONCE or _is_a_function(hop):
         return
-    risk, severity = _risk_of(
-        hop, hop.strength is Strength.CONDITIONAL or hop.strength > Strength.CONDITIONAL
-    )
+    risk, severity, loses = _risk_of(hop)
+    name = hop.name if hop.name.startswith(hop.kind) else f"{hop.kind} {hop.name}"
     yield finding(
         risk,
-        Place(path, _line_of(hop, entries), f"{hop.kind} {hop.name}" if hop.kind != hop.name else hop.name),
+        Place(path, _line_of(hop, loaded), name),
         f"{hop.strength.words}: {hop.why}",
         severity=severity,
+        loses=loses,
         fix=Fix(hop.remedy, "settings") if hop.remedy else None,
     )
 
 
-def _risk_of(hop: Hop, mild: bool) -> tuple[str, Severity]:
+def _is_a_function(hop: Hop) -> bool:
+    """Weak only if its function is: that is for `_examine_function` to say."""
+    from holdfast.pipeline.definition.hops import Strength
+
+    return hop.kind in ("python", "keyed") and hop.strength is Strength.CONDITIONAL
+
+
+def _risk_of(hop: Hop) -> tuple[str, Severity, str | None]:
     if hop.kind == "source":
-        return "HF402", Severity.WARNING
+        return "HF402", Severity.WARNING, None
     if hop.kind == "parse":
-        return "HF406", Severity.NOTE
+        return "HF406", Severity.NOTE, "fields of a record that the definition does not list"
     if hop.kind == "kafka":
-        return "HF109", Severity.NOTE
-    if "late" in hop.why:
-        return "HF407", Severity.NOTE if mild else Severity.WARNING
-    if hop.kind in ("expect", "filter"):
-        return "HF406", Severity.WARNING
-    return "HF410", Severity.NOTE if mild else Severity.WARNING
+        return "HF109", Severity.NOTE, "nothing, but readers may see one part of a batch before the rest"
+    if hop.kind == "expect":
+        return "HF406", Severity.WARNING, "rows that break the rule: they are counted, and kept nowhere"
+    if hop.kind == "event time":
+        return "HF407", Severity.NOTE, None
+    return "HF407", Severity.WARNING, "rows that come too late: they are counted, and kept nowhere"
 
 
-def _line_of(hop: Hop, entries: Sequence[Entry]) -> int:
-    """Where the hop is written, as well as its name or its part tells."""
-    for entry in entries:
-        if hop.kind == "source" and entry.path[:2] == ("source", "starting"):
-            return entry.line
-        if hop.kind == "parse" and entry.path[0] == "source" and entry.path[-1] == "unknown":
-            return entry.line
+def _line_of(hop: Hop, loaded: Loaded) -> int:
+    """Where the hop is written."""
+    definition = loaded.definition
+    places: list[tuple[str | int, ...]] = []
+    if hop.kind == "source":
+        places = [("source", "starting"), ("source",)]
+    elif hop.kind == "parse":
+        part = hop.name.removeprefix("parse ")
+        places = [("source", *part.split(".", 1), "unknown"), ("source", *part.split(".", 1))]
+    elif hop.kind == "event time":
+        places = [("source", "event_time"), ("source",)]
+    else:
+        places = [("steps", index) for index, step in enumerate(definition.steps) if step.name == hop.name]
+        places += [("sinks", index) for index, sink in enumerate(definition.sinks) if sink.name == hop.name]
+    for place in places:
+        if place in loaded.findings.places:
+            return loaded.findings.places[place].line
     return 0
+
+
+def _examine_function(path: str, step: Step, examination: Examination) -> None:
+    """HF410: clock, chance and other services in a function that is run again with its batch."""
+    file, function = getattr(step, "file", None), getattr(step, "function", None)
+    if not isinstance(file, str) or not isinstance(function, str):
+        return
+    shown = os.path.join(os.path.dirname(path), file)
+    try:
+        found = changing_calls(read_program(shown).names, function)
+    except (UnreadableFile, RecursionError) as error:
+        examination.missed(
+            shown, f"the function of step {step.name}: {str(error).removeprefix(f'{shown}: ')}"
+        )
+        return
+    if found is None:
+        examination.missed(shown, f"no function {function}, which step {step.name} names")
+    for name, line in found or ():
+        place = Place(shown, line, f"step {step.name}")
+        words = f"{name}() in {function}(): its answer is another one when the batch is made again"
+        fix = Fix("derive it from the row, or use _batch_time, which is fixed with the batch", "code")
+        examination.add([finding("HF410", place, words, fix=fix)])
 
 
 # Spark's options
