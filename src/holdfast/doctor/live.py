@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from holdfast.doctor.client_settings import ClientSettings
 from holdfast.doctor.combinations import against_topics
-from holdfast.doctor.findings import ConfigChange, Examination, Finding
+from holdfast.doctor.findings import ConfigChange, Examination, Finding, Severity
 from holdfast.doctor.live_ask import Cluster, ClusterUnreachable, alter_configs
 from holdfast.doctor.live_cluster_rules import cluster_findings
 from holdfast.doctor.live_collect import collect
@@ -101,12 +101,19 @@ def _count(number: int, noun: str) -> str:
 
 
 def changes_of(findings: Iterable[Finding]) -> list[ConfigChange]:
-    """The changes a program can make, each setting once: the first finding in order decides."""
+    """The changes a program can make, each setting once: the first finding in order decides, the longest retention.
+
+    A note proposes nothing: what it is about may well be meant.
+    """
     changes: dict[tuple[str, str, str], ConfigChange] = {}
     for found in findings:
-        change = None if found.fix is None else found.fix.change
-        if change is not None:
-            changes.setdefault((change.resource_type, change.resource_name, change.setting), change)
+        change = None if found.fix is None or found.severity is Severity.NOTE else found.fix.change
+        if change is None:
+            continue
+        key = (change.resource_type, change.resource_name, change.setting)
+        known = changes.setdefault(key, change)
+        if change.setting == "retention.ms" and int(change.value) > int(known.value):
+            changes[key] = change
     return list(changes.values())
 
 

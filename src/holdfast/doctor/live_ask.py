@@ -43,6 +43,9 @@ LIST_TRANSACTIONS: Final = 66
 RESOURCE_TYPES: Final[Mapping[str, int]] = {"topic": 2, "broker": 4, "group": 32}
 SET: Final = 0
 
+DEFAULTS: Final[Mapping[str, str]] = {"client.id": "holdfast-doctor", "request.timeout.ms": "15000"}
+"""A broker that takes longer to answer is as good as gone; each may cost that once."""
+
 DENIED: Final = frozenset(
     {
         ErrorCode.topic_authorization_failed,
@@ -82,7 +85,7 @@ class Cluster(AbstractContextManager["Cluster"]):
     """The brokers of one cluster; belongs to one thread."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        self.settings = parse_settings({"client.id": "holdfast-doctor", **settings})
+        self.settings = parse_settings({**DEFAULTS, **settings})
         self._tls = tls_context(self.settings.tls)
         self._connections: dict[Address, Connection] = {}
         self._brokers: dict[int, Address] = {}

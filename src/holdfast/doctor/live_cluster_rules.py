@@ -7,11 +7,19 @@ finding that counts them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from holdfast.doctor.findings import ConfigChange, Finding, Fix, Place, Severity, finding
-from holdfast.doctor.live_snapshot import BrokerFacts, LiveTopic, PartitionFacts, Settings, Snapshot
+from holdfast.doctor.live_snapshot import (
+    BrokerFacts,
+    GroupFacts,
+    LiveTopic,
+    PartitionFacts,
+    Settings,
+    Snapshot,
+)
 
 CLUSTER: Final = Place(resource="cluster")
 OFFSETS_TOPIC: Final = "__consumer_offsets"
@@ -26,6 +34,7 @@ def cluster_findings(snapshot: Snapshot) -> Iterator[Finding]:
     yield from _single_broker(snapshot)
     yield from _broker_defaults(snapshot)
     yield from _page_cache(snapshot)
+    readers = readers_of(snapshot.groups)
     for topic in sorted(snapshot.topics.values(), key=lambda each: each.name):
         yield from _health(topic)
         if len(snapshot.brokers) > 1:
@@ -33,7 +42,7 @@ def cluster_findings(snapshot: Snapshot) -> Iterator[Finding]:
             yield from _minimum(topic)
         yield from _election(topic, snapshot)
         if not topic.is_internal:
-            yield from _short_retention(topic, snapshot)
+            yield from _short_retention(topic, readers.get(topic.name, []))
             yield from _compaction(topic)
             yield from _sizes(topic, snapshot)
 
@@ -297,6 +306,7 @@ def _minimum(topic: LiveTopic) -> Iterator[Finding]:
             "HF202",
             topic.spot,
             f"min.insync.replicas=1 with {factor} replicas: acks=all may mean the leader alone",
+            severity=Severity.WARNING if topic.is_internal else None,
             fix=alter_topic(topic.name, "min.insync.replicas", "2") if factor > 2 else grow,
             related=("HF102", "HF209"),
         )
@@ -331,15 +341,10 @@ def _election(topic: LiveTopic, snapshot: Snapshot) -> Iterator[Finding]:
 # ---------------------------------------------------------------------- what removes messages
 
 
-def _short_retention(topic: LiveTopic, snapshot: Snapshot) -> Iterator[Finding]:
+def _short_retention(topic: LiveTopic, readers: Sequence[str]) -> Iterator[Finding]:
     retention = topic.retention_ms
     if retention is None or retention >= DAY_MS:
         return
-    readers = sorted(
-        name
-        for name, group in snapshot.groups.items()
-        if any(each == topic.name for each, _ in group.positions)
-    )
     if readers:
         yield finding(
             "HF206",
@@ -369,7 +374,7 @@ def _compaction(topic: LiveTopic) -> Iterator[Finding]:
             f"compacted and deleted: even the last value of a key goes after {spell(topic.retention_ms)}",
             severity=Severity.NOTE,
             loses="the last value of every key that is not written again within retention.ms",
-            fix=alter_topic(topic.name, "cleanup.policy", "compact"),
+            fix=Fix(f"cleanup.policy=compact on {topic.name}, if the last value of a key must stay"),
             related=("HF206",),
         )
 
@@ -390,6 +395,15 @@ def _sizes(topic: LiveTopic, snapshot: Snapshot) -> Iterator[Finding]:
             loses="nothing with today's brokers: large batches are copied one at a time",
             fix=Fix(f"replica.fetch.max.bytes={limit}", "settings"),
         )
+
+
+def readers_of(groups: Mapping[str, GroupFacts]) -> dict[str, list[str]]:
+    """The groups with positions in a topic, by topic."""
+    readers: defaultdict[str, list[str]] = defaultdict(list)
+    for name, group in sorted(groups.items()):
+        for topic in dict.fromkeys(topic for topic, _ in group.positions):
+            readers[topic].append(name)
+    return readers
 
 
 def _flag(broker: BrokerFacts, name: str) -> bool | None:

@@ -53,6 +53,7 @@ from holdfast.doctor.live_snapshot import (
     named,
 )
 from holdfast.reader.errors import UnsupportedBroker
+from holdfast.wire import error_table
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -139,7 +140,8 @@ class _Collector:
     def _refuse(self, what: str, name: str, code: ErrorCode, said: str | None = None) -> None:
         denied = code in DENIED
         why = described(code) if denied or not said else said
-        self._miss(what, name, why, "permission" if denied else "unreadable")
+        passing: GapKind = "connection" if error_table.is_retriable(code) else "unreadable"
+        self._miss(what, name, why, "permission" if denied else passing)
 
     def _from(
         self, what: str, broker_id: int, api_key: int, fields: Mapping[str, Any], **versions: int

@@ -7,25 +7,29 @@ With earlier looks there are rates. Let the log be written `w` and the group rea
 retention cuts at moves through the log about as fast as it was written, so the time left grows to left * w / (w - c),
 and a group at least as fast as its log is in no danger. Where size removes messages, the log's own start is the edge.
 
-Stalled is a position that did not move in any look since the log last stood still there, while the log grew and the
-group was behind throughout: no threshold. Rewinding is a position that is smaller than one committed before.
+Stalled is a position that did not move over looks at least a minute apart, while the log grew and the group was behind
+throughout: nothing to set. Rewinding is a position that is smaller than one committed before.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from holdfast.doctor.findings import Finding, Fix, Severity, finding
 from holdfast.doctor.findings import Place as Spot
-from holdfast.doctor.live_cluster_rules import alter_topic, shown, spell
+from holdfast.doctor.live_cluster_rules import alter_topic, readers_of, shown, spell
 from holdfast.doctor.live_snapshot import Bounds, GroupFacts, Look, Place, Snapshot, named
 
 SOON: Final = 4
 """Less than this part of retention left, as 1/4, is an error; more is a warning."""
+LOOKS_FOR_RATES: Final = 10
+"""A rate is that of the last looks: what was before them says little about now."""
+STALLED_MS_MIN: Final = 60_000
+"""Clients commit every few seconds by default: looks closer together than this prove nothing."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,7 @@ def _time_to_loss(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) 
             continue
         rates = _rates(group.name, place, position, bounds, snapshot.time_ms, looks)
         trouble = _by_time(group, place, position, snapshot, rates)
-        if trouble is None and rates is not None and topic.deletes:
+        if trouble is None and rates is not None and topic.keeps_by_size:
             trouble = _by_size(group, place, position, bounds, rates)
         if trouble is not None:
             troubles.append(trouble)
@@ -158,7 +162,7 @@ class _Rates:
 def _rates(
     group: str, place: Place, position: int, bounds: Bounds, now_ms: int, looks: Sequence[Look]
 ) -> _Rates | None:
-    for look in looks:
+    for look in looks[-LOOKS_FOR_RATES:]:
         before, log = look.positions.get(group, {}).get(place), look.bounds.get(place)
         if before is None or log is None or log[1] > bounds.end:
             continue
@@ -203,7 +207,7 @@ def _by_size(
     group: GroupFacts, place: Place, position: int, bounds: Bounds, rates: _Rates
 ) -> _Trouble | None:
     """The log's start comes nearer, whatever moves it."""
-    if rates.removed <= 0 or rates.removed <= rates.read:
+    if rates.read >= min(rates.removed, rates.written):
         return None
     left_ms = (position - bounds.start) / (rates.removed - rates.read)
     # The start moves in steps of segments; far from it, a look or two say nothing.
@@ -228,7 +232,7 @@ def _stalled(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> It
         if bounds is None:
             continue
         since = _unmoved_since(group.name, place, position, bounds, looks)
-        if since is None:
+        if since is None or snapshot.time_ms - since < STALLED_MS_MIN:
             moving += any(
                 look.positions.get(group.name, {}).get(place, position) != position for look in looks
             )
@@ -313,7 +317,7 @@ def _recreated(snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[Finding]:
     last: dict[str, str] = {}
     for look in looks:
         last.update(look.topic_ids)
-    readers = _readers(snapshot.groups)
+    readers = readers_of(snapshot.groups)
     for topic in snapshot.topics.values():
         before = last.get(topic.name)
         if before and topic.topic_id and before != topic.topic_id and readers.get(topic.name):
@@ -323,11 +327,3 @@ def _recreated(snapshot: Snapshot, looks: Sequence[Look]) -> Iterator[Finding]:
                 f"deleted and created again since the last look; {shown(readers[topic.name])} kept positions in it",
                 fix=Fix(f"reset the positions of these groups on {topic.name} to its earliest messages"),
             )
-
-
-def _readers(groups: Mapping[str, GroupFacts]) -> dict[str, list[str]]:
-    readers: defaultdict[str, list[str]] = defaultdict(list)
-    for name, group in sorted(groups.items()):
-        for topic in dict.fromkeys(topic for topic, _ in group.positions):
-            readers[topic].append(name)
-    return readers

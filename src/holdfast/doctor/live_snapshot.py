@@ -98,6 +98,15 @@ class LiveTopic:
         retention = self.settings.number("retention.ms")
         return None if retention is None or retention < 0 else retention
 
+    @property
+    def keeps_by_size(self) -> bool:
+        """Whether the oldest messages go when there are too many."""
+        return (
+            self.deletes
+            and self.settings is not None
+            and (self.settings.number("retention.bytes") or -1) >= 0
+        )
+
 
 class Bounds(NamedTuple):
     """Where a partition's log begins, where it ends, and up to where every transaction is decided."""

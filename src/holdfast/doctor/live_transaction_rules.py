@@ -80,7 +80,7 @@ def _left(producer: OpenProducer, retention_ms: int, now_ms: int) -> str:
     left_ms = producer.last_timestamp_ms + retention_ms - now_ms
     if left_ms <= 0:
         return "; retention has passed it"
-    return f"; retention passes it in {spell(left_ms)}"
+    return f"; retention passes it in {spell(left_ms)} at most"
 
 
 def _longer_than_retention(snapshot: Snapshot) -> Iterator[Finding]:
