@@ -66,7 +66,7 @@ def _shared_transactional_id(producers: Sequence[ClientSettings]) -> Iterator[Fi
                 "HF108",
                 producer.place_of("transactional.id"),
                 f"transactional.id {name} is also used at {others}: each of them fences the other",
-                severity=Severity.ERROR,
+                severity=Severity.WARNING if producer.style == "python" else Severity.ERROR,
                 loses="the open transaction of whichever program was fenced last",
                 fix=Fix(
                     f"a transactional.id of its own for each program, such as {name}-1 and {name}-2",
@@ -87,8 +87,16 @@ def _aborted_is_read(
                 "HF310",
                 consumer.place_of("isolation.level"),
                 f"{consumer.said('isolation.level')}, and {transactional[0].place} writes in transactions",
+                severity=Severity.WARNING if _belong_together(consumer, transactional) else Severity.NOTE,
                 fix=consumer.set_to("isolation.level", "read_committed"),
             )
+
+
+def _belong_together(consumer: ClientSettings, producers: Sequence[ClientSettings]) -> bool:
+    """Named side by side, or in one program; two programs of one directory may have no topic in common."""
+    return consumer.style != "python" or any(
+        producer.style != "python" or producer.place.file == consumer.place.file for producer in producers
+    )
 
 
 def _keys_apart(producers: Sequence[ClientSettings]) -> Iterator[Finding]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.doctor.broker_files import check_broker, facts, read_broker
 from holdfast.doctor.client_defaults import Client, Role
 from holdfast.doctor.client_settings import ClientSettings
 from holdfast.doctor.combinations import TopicFacts, across_clients, against_topics
-from holdfast.doctor.findings import Examination
+from holdfast.doctor.findings import Examination, Finding
 from holdfast.doctor.pipelines import examine_pipeline
 from holdfast.doctor.properties_files import UnreadableFile, read_clients
 from holdfast.doctor.python_code import examine_code
@@ -72,10 +72,14 @@ def examine_files(asked: Asked) -> FilesExamined:
     for path in asked.pipelines:
         examine_pipeline(path, examination)
     examination.add(across_clients(result.clients))
-    known = {(found.id, found.place) for found in examination.findings}
-    examination.add(
-        found
-        for found in against_topics(result.clients, result.topics)
-        if (found.id, found.place) not in known
-    )
+    add_combined(examination, against_topics(result.clients, result.topics))
     return result
+
+
+def add_combined(examination: Examination, combined: Iterable[Finding]) -> None:
+    """Findings of two things together: of the same risk at the same place only the worse one stays."""
+    for found in combined:
+        same = [each for each in examination.findings if (each.id, each.place) == (found.id, found.place)]
+        if all(each.severity.rank < found.severity.rank for each in same):
+            examination.findings = [each for each in examination.findings if each not in same]
+            examination.add([found])

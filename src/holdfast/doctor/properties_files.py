@@ -245,6 +245,7 @@ _SPRING_NAMES: Final[Mapping[str, str]] = {
     "acks": "acks",
     "retries": "retries",
 }
+_SPRING_OTHERS: Final = frozenset({"bootstrap-servers", "client-id"})
 SPRING_DEFAULTS: Final[Mapping[str, Any]] = {"enable.auto.commit": False}
 """What the listener container sets where the file says nothing."""
 _DURATION = re.compile(r"(?i)^(\d+)(ms|s|m|h)?$")
@@ -291,6 +292,9 @@ def _spring_setting(path: str, entry: Entry, role: Role) -> Iterator[Setting]:
     known = _SPRING_NAMES.get(kebab)
     if known is not None:
         yield Setting(known, _spring_value(known, entry.value), Place(path, entry.line))
+    elif kebab not in _SPRING_OTHERS and not kebab.startswith(("ssl.", "security.")):
+        # Kafka's spelling of what was written: the check of names says what was meant.
+        yield Setting(kebab.replace("-", "."), entry.value, Place(path, entry.line))
 
 
 def _spring_value(name: str, value: Any) -> Any:

@@ -123,8 +123,6 @@ def _committed_first(program: Program, made: Made, loop: Loop) -> Iterator[Findi
             before, after = block[:index], block[index + 1 :]
             if any(loop.handles(each) for each in before) or not any(loop.handles(each) for each in after):
                 continue
-            if _is_inside_other_work(program, loop, statement):
-                continue
             yield finding(
                 "HF301",
                 program.place(call),
@@ -148,19 +146,6 @@ def _commit(program: Program, made: Made, statement: ast.stmt) -> ast.Call | Non
         return None
     calls = set(made.calls(program.names, "commit"))
     return next((call for call in calls_in(statement) if call in calls), None)
-
-
-def _is_inside_other_work(program: Program, loop: Loop, statement: ast.stmt) -> bool:
-    """A commit in a branch (every hundred messages, on a signal) is of what came before it."""
-    parent = program.names.parents.get(statement)
-    return (
-        parent is not loop.node
-        and isinstance(parent, (ast.If, ast.ExceptHandler, *LOOPS))
-        and not (
-            isinstance(parent, LOOPS)
-            and names_in(parent.target if not isinstance(parent, ast.While) else parent) & loop.names
-        )
-    )
 
 
 # HF302
