@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.doctor.findings import ConfigChange, Severity
 from holdfast.doctor.live import ClusterUnreachable, apply_fixes, changes_of, examine_cluster
-from holdfast.doctor.live_ask import Cluster
+from holdfast.doctor.live_ask import METADATA, BrokerGone, Cluster
 from holdfast.doctor.live_collect import collect
 
 DAY_MS = 86_400_000
@@ -67,7 +67,7 @@ def test_the_time_left_is_that_of_the_message_at_the_position(server: str) -> No
     commit(server, "billing", "orders", 1)
     commit(server, "current", "orders", 3)
     examination = examine_cluster({"bootstrap.servers": server}, now_ms=lambda: now_ms)
-    (found,) = [found for found in examination.findings if found.id == "HF206"]
+    (found,) = [found for found in examination.findings if found.id == "HF206" and "group" in found.where]
     assert found.where == "group billing on topic orders"
     assert "3 behind" in found.found
     assert "retention passes it in 3 d" in found.found
@@ -153,3 +153,14 @@ def test_nobody_there_is_an_error_with_the_address() -> None:
         with pytest.raises(ClusterUnreachable, match=address) as raised:
             examine_cluster({"bootstrap.servers": address})
     assert raised.value.exit_code == 3
+
+
+def test_a_broker_that_dies_is_gone_and_not_asked_again(holdfast_broker: Any) -> None:
+    with Cluster({"bootstrap.servers": holdfast_broker.bootstrap_servers}) as cluster:
+        cluster.learn()
+        holdfast_broker.stop()
+        with pytest.raises(BrokerGone):
+            cluster.broker(1, METADATA, {"topics": []})
+        holdfast_broker.start()
+        with pytest.raises(BrokerGone):
+            cluster.any(METADATA, {"topics": []})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
@@ -84,3 +86,38 @@ def test_a_flag_about_a_cluster_needs_one(flags: list[str]) -> None:
     result = doctor(*flags)
     assert result.returncode == 2
     assert flags[0] in result.stderr
+
+
+def test_a_watch_looks_again_until_it_is_interrupted_and_outlasts_the_cluster(holdfast_broker: Any) -> None:
+    arguments = [
+        "--bootstrap-server",
+        holdfast_broker.bootstrap_servers,
+        "--watch",
+        "0.1",
+        "--output",
+        "json",
+    ]
+    command = [sys.executable, "-m", "holdfast.cli", "doctor", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        try:
+            assert documents_until(watch.stdout, lambda each: "earlier look" in str(each["examined"]))
+            holdfast_broker.stop()
+            assert documents_until(watch.stdout, lambda each: "the cluster" in str(each["notExamined"]))
+            watch.send_signal(signal.SIGINT)
+            watch.stdout.read()
+            assert watch.wait(30) == 130
+        finally:
+            watch.kill()
+
+
+def documents_until(lines: IO[str], test: Callable[[Any], bool]) -> bool:
+    """Whether one of the documents that come passes."""
+    text = ""
+    for line in lines:
+        text += line
+        if line == "}\n":
+            if test(json.loads(text)):
+                return True
+            text = ""
+    return False

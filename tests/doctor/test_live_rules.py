@@ -217,6 +217,19 @@ def test_the_longest_retention_proposed_is_the_one_applied_and_notes_propose_not
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "accepted_ms", "notes"),
+    [("CreateTime", 9 * DAY_MS, 1), ("CreateTime", 8 * DAY_MS, 0), ("LogAppendTime", 9 * DAY_MS, 0)],
+)
+def test_messages_that_are_past_retention_on_arrival_are_one_note(
+    kind: str, accepted_ms: int, notes: int
+) -> None:
+    # HF206
+    cluster = with_group(100, message_timestamp_type=kind, message_timestamp_before_max_ms=str(accepted_ms))
+    found = [(each.id, each.severity) for each in cluster_findings(cluster)]
+    assert found == [("HF206", Severity.NOTE)] * notes
+
+
 # ---------------------------------------------------------------------- groups
 
 

@@ -101,17 +101,26 @@ class LiveFlags:
         return f"--bootstrap-server {self.bootstrap_server}{config}"
 
     def examine(self, clients: Sequence[ClientSettings]) -> Examination:
-        from holdfast.doctor.live import examine_cluster
+        from holdfast.doctor.findings import Examination
+        from holdfast.doctor.live import ClusterUnreachable, examine_cluster
 
         del self.looks[:-LOOKS_KEPT]
-        return examine_cluster(
-            self.settings(),
-            groups=self.groups,
-            history=self.history,
-            looks=self.looks,
-            clients=clients,
-            command_flags=self.command_flags(),
-        )
+        try:
+            return examine_cluster(
+                self.settings(),
+                groups=self.groups,
+                history=self.history,
+                looks=self.looks,
+                clients=clients,
+                command_flags=self.command_flags(),
+            )
+        except ClusterUnreachable as error:
+            if not self.looks:
+                raise
+            # A watch outlasts the restart of a cluster that it has seen.
+            examination = Examination()
+            examination.missed("the cluster", str(error), "connection")
+            return examination
 
     def again(self) -> bool:
         """Whether there is another look, after its time."""

@@ -35,6 +35,7 @@ def cluster_findings(snapshot: Snapshot) -> Iterator[Finding]:
     yield from _broker_defaults(snapshot)
     yield from _page_cache(snapshot)
     readers = readers_of(snapshot.groups)
+    yield from _old_on_arrival(snapshot, readers)
     for topic in sorted(snapshot.topics.values(), key=lambda each: each.name):
         yield from _health(topic)
         if len(snapshot.brokers) > 1:
@@ -352,6 +353,30 @@ def _short_retention(topic: LiveTopic, readers: Sequence[str]) -> Iterator[Findi
             f"retention.ms={retention} ({spell(retention)}): an outage of {shown(readers)} for a night loses messages",
             severity=Severity.WARNING,
             fix=alter_topic(topic.name, "retention.ms", str(7 * DAY_MS)),
+        )
+
+
+def _old_on_arrival(snapshot: Snapshot, readers: Mapping[str, object]) -> Iterator[Finding]:
+    """Retention goes by the producers' clocks, unless told otherwise: a backfill may be past it when it arrives."""
+    topics = []
+    for topic in snapshot.topics.values():
+        settings, retention = topic.settings, topic.retention_ms
+        if settings is None or retention is None or topic.is_internal or topic.name not in readers:
+            continue
+        accepted = settings.number("message.timestamp.before.max.ms")
+        if settings.text("message.timestamp.type") == "CreateTime" and (accepted or 0) > retention:
+            topics.append(topic.name)
+    if topics:
+        yield finding(
+            "HF206",
+            CLUSTER,
+            f"{len(topics)} topic{'s' if len(topics) > 1 else ''} with readers take messages that are past retention "
+            f"by their producer's clock: {shown(sorted(topics))}",
+            severity=Severity.NOTE,
+            loses="messages sent with an old time, such as a backfill: retention may remove them at once",
+            fix=Fix(
+                "message.timestamp.before.max.ms not above retention.ms, or message.timestamp.type=LogAppendTime"
+            ),
         )
 
 
