@@ -43,7 +43,7 @@ def test_the_worst_comes_first_and_what_is_missing_is_named() -> None:
 
 
 def test_a_page_is_named_only_when_there_is_one() -> None:
-    assert not any("see:" in line for line in as_text(examination()))
+    assert not any("see:" in line for line in as_text(examination(), lambda _: ()))
     seen = list(as_text(examination(), lambda risk: ("holdfast lab run HF102",) if risk == "HF102" else ()))
     assert [line for line in seen if "see:" in line] == ["  see: holdfast lab run HF102"]
 

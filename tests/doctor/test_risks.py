@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from holdfast.doctor.findings import Place, Severity, finding
-from holdfast.doctor.risks import RISKS, Risk
+from holdfast.doctor.reporting import what_there_is
+from holdfast.doctor.risks import EXPERIMENTS, PAGES, RISKS, Risk
 
 IDS = [
     *(f"HF{number}" for number in range(101, 110)),
@@ -37,3 +39,17 @@ def test_a_finding_takes_the_words_of_its_risk_unless_it_has_better() -> None:
     assert plain.where == "p.properties:3"
     other = finding("HF102", Place(resource="topic t"), "x", severity=Severity.NOTE, loses="little")
     assert (other.severity, other.loses, other.where) == (Severity.NOTE, "little", "topic t")
+
+
+def test_pages_that_reports_name_exist() -> None:
+    root = Path(__file__).parents[2]
+    assert {risk for risk in PAGES if not (root / RISKS[risk].page).is_file()} == set()
+    assert EXPERIMENTS <= set(IDS)
+
+
+def test_reports_name_what_there_is_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.doctor.reporting.PAGES", frozenset({"HF102", "HF103"}))
+    monkeypatch.setattr("holdfast.doctor.reporting.EXPERIMENTS", frozenset({"HF102"}))
+    assert what_there_is("HF101") == ()
+    assert what_there_is("HF102") == ("holdfast lab run HF102", "docs/risks/HF102.md")
+    assert what_there_is("HF103") == ("docs/risks/HF103.md",)

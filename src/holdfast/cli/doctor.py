@@ -223,7 +223,7 @@ def _print_rich(examination: Examination) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from holdfast.doctor.reporting import summary
+    from holdfast.doctor.reporting import summary, what_there_is
 
     colours = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
     table = Table(
@@ -234,6 +234,8 @@ def _print_rich(examination: Examination) -> None:
         words.append(f"\ncan be lost: {found.loses}", style="dim")
         if found.fix is not None:
             words.append(f"\nfix: {found.fix.text}", style="green")
+        for what in what_there_is(found.id):
+            words.append(f"\nsee: {what}", style="blue")
         table.add_row(
             Text(f"{found.id}\n{found.severity.value}", style=colours[found.severity]),
             Text(found.where),

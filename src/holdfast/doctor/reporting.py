@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from holdfast.doctor.findings import Examination, Finding, Severity
+from holdfast.doctor.risks import EXPERIMENTS, PAGES, RISKS
 
 JSON_VERSION: Final = 1
 
@@ -21,8 +22,10 @@ See = Callable[[str], tuple[str, ...]]
 """What there is to see about a risk: a page, a command of the lab."""
 
 
-def nothing_to_see(_risk_id: str) -> tuple[str, ...]:
-    return ()
+def what_there_is(risk_id: str) -> tuple[str, ...]:
+    """The experiment and the page, as far as there are any."""
+    shown = (f"holdfast lab run {risk_id}",) if risk_id in EXPERIMENTS else ()
+    return (*shown, RISKS[risk_id].page) if risk_id in PAGES else shown
 
 
 class Format(StrEnum):
@@ -49,7 +52,7 @@ def summary(examination: Examination) -> str:
     return said
 
 
-def as_text(examination: Examination, see: See = nothing_to_see) -> Iterator[str]:
+def as_text(examination: Examination, see: See = what_there_is) -> Iterator[str]:
     """Each finding as a paragraph: what, where, what can be lost, what to do."""
     for found in examination.in_order():
         yield f"{found.id} {found.severity.value}  {found.where}"
@@ -80,7 +83,7 @@ def fixes(examination: Examination) -> Iterator[str]:
         yield from (f"{prefix}{line}" for line in found.fix.text.splitlines())
 
 
-def as_json(examination: Examination, see: See = nothing_to_see) -> dict[str, Any]:
+def as_json(examination: Examination, see: See = what_there_is) -> dict[str, Any]:
     return {
         "version": JSON_VERSION,
         "complete": examination.complete,
@@ -143,9 +146,7 @@ def _paragraph(found: Finding) -> str:
     return "\n".join(lines)
 
 
-def rendered(
-    examination: Examination, output: Format, *, fail_on: Severity, see: See = nothing_to_see
-) -> str:
+def rendered(examination: Examination, output: Format, *, fail_on: Severity, see: See = what_there_is) -> str:
     """Everything but the table, whose look depends on the terminal."""
     from holdfast.doctor.reporting_sarif import as_sarif
 

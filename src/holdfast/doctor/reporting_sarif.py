@@ -15,13 +15,13 @@ from urllib.parse import quote
 
 from holdfast import __version__
 from holdfast.doctor.findings import Examination, Finding, Place, Suppressed
-from holdfast.doctor.reporting import See, nothing_to_see
+from holdfast.doctor.reporting import See, what_there_is
 from holdfast.doctor.risks import RISKS
 
 SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
-def as_sarif(examination: Examination, see: See = nothing_to_see) -> dict[str, Any]:
+def as_sarif(examination: Examination, see: See = what_there_is) -> dict[str, Any]:
     findings = examination.in_order()
     used = sorted({found.id for found in (*findings, *(each.finding for each in examination.suppressed))})
     index = {risk_id: number for number, risk_id in enumerate(used)}
