@@ -30,6 +30,10 @@ ENTRIES_MAX: Final = 20_000
 """More values than any file of settings has: aliases of YAML can stand for billions."""
 
 
+TOPIC_SECTION: Final = "default.topic.config."
+"""Where older programs of confluent-kafka put what is of topics; it counts like the rest."""
+
+
 class UnreadableFile(DoctorError):
     """A file that cannot be read, or is not what its name says."""
 
@@ -61,7 +65,8 @@ def read_clients(path: str, role: Role, client: Client | None = None) -> list[Cl
     written = list(_section(entries, role))
     style: Style = _style(path)
     chosen = client or _guess(style, written)
-    settings = [Setting(".".join(e.path), e.value, Place(path, e.line)) for e in written]
+    names = (".".join(entry.path).removeprefix(TOPIC_SECTION) for entry in written)
+    settings = [Setting(name, e.value, Place(path, e.line)) for name, e in zip(names, written, strict=True)]
     if client in (Client.KAFKA_PYTHON, Client.AIOKAFKA) and style == "properties":
         style = "yaml"
     return [make_settings(role, chosen, Place(path), settings, style=style)]

@@ -188,7 +188,8 @@ def _made(names: ModuleNames, call: ast.Call, client: Client, role: Role) -> Mad
         items, is_open = items + more, is_open or more_open
     else:
         items, is_open = names.keywords(call.keywords)
-    is_open = is_open or any(isinstance(each, ast.Starred) for each in call.args)
+    if client is Client.LIBRDKAFKA:  # elsewhere, what has no name is a topic
+        is_open = is_open or any(isinstance(each, ast.Starred) for each in call.args)
     written = [Setting(name, value, Place(names.file, line)) for name, value, line in items]
     place = Place(names.file, call.lineno)
     settings = make_settings(role, client, place, written, style="python", open_ended=is_open)

@@ -203,7 +203,10 @@ class ModuleNames:
                 items, is_open = items + more, is_open or more_open
                 continue
             name = self.constant(key)
-            if isinstance(name, str):
+            if name == "default.topic.config":
+                more, more_open = self.dictionary(value, depth + 1)
+                items, is_open = items + more, is_open or more_open
+            elif isinstance(name, str):
                 items.append((name, self.constant(value), key.lineno))
             else:
                 is_open = True
