@@ -79,6 +79,10 @@ def test_every_librdkafka_name_is_taken_by_it(role: Role) -> None:
         ({"enable.idempotence": True, "max.in.flight": 6}, True),
         ({"linger.ms": 60_000, "message.timeout.ms": 60_000}, True),
         ({"buffer.memory": 1}, True),
+        ({"transactional.id": "t", "message.timeout.ms": 120_000}, True),
+        ({"transactional.id": "t", "message.timeout.ms": 60_000}, False),
+        ({"transactional.id": "t", "acks": "1"}, True),
+        ({"transactional.id": "t", "enable.idempotence": False}, True),
     ],
 )
 def test_librdkafka_refuses_what_the_rules_say_it_refuses(settings: dict[str, Any], refused: bool) -> None:

@@ -122,7 +122,7 @@ def gives_up_early(client: ClientSettings) -> Iterator[Finding]:
             "HF103",
             client.place_of(name),
             f"{client.said(name)}: given up after {timeout_ms / 1000:g} s, sooner than a broker is replaced",
-            fix=client.set_to(name, "120000"),
+            fix=client.set_to(name, str(_delivery_timeout_ms(client))),
         )
     retries = client.number("retries")
     if client.written("retries") and retries is not None and 0 <= retries < 3:
@@ -135,6 +135,31 @@ def gives_up_early(client: ClientSettings) -> Iterator[Finding]:
                 f"remove {client.said('retries')}: {own_name(client.client, 'delivery.timeout.ms')} bounds them",
                 "settings",
             ),
+        )
+
+
+def _delivery_timeout_ms(client: ClientSettings) -> int:
+    """Two minutes, or as long as a transaction lasts where librdkafka allows no more."""
+    longest = client.number("transaction.timeout.ms")
+    if client.client is Client.LIBRDKAFKA and client.written("transactional.id") and longest is not None:
+        return min(120_000, longest)
+    return 120_000
+
+
+def outlives_transaction(client: ClientSettings) -> Iterator[Finding]:
+    delivery, transaction = client.number("delivery.timeout.ms"), client.number("transaction.timeout.ms")
+    if client.client is not Client.LIBRDKAFKA or not client.written("transactional.id"):
+        return
+    if not client.written("delivery.timeout.ms") or delivery is None or transaction is None:
+        return
+    if delivery > transaction:
+        yield finding(
+            "HF000",
+            client.place_of("delivery.timeout.ms"),
+            f"{client.said('delivery.timeout.ms')} is more than {client.said('transaction.timeout.ms')}: "
+            "the producer refuses to start",
+            severity=Severity.ERROR,
+            fix=client.set_to("delivery.timeout.ms", str(transaction)),
         )
 
 
@@ -351,6 +376,7 @@ PRODUCER_RULES: Final[tuple[Rule, ...]] = (
     gives_up_early,
     contradictory_times,
     lingering,
+    outlives_transaction,
     full_buffer,
     unnumbered,
     transaction_times,
