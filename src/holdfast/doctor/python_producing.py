@@ -147,6 +147,8 @@ def _never_flushed(program: Program, made: Made) -> Iterator[Finding]:
         return
     if not any(made.calls(program.names, *SENDS)):
         return
+    if "." in made.name and _ended_by_others(program, made.name.partition(".")[2], endings):
+        return
     if made.settings.client is Client.LIBRDKAFKA and _polls_until(program, made):
         return
     if made.settings.client is not Client.LIBRDKAFKA and _every_send_waited(program, made):
@@ -159,6 +161,17 @@ def _never_flushed(program: Program, made: Made) -> Iterator[Finding]:
         f"{made.name} is never flushed: what it still holds when the program ends is gone",
         severity=Severity.ERROR if within else Severity.WARNING,
         fix=Fix(f"{'await ' * (ending == 'stop')}{made.name}.{ending}() before the program ends", "code"),
+    )
+
+
+def _ended_by_others(program: Program, attribute: str, endings: tuple[str, ...]) -> bool:
+    """A subclass, or whoever holds the object, flushes it by the same attribute."""
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr in endings
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == attribute
+        for node in ast.walk(program.names.tree)
     )
 
 
