@@ -173,8 +173,12 @@ def doctor(
 
 def _live(examined: FilesExamined, live: LiveFlags) -> None:
     """The cluster's part of an examination."""
-    if live.bootstrap_server is not None:
-        examined.examination.merge(live.examine(examined.clients))
+    if live.bootstrap_server is None:
+        return
+    known = {(found.id, found.place) for found in examined.examination.findings}
+    seen = live.examine(examined.clients)
+    seen.findings = [found for found in seen.findings if (found.id, found.place) not in known]
+    examined.examination.merge(seen)
 
 
 def accepted(examination: Examination, suppressions: str | None) -> Examination:

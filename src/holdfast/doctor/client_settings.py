@@ -232,7 +232,7 @@ def _unknown_name(client: ClientSettings, setting: Setting) -> Iterator[Finding]
         setting.place,
         f"{client.client.words} has no {client.role} setting {name}, and {what}{guess}",
         severity=Severity.ERROR if refuses else Severity.WARNING,
-        fix=Fix(f"{meant} instead of {name}", "settings") if meant else None,
+        fix=Fix(f"{meant} instead of {name}", "advice") if meant else None,
     )
 
 

@@ -70,7 +70,7 @@ def _shared_transactional_id(producers: Sequence[ClientSettings]) -> Iterator[Fi
                 loses="the open transaction of whichever program was fenced last",
                 fix=Fix(
                     f"a transactional.id of its own for each program, such as {name}-1 and {name}-2",
-                    "settings",
+                    "advice",
                 ),
             )
 

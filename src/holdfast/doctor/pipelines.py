@@ -99,7 +99,7 @@ def _weak_hop(path: str, hop: Hop, loaded: Loaded) -> Iterator[Finding]:
         f"{hop.strength.words}: {hop.why}",
         severity=severity,
         loses=loses,
-        fix=Fix(hop.remedy, "settings") if hop.remedy else None,
+        fix=Fix(hop.remedy, "advice") if hop.remedy else None,
     )
 
 

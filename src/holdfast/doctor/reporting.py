@@ -79,8 +79,9 @@ def fixes(examination: Examination) -> Iterator[str]:
             continue
         told.add((found.where, found.fix.text))
         yield f"# {found.id} {found.where}: {found.found}"
-        prefix = "" if found.fix.kind in ("command", "settings") else "# "
-        yield from (f"{prefix}{line}" for line in found.fix.text.splitlines())
+        pasted = found.fix.kind in ("command", "settings")
+        for line in found.fix.text.splitlines():
+            yield line if pasted or line.startswith("#") else f"# {line}"
 
 
 def as_json(examination: Examination, see: See = what_there_is) -> dict[str, Any]:

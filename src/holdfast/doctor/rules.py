@@ -76,7 +76,7 @@ def refused_idempotence(client: ClientSettings) -> Iterator[Finding]:
             client.place_of(name),
             f"{client.said(name)} cannot be had with {' and '.join(against)}: the producer refuses to start",
             severity=Severity.ERROR,
-            fix=Fix(f"remove {' and '.join(against)}", "settings"),
+            fix=Fix(f"remove {' and '.join(against)}", "advice"),
             related=("HF102", "HF106"),
         )
     elif client.written("transactional.id") and client.written("enable.idempotence") and explicit is False:
@@ -133,7 +133,7 @@ def gives_up_early(client: ClientSettings) -> Iterator[Finding]:
             "within a second of a leader's change",
             fix=Fix(
                 f"remove {client.said('retries')}: {own_name(client.client, 'delivery.timeout.ms')} bounds them",
-                "settings",
+                "advice",
             ),
         )
 
@@ -264,19 +264,16 @@ def auto_commit(client: ClientSettings) -> Iterator[Finding]:
     else:
         severity = Severity.WARNING
         how = "the next poll commits what the last one returned, handled or not"
-    store = client.client is Client.LIBRDKAFKA
+    instead = "commit() after handling"
+    if client.client is Client.LIBRDKAFKA:
+        instead += "; or enable.auto.offset.store=false instead, and store_offsets() after handling"
     yield finding(
         "HF301",
         client.place_of("enable.auto.commit"),
         f"{client.said('enable.auto.commit')}: {how}",
         severity=severity,
         fix=Fix(
-            client.line("enable.auto.commit", "false")
-            + (
-                "  (or enable.auto.offset.store=false and store_offsets() after handling)"
-                if store
-                else "  and commit after handling"
-            ),
+            client.line("enable.auto.commit", "false") + "\n# and " + instead,
             "code" if client.style == "python" else "settings",
         ),
         related=("HF302", "HF303"),
