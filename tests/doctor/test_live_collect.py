@@ -289,6 +289,13 @@ def test_a_group_that_may_not_be_seen_is_told_from_one_that_is_not_there() -> No
     assert kinds == {"groups: secret": "permission", "groups: nowhere": "unreadable"}
 
 
+def test_a_group_is_not_said_to_be_absent_while_a_broker_that_may_have_it_is_gone() -> None:
+    brokers = FakeBrokers()
+    brokers.gone.add(2)
+    (gap,) = [gap for gap in look(brokers, "nowhere").gaps if "nowhere" in gap.what]
+    assert gap.kind == "connection"
+
+
 @pytest.mark.parametrize("requests", range(1, 30, 4))
 def test_a_cluster_that_dies_half_way_leaves_what_was_learnt(requests: int) -> None:
     brokers = FakeBrokers(groups={"late": 850})

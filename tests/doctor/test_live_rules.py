@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from holdfast.doctor.live_snapshot import (
     TransactionFacts,
 )
 from holdfast.doctor.live_transaction_rules import transaction_findings
+from holdfast.doctor.properties_files import read_clients
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -230,6 +232,18 @@ def test_messages_that_are_past_retention_on_arrival_are_one_note(
     assert found == [("HF206", Severity.NOTE)] * notes
 
 
+def test_clients_are_held_against_the_topics_of_the_cluster(tmp_path: Path) -> None:
+    # HF102
+    file = tmp_path / "producer.properties"
+    file.write_text("acks=1\n")
+    clients = read_clients(str(file), "producer", None)
+    found = [
+        each for each in judge(snapshot(topic(), topic("other")), (), clients).findings if each.id == "HF102"
+    ]
+    assert len(found) == 1
+    assert "min.insync.replicas=2 of orders" in found[0].found
+
+
 # ---------------------------------------------------------------------- groups
 
 
@@ -346,6 +360,15 @@ def test_a_position_that_went_back_is_told_and_a_new_topic_is_not_taken_for_it()
     assert "went back from 95 to 90" in back.found
     (anew,) = group_findings(with_group(90), [look(NOW_MS - HOUR_MS, 95, 0, 100, topic_id="id-0")])
     assert (anew.id, anew.where) == ("HF408", "topic orders")
+
+
+def test_a_group_with_a_strange_name_gives_a_command_that_is_safe_to_paste() -> None:
+    cluster = with_group(500)
+    cluster.groups = {"x": GroupFacts("a b;\nrm -r c", "Empty", "Classic", 1, {PLACE: 500})}
+    (found,) = group_findings(cluster)
+    assert found.fix is not None
+    assert "--group 'a b;\\nrm -r c' --topic orders" in found.fix.text
+    assert "\n" not in found.where + found.found + found.fix.text
 
 
 def test_many_partitions_of_a_group_and_topic_are_one_finding_about_the_worst() -> None:

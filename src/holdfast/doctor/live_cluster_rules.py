@@ -19,6 +19,8 @@ from holdfast.doctor.live_snapshot import (
     PartitionFacts,
     Settings,
     Snapshot,
+    plain,
+    quoted,
 )
 
 CLUSTER: Final = Place(resource="cluster")
@@ -53,13 +55,13 @@ def cluster_findings(snapshot: Snapshot) -> Iterator[Finding]:
 
 def shown(names: Sequence[object]) -> str:
     more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    return ", ".join(str(each) for each in names[:SHOWN_MAX]) + more
+    return ", ".join(plain(str(each)) for each in names[:SHOWN_MAX]) + more
 
 
 def alter_topic(topic: str, setting: str, value: str) -> Fix:
     given = f"[{value}]" if "," in value else value
     return Fix(
-        f"holdfast configs alter --topic {topic} --add-config {setting}={given}",
+        f"holdfast configs alter --topic {quoted(topic)} --add-config {setting}={given}",
         "command",
         ConfigChange("topic", topic, setting, value),
     )
@@ -370,8 +372,8 @@ def _old_on_arrival(snapshot: Snapshot, readers: Mapping[str, object]) -> Iterat
         yield finding(
             "HF206",
             CLUSTER,
-            f"{len(topics)} topic{'s' if len(topics) > 1 else ''} with readers take messages that are past retention "
-            f"by their producer's clock: {shown(sorted(topics))}",
+            f"{len(topics)} topic{'s' if len(topics) > 1 else ''} with readers may get messages that are past "
+            f"retention by their producer's clock: {shown(sorted(topics))}",
             severity=Severity.NOTE,
             loses="messages sent with an old time, such as a backfill: retention may remove them at once",
             fix=Fix(

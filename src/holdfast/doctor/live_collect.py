@@ -51,6 +51,7 @@ from holdfast.doctor.live_snapshot import (
     Snapshot,
     TransactionFacts,
     named,
+    plain,
 )
 from holdfast.reader.errors import UnsupportedBroker
 from holdfast.wire import error_table
@@ -71,6 +72,8 @@ LAYERS_MAX: Final = 8
 """How many positions of one partition are dated by themselves; the rest count as old as the next one below."""
 NAMES_MAX: Final = 5
 """How many things a gap names."""
+WITHOUT_POSITIONS: Final = frozenset({"share"})
+"""Groups that keep no position of their own to be passed by anything."""
 OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 DESCRIBE_BIT: Final = 1 << 8
 
@@ -152,7 +155,7 @@ class _Collector:
     def finish(self) -> Snapshot:
         for (what, kind, why), names in self._refused.items():
             names = list(dict.fromkeys(names))
-            shown = ", ".join(names[:NAMES_MAX])
+            shown = ", ".join(map(plain, names[:NAMES_MAX]))
             more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
             self.snapshot.gaps.append(Gap(f"{what}: {shown}{more}", why, kind))
         return self.snapshot
@@ -240,7 +243,12 @@ class _Collector:
                 continue
             if listed.error_code is not ErrorCode.none:
                 self._refuse("groups", f"broker {broker_id}", listed.error_code)
-            own = [each for each in listed.groups if not wanted or each.group_id in wanted]
+            own = [
+                each
+                for each in listed.groups
+                if (not wanted or each.group_id in wanted)
+                and getattr(each, "group_type", "").lower() not in WITHOUT_POSITIONS
+            ]
             for some in chunks(own, GROUPS_PER_REQUEST):
                 self._positions(broker_id, some)
         for name in wanted:
@@ -262,9 +270,10 @@ class _Collector:
         found = {each.group_id: each for each in answer.groups}
         for each in listed:
             group = found.get(each.group_id)
-            if group is None or group.error_code is not ErrorCode.none:
-                code = ErrorCode.group_id_not_found if group is None else group.error_code
-                self._refuse("positions of groups", each.group_id, code)
+            if group is None or group.error_code is ErrorCode.group_id_not_found:
+                continue  # deleted since it was listed
+            if group.error_code is not ErrorCode.none:
+                self._refuse("positions of groups", each.group_id, group.error_code)
                 continue
             positions: dict[Place, int] = {}
             for topic in group.topics:
@@ -280,6 +289,9 @@ class _Collector:
     def _absent(self, name: str) -> None:
         """A group that was asked for and that nobody lists: not there, or not to be seen."""
         if any(name in names for (what, _, _), names in self._refused.items() if "groups" in what):
+            return
+        if any(what == "groups" and kind == "connection" for what, kind, _ in self._refused):
+            self._miss("groups", name, "a broker that may have it did not answer", "connection")
             return
         code = ErrorCode.group_id_not_found
         try:

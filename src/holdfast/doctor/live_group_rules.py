@@ -22,7 +22,7 @@ from typing import Final
 from holdfast.doctor.findings import Finding, Fix, Severity, finding
 from holdfast.doctor.findings import Place as Spot
 from holdfast.doctor.live_cluster_rules import alter_topic, readers_of, shown, spell
-from holdfast.doctor.live_snapshot import Bounds, GroupFacts, Look, Place, Snapshot, named
+from holdfast.doctor.live_snapshot import Bounds, GroupFacts, Look, Place, Snapshot, named, plain, quoted
 
 SOON: Final = 4
 """Less than this part of retention left, as 1/4, is an error; more is a warning."""
@@ -74,7 +74,7 @@ def _told(
         rest = [each.place[1] for each in some[1:]]
         yield finding(
             risk_id,
-            Spot(resource=f"group {group.name} on topic {topic}"),
+            Spot(resource=f"group {plain(group.name)} on topic {plain(topic)}"),
             some[0].words
             + (f"; likewise partition{'s' if len(rest) > 1 else ''} {shown(rest)}" if rest else ""),
             severity=some[0].severity or severity,
@@ -123,7 +123,8 @@ def _outside_the_log(group: GroupFacts, snapshot: Snapshot) -> Iterator[Finding]
 
 
 def _reset(group: GroupFacts, topic: str, where: str) -> Fix:
-    command = f"holdfast groups reset-offsets --group {group.name} --topic {topic} --to-{where} --execute"
+    which = f"--group {quoted(group.name)} --topic {quoted(topic)}"
+    command = f"holdfast groups reset-offsets {which} --to-{where} --execute"
     stop = "  # stop its members first" if group.has_members else ""
     return Fix(command + stop, "command")
 
@@ -144,7 +145,7 @@ def _time_to_loss(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) 
     def longer(topic: str) -> Fix:
         retention = snapshot.topics[topic].retention_ms
         if retention is None:
-            return Fix(f"more readers in {group.name}, or a larger retention.bytes for {topic}")
+            return Fix(f"more readers in {plain(group.name)}, or a larger retention.bytes for {topic}")
         return alter_topic(topic, "retention.ms", str(2 * retention))
 
     yield from _told("HF206", group, troubles, longer)
@@ -191,7 +192,10 @@ def _by_time(
         if rates.read >= rates.written:
             return None  # it catches up
         left_ms *= rates.written / (rates.written - rates.read)
-        words = f"at this rate retention passes group {group.name} on {named(place)} in {spell(left_ms)} ({lag} behind)"
+        words = (
+            f"at this rate retention passes group {plain(group.name)} on {named(place)} in {spell(left_ms)} "
+            f"({lag} behind)"
+        )
     elif rates is not None and rates.read > 0:
         return None  # nothing is written, and it reads
     else:
@@ -215,7 +219,7 @@ def _by_size(
         return None
     lag = bounds.end - position
     words = (
-        f"at this rate the start of the log passes group {group.name} on {named(place)} in {spell(left_ms)} "
+        f"at this rate the start of the log passes group {plain(group.name)} on {named(place)} in {spell(left_ms)} "
         f"({lag} behind)"
     )
     return _Trouble(place, words, left_ms)
@@ -265,7 +269,7 @@ def _stalled(group: GroupFacts, snapshot: Snapshot, looks: Sequence[Look]) -> It
         "HF206",
         group,
         stuck,
-        lambda _: Fix(f"start or repair the members of {group.name} ({state})"),
+        lambda _: Fix(f"start or repair the members of {plain(group.name)} ({state})"),
         severity=Severity.WARNING,
         related=("HF306",) if group.has_members else (),
     )

@@ -10,6 +10,7 @@ The rules these types keep:
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -78,7 +79,7 @@ class LiveTopic:
 
     @property
     def spot(self) -> Spot:
-        return Spot(resource=f"topic {self.name}")
+        return Spot(resource=f"topic {plain(self.name)}")
 
     @property
     def replication_factor(self) -> int:
@@ -244,4 +245,14 @@ class Snapshot:
 
 
 def named(place: Place) -> str:
-    return f"{place[0]}-{place[1]}"
+    return f"{plain(place[0])}-{place[1]}"
+
+
+def plain(name: str) -> str:
+    """A name as it may be printed: groups and transactional ids are any text, line breaks included."""
+    return name if name.isprintable() else name.encode("unicode_escape").decode()
+
+
+def quoted(name: str) -> str:
+    """A name as a shell takes it."""
+    return shlex.quote(plain(name))

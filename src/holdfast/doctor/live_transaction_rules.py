@@ -13,7 +13,7 @@ from typing import Final
 from holdfast.doctor.findings import Finding, Fix, Severity, finding
 from holdfast.doctor.findings import Place as Spot
 from holdfast.doctor.live_cluster_rules import shown, spell
-from holdfast.doctor.live_snapshot import OpenProducer, Snapshot, TransactionFacts, named
+from holdfast.doctor.live_snapshot import OpenProducer, Snapshot, TransactionFacts, named, plain, quoted
 
 DEFAULT_LONGEST_MS: Final = 15 * 60_000
 """transaction.max.timeout.ms of brokers that were told nothing: no transaction of a live producer lasts longer."""
@@ -38,10 +38,13 @@ def _overdue(transaction: TransactionFacts, snapshot: Snapshot) -> Iterator[Find
         return
     yield finding(
         "HF411",
-        Spot(resource=f"transactional id {transaction.transactional_id}"),
+        Spot(resource=f"transactional id {plain(transaction.transactional_id)}"),
         f"producer {transaction.producer_id} has had its transaction open for {spell(open_ms)}, past its time-out "
         f"of {spell(transaction.timeout_ms)} ({transaction.state}), in {shown([named(e) for e in transaction.places])}",
-        fix=Fix(f"holdfast transactions abort --transactional-id {transaction.transactional_id}", "command"),
+        fix=Fix(
+            f"holdfast transactions abort --transactional-id {quoted(transaction.transactional_id)}",
+            "command",
+        ),
     )
 
 
@@ -64,12 +67,12 @@ def _hanging(producer: OpenProducer, snapshot: Snapshot) -> Iterator[Finding]:
     left = "" if retention is None else _left(producer, retention, snapshot.time_ms)
     yield finding(
         "HF411",
-        Spot(resource=f"topic {topic}"),
+        Spot(resource=f"topic {plain(topic)}"),
         f"{named(producer.place)}: producer {producer.producer_id} has had a transaction open from offset "
         f"{producer.start_offset} for {spell(silent_ms)}, and no coordinator will end it{left}",
         severity=Severity.ERROR,
         fix=Fix(
-            f"holdfast transactions abort --topic {topic} --partition {partition} "
+            f"holdfast transactions abort --topic {quoted(topic)} --partition {partition} "
             f"--start-offset {producer.start_offset}",
             "command",
         ),
@@ -98,7 +101,7 @@ def _longer_than_retention(snapshot: Snapshot) -> Iterator[Finding]:
     for transactional_id, retentions in sorted(shortest.items()):
         yield finding(
             "HF411",
-            Spot(resource=f"transactional id {transactional_id}"),
+            Spot(resource=f"transactional id {plain(transactional_id)}"),
             f"its time-out is longer than a topic it writes to keeps messages ({spell(min(retentions))})",
             severity=Severity.WARNING,
             fix=Fix("transaction.timeout.ms well below retention.ms", "settings"),
