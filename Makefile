@@ -57,6 +57,7 @@ sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
 
 chaos: $(STAMP) ## long crash runs on real processes
 	$(BIN)/python -m pytest -m crash --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests
+	HOLDFAST_GAMES=20 $(BIN)/python -m pytest --timeout=1800 tests/pipeline/state
 
 bench: $(BENCH_STAMP) ## against Apache Kafka on this machine; writes bench/RESULTS.md
 	$(BIN)/python -m bench

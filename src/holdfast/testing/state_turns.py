@@ -32,6 +32,8 @@ HF_DDL: Final = (
     f"_hf struct<topic:string,partition:int,offset:bigint,index:int,timestamp:timestamp,key:binary,"
     f"headers:{HEADERS_DDL},tombstone:boolean,raw:binary,event_time:timestamp,watermark:timestamp>"
 )
+GAMES: Final = int(os.environ.get("HOLDFAST_GAMES", "1"))
+"""How many random logs each property of a step is played over; `make chaos` plays more."""
 TOPIC_ID: Final = uuid.UUID(int=7)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

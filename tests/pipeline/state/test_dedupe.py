@@ -18,7 +18,7 @@ from holdfast.pipeline.engine.staging import ddl_schema
 from holdfast.pipeline.state import dedupe
 from holdfast.pipeline.state.dedupe import Chain, DedupeOperator
 from holdfast.pipeline.state.watermarks import Clock
-from holdfast.testing.state_turns import Played, Player, Record, placed
+from holdfast.testing.state_turns import GAMES, Played, Player, Record, placed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +111,7 @@ def log_of(chance: random.Random) -> list[Record]:
 
 
 @settings(
-    max_examples=3,
+    max_examples=2 * GAMES,
     phases=[Phase.generate],  # a smaller seed is no smaller log
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -16,7 +16,7 @@ from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import ddl_schema
 from holdfast.pipeline.state.joins import LEFT, RIGHT, JoinOperator
 from holdfast.pipeline.state.watermarks import Clock
-from holdfast.testing.state_turns import HF_DDL, Played, Player, Record, placed
+from holdfast.testing.state_turns import GAMES, HF_DDL, Played, Player, Record, placed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -127,7 +127,7 @@ def check(spark: SparkSession, played: Played, log: Sequence[Record], kind: str)
 
 
 @settings(
-    max_examples=3,
+    max_examples=2 * GAMES,
     phases=[Phase.generate],  # a smaller seed is no smaller log
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

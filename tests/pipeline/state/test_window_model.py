@@ -22,7 +22,7 @@ from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.state.operator import Held, Moment, Turn
 from holdfast.pipeline.state.watermarks import Clock
 from holdfast.pipeline.state.windows import WindowOperator
-from holdfast.testing.state_turns import Played, Player, Record, placed
+from holdfast.testing.state_turns import GAMES, Played, Player, Record, placed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -213,7 +213,7 @@ def player(spark: SparkSession, tmp_path: Path) -> Player:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=1,
+    max_examples=GAMES,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     derandomize=True,
