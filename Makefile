@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.holdfast-setup
 BENCH_STAMP := $(VENV)/.holdfast-setup-bench
 SEEDS  ?= 1000
-# One more than a small machine has cores: many tests wait for processes and time-outs, not for a core.
-PYTEST_WORKERS ?= 3
+# More than a small machine has cores: many tests wait for processes and time-outs, not for a core.
+PYTEST_WORKERS ?= 4
 
-.PHONY: help setup java demo test check format lint types contracts sim chaos bench requirements clean
+.PHONY: help setup java demo test check format lint types contracts sim chaos cluster bench requirements clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
 chaos: $(STAMP) ## long crash runs on real processes
 	$(BIN)/python -m pytest -m crash --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests
 	HOLDFAST_GAMES=20 $(BIN)/python -m pytest --timeout=1800 tests/pipeline/state
+
+cluster: $(STAMP) ## a pipeline on a standalone Spark cluster of bare workers, some of which die
+	$(BIN)/python -m pytest --pipeline-kills=1 --timeout=1800 tests/cluster
 
 bench: $(BENCH_STAMP) ## against Apache Kafka on this machine; writes bench/RESULTS.md
 	$(BIN)/python -m bench

@@ -30,7 +30,17 @@ BESIDE_THREE_BROKERS = "tests/client/risks/test_replicated.py"
 """These go through one outage of a cluster."""
 
 BESIDE_SPARK = ("tests/pipeline/",)
-WITHOUT_SPARK = ("tests/pipeline/definition/", "tests/pipeline/formats/")
+WITHOUT_SPARK = (
+    "tests/pipeline/definition/",
+    "tests/pipeline/formats/",
+    "tests/pipeline/state/test_keyed_turns.py",
+    "tests/pipeline/state/test_merging.py",
+    "tests/pipeline/state/test_power_loss.py",
+    "tests/pipeline/state/test_store.py",
+    "tests/pipeline/state/test_watermarks.py",
+    "tests/pipeline/changes/test_multisets.py",
+)
+WITH_SPARK_AFTER_ALL = ("tests/pipeline/definition/test_checking.py",)
 """The same for tests of the pipeline and their one Spark session, but for those that need none."""
 
 
@@ -90,7 +100,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return XDIST_GROUP
         if nodeid.startswith(BESIDE_THREE_BROKERS):
             return BESIDE_THREE_BROKERS
-        if nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK):
+        if nodeid.startswith(WITH_SPARK_AFTER_ALL) or (
+            nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK)
+        ):
             return "spark"
         return own_group(nodeid)
 

@@ -125,7 +125,13 @@ run_pipeline(
 
 
 @pytest.fixture(scope="module")
-def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Orders]]:
+def orders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Orders]]:
+    if not request.config.getoption("--pipeline-kills"):
+        pytest.skip(
+            "a cluster takes a minute of both cores: --pipeline-kills=1 runs it (make cluster, make chaos)"
+        )
     with BrokerProcess(str(tmp_path_factory.mktemp("broker") / "data")) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
         admin.create_topics([NewTopic("orders", PARTITIONS, 1)])["orders"].result(30)

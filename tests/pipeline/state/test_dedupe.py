@@ -111,7 +111,7 @@ def log_of(chance: random.Random) -> list[Record]:
 
 
 @settings(
-    max_examples=2 * GAMES,
+    max_examples=GAMES,
     phases=[Phase.generate],  # a smaller seed is no smaller log
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

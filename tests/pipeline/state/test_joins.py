@@ -127,7 +127,7 @@ def check(spark: SparkSession, played: Played, log: Sequence[Record], kind: str)
 
 
 @settings(
-    max_examples=2 * GAMES,
+    max_examples=GAMES,
     phases=[Phase.generate],  # a smaller seed is no smaller log
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
