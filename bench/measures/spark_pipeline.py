@@ -38,6 +38,14 @@ POSTGRES_RECORDS: Final = 400_000
 SMALL_BATCH: Final = 1_000
 SMALL_BATCHES: Final = 12
 MANY_PARTITIONS: Final = 200
+PHASES: Final = {
+    "plan": "the plan, flushed",
+    "stage": "reading, decoding, staging",
+    "route": "rules and routes",
+    "prepare": "files of both sinks, written aside and flushed",
+    "commit": "commits of both sinks",
+}
+"""Of a batch, by the names that the engine's log has for them."""
 
 
 class SparkPipeline(Measure):
@@ -63,6 +71,14 @@ class SparkPipeline(Measure):
             against=CONNECTOR,
             at_least=0.85,
         ),
+        *(
+            Row(
+                f"where a batch of a million to Parquet spends its time: {what}",
+                "ms",
+                f"ours_parquet.{phase}_ms",
+            )
+            for phase, what in PHASES.items()
+        ),
     )
 
     def run(self, bench: Bench) -> MeasureResult:
@@ -75,10 +91,14 @@ class SparkPipeline(Measure):
             def series(key: str, work: Callable[[], float]) -> Series:
                 return Series(key, lambda: {"records_per_s": records / work()}, rate="records_per_s")
 
+            def with_phases() -> Metrics:
+                seconds = stand.ours_parquet(topic)
+                return {"records_per_s": records / seconds, **stand.phases_ms()}
+
             return bench.alternate(
                 self.name,
                 [
-                    series("ours_parquet", lambda: stand.ours_parquet(topic)),
+                    Series("ours_parquet", with_phases, rate="records_per_s"),
                     series("plain_parquet", lambda: stand.plain_parquet(topic)),
                     series("ours_kafka", lambda: stand.ours_kafka(topic)),
                     series("plain_kafka", lambda: stand.plain_kafka(topic)),
@@ -199,6 +219,15 @@ class Stand:
         stack.callback(self.broker.close)
         self.spark: SparkSession = stack.enter_context(sparks.session(bench.fresh_directory("spark-home")))
         self._runs = 0
+        self._batches: list[BatchDone] = []
+        """Of the newest run of ours."""
+
+    def phases_ms(self) -> Metrics:
+        """What the newest run's batches spent on each phase, the median."""
+        return {
+            f"{phase}_ms": percentile(sorted(batch.times_ms.get(phase, 0) for batch in self._batches), 0.5)
+            for phase in PHASES
+        }
 
     def topic(self, stem: str, records: int, partitions: int = PARTITIONS) -> str:
         name = self._stack.enter_context(self._bench.topic(self.broker, stem, "page cache", partitions))
@@ -229,7 +258,7 @@ class Stand:
         from holdfast.pipeline.engine.progress import BatchDone, Event
         from holdfast.pipeline.engine.running import run_pipeline
 
-        batches: list[BatchDone] = []
+        batches = self._batches = []
 
         def note(event: Event) -> None:
             if isinstance(event, BatchDone):
