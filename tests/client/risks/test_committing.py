@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -16,6 +19,7 @@ from holdfast.client import (
     RetryPolicy,
     UnsafeSetting,
 )
+from holdfast.testing.apache import die_with_parent
 from holdfast.testing.engines import wait_until
 from holdfast.testing.risks import SHORT_SESSION, Background, Scene, numbers, take, value_of
 
@@ -242,15 +246,39 @@ def test_hf306_poison_ours_goes_to_the_dead_letters_and_the_rest_is_handled(here
 # ---------------------------------------------------------------- HF309: the last commit
 
 
+LAST_COMMIT: Final = """
+import json, os, sys
+from confluent_kafka import Consumer
+settings, topic, count = json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+consumer = Consumer(settings)
+consumer.subscribe([topic])
+messages = []
+while len(messages) < count:
+    messages += [each for each in consumer.consume(count, 1) if each.error() is None]
+print("handled", flush=True)
+sys.stdin.readline()
+consumer.commit(message=messages[-1], asynchronous=True)
+os._exit(0)
+"""
+"""A program that ends as soon as it has asked for its last commit."""
+EARLIEST: Final = {"auto.offset.reset": "earliest", "enable.auto.commit": False, "log_level": 0}
+
+
 def test_hf309_last_commit_plain_client_handles_again(here: Scene) -> None:
     topic = filled(here, "hf309-plain")
-    consumer = here.consumer(topic, SHORT_SESSION)
-    consumer.subscribe([topic])
-    messages = take(consumer, COUNT)
+    settings = {"bootstrap.servers": here.bootstrap_servers, "group.id": topic, **EARLIEST, **SHORT_SESSION}
+    program = subprocess.Popen(
+        [sys.executable, "-c", LAST_COMMIT, json.dumps(settings), topic, str(COUNT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=die_with_parent,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "handled\n"
     here.crash()
-    consumer.commit(message=messages[-1], asynchronous=True)
-    # No word of it.
-    consumer.close()
+    program.communicate("\n", timeout=60)
+    assert program.returncode == 0, "it had no word of it"
     here.revive()
     assert here.next_of(topic, topic) == "0"
 
