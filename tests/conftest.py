@@ -29,6 +29,9 @@ BESIDE_APACHE_KAFKA = (
 BESIDE_THREE_BROKERS = "tests/client/risks/test_replicated.py"
 """These go through one outage of a cluster."""
 
+TOGETHER = ("tests/client/test_serializers_registry.py", "tests/examples/")
+"""Each of these starts a JVM of its own that takes seconds: one worker each."""
+
 BESIDE_SPARK = ("tests/pipeline/",)
 WITHOUT_SPARK = (
     "tests/pipeline/definition/",
@@ -98,8 +101,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     def group(nodeid: str) -> Any:
         if nodeid.startswith(BESIDE_APACHE_KAFKA):
             return XDIST_GROUP
-        if nodeid.startswith(BESIDE_THREE_BROKERS):
-            return BESIDE_THREE_BROKERS
+        for alone in (BESIDE_THREE_BROKERS, *TOGETHER):
+            if nodeid.startswith(alone):
+                return alone
         if nodeid.startswith(WITH_SPARK_AFTER_ALL) or (
             nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK)
         ):
