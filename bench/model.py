@@ -67,7 +67,7 @@ class MeasureResult:
     def values(self, metric: str) -> list[float]:
         """The rounds of "series.metric"; empty when the series was not run."""
         series, name = metric.split(".", 1)
-        return [each[series][name] for each in self.rounds if series in each]
+        return [each[series][name] for each in self.rounds if name in each.get(series, {})]
 
     def why_missing(self, metric: str) -> str:
         """Why there are no values of "series.metric"."""
