@@ -6,20 +6,28 @@ A definition that is wrong ends with exit code 2 and one line for each error, in
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from typer.exceptions import Exit
 
 from holdfast.cli import pipeline_change, pipeline_cluster, pipeline_state
-from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.exits import ExitCode, complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.cli.pipeline_shared import (
+    BootstrapOption,
+    FileArgument,
+    LacksSomething,
+    MasterOption,
+    SharedOption,
+    load,
+    located,
+    require_extra,
+    tell,
+)
+from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.definition.errors import Finding
@@ -31,19 +39,6 @@ app = typer.Typer(
     help="From topics to exactly-once sinks on Spark: define, check, explain and run a pipeline.",
 )
 
-FileArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(metavar="FILE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."),
-]
-BootstrapOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-server",
-        metavar="HOST:PORT,…",
-        help="The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
-        "127.0.0.1:9092).",
-    ),
-]
 SinkOption: TypeAlias = Annotated[
     list[str] | None, typer.Option("--sink", metavar="NAME", help="Only this sink; may be repeated.")
 ]
@@ -87,7 +82,7 @@ def check(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    _require_extra()
+    require_extra()
     from holdfast.pipeline.definition.errors import DefinitionError
     from holdfast.pipeline.definition.fingerprint import fingerprint
     from holdfast.pipeline.definition.loading import load_pipeline
@@ -117,7 +112,7 @@ def check(
         }
         print_json(document if running is None else {**document, "against_running": running.as_json()})
     else:
-        _tell(found)
+        tell(found)
         if not wrong:
             _tell_schema(file, columns)
         if running is not None:
@@ -145,12 +140,6 @@ def _check_with_spark(loaded: Loaded) -> tuple[list[Finding], dict[str, str] | N
     return found, shown
 
 
-class LacksSomething(CommandFailed):
-    """What a command needs of this machine is not there."""
-
-    exit_code = ExitCode.CANNOT_CONNECT
-
-
 def _tell_schema(file: str, columns: dict[str, str] | None) -> None:
     if columns is None:
         print(f"{file}: no error found (SQL was not resolved: that needs Spark)")
@@ -175,12 +164,12 @@ def explain(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    loaded = _load(file)
+    loaded = load(file)
     from holdfast.cli.pipeline_output import print_explanation
     from holdfast.cli.pipeline_topics import ask_topics
     from holdfast.pipeline.definition import explaining
 
-    with _located(loaded):
+    with located(loaded):
         facts = ask_topics(loaded.definition, bootstrap_server) if ask_broker else ()
     explanation = explaining.explain(loaded.definition, facts)
     if output is Output.JSON:
@@ -202,29 +191,20 @@ def explain(
 def run(
     file: FileArgument,
     bootstrap_server: BootstrapOption = None,
-    master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
-    ] = None,
-    shared_filesystem: Annotated[
-        bool,
-        typer.Option(
-            "--shared-filesystem",
-            help="The home and the paths of file sinks are on a file system that all machines of the master see.",
-        ),
-    ] = False,
+    master: MasterOption = None,
+    shared_filesystem: SharedOption = False,
     once: Annotated[
         bool,
         typer.Option("--once", help="End when what is there now is done, whatever the trigger says."),
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    loaded = _load(file)
+    loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
     from holdfast.pipeline.engine.running import run_pipeline
 
     name = loaded.definition.name
-    with _located(loaded), progress_for(name, as_json=output is Output.JSON) as progress:
+    with located(loaded), progress_for(name, as_json=output is Output.JSON) as progress:
         summary = run_pipeline(
             loaded.definition,
             bootstrap=bootstrap_server,
@@ -251,11 +231,11 @@ def run(
 def status(
     file: FileArgument, bootstrap_server: BootstrapOption = None, output: OutputOption = Output.TABLE
 ) -> None:
-    loaded = _load(file)
+    loaded = load(file)
     from holdfast.cli.pipeline_output import print_status
     from holdfast.pipeline.engine.status import read_status
 
-    with _located(loaded):
+    with located(loaded):
         found = read_status(loaded.definition, bootstrap=bootstrap_server)
     if output is Output.JSON:
         print_json(found.as_json())
@@ -279,11 +259,11 @@ def reset(
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     bootstrap_server: BootstrapOption = None,
 ) -> None:
-    loaded = _load(file)
+    loaded = load(file)
     _require_sinks(loaded, sink)
     from holdfast.pipeline.engine.resetting import perform_reset, plan_reset
 
-    with _located(loaded):
+    with located(loaded):
         plan = plan_reset(loaded.definition, sinks=sink, bootstrap=bootstrap_server)
         print(plan)
         if not yes:
@@ -304,13 +284,13 @@ def reset(
     ),
 )
 def compact(file: FileArgument, sink: SinkOption = None, output: OutputOption = Output.TABLE) -> None:
-    loaded = _load(file)
+    loaded = load(file)
     _require_sinks(loaded, sink)
     from holdfast.cli.pipeline_output import print_compacted
     from holdfast.pipeline.definition.secrets import expand_definition
     from holdfast.pipeline.sinks.compacting import compact as compact_sinks
 
-    with _located(loaded):
+    with located(loaded):
         definition, _ = expand_definition(loaded.definition)
         chosen: list[str] | list[None] = sink or [None]
         done = [each for name in chosen for each in compact_sinks(definition, sink=name)]
@@ -330,54 +310,6 @@ def schema() -> None:
 app.registered_commands += pipeline_change.app.registered_commands
 app.registered_commands += pipeline_cluster.app.registered_commands
 app.add_typer(pipeline_state.app, name="state")
-
-
-def _require_extra() -> None:
-    """What pipelines need beside the broker and its tools is an extra, and the error says so."""
-    missing = [name for name in ("yaml", "pyarrow") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise LacksSomething(
-            f"{' and '.join(missing)} not installed; pip install 'holdfast[spark]' brings it"
-        )
-
-
-def _load(file: str) -> Loaded:
-    _require_extra()
-    from holdfast.pipeline.definition.errors import DefinitionError
-    from holdfast.pipeline.definition.loading import load_pipeline
-
-    try:
-        loaded = load_pipeline(file)
-    except DefinitionError as error:
-        _tell(error.findings)
-        raise Exit(ExitCode.USAGE) from error
-    _tell(loaded.warnings)
-    return loaded
-
-
-@contextmanager
-def _located(loaded: Loaded) -> Iterator[None]:
-    """What goes wrong while a definition is used gets the line it stands in, an exit code, and shows no secret."""
-    from holdfast.pipeline.definition.errors import DefinitionError
-    from holdfast.pipeline.definition.secrets import expand_definition
-
-    try:
-        yield
-    except DefinitionError as error:
-        _tell([loaded.findings.located(finding) for finding in error.findings])
-        raise Exit(ExitCode.USAGE) from error
-    except (HoldfastError, OSError) as error:
-        from holdfast.pipeline.engine.failures import explain_failure
-
-        explained = explain_failure(error)
-        _, redactor = expand_definition(loaded.definition)
-        explained.args = (redactor.redact(str(explained)),)
-        raise explained from error
-
-
-def _tell(findings: list[Finding] | tuple[Finding, ...]) -> None:
-    for finding in findings:
-        print(finding, file=sys.stderr)
 
 
 def _require_sinks(loaded: Loaded, names: list[str] | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from typer.exceptions import Exit
@@ -11,6 +11,14 @@ from typer.exceptions import Exit
 from holdfast.cli.exits import ExitCode, complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, json_line, print_json, print_table
+from holdfast.cli.pipeline_shared import (
+    BootstrapOption,
+    FileArgument,
+    MasterOption,
+    SharedOption,
+    load,
+    located,
+)
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,31 +29,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
-FileArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(metavar="FILE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."),
-]
-BootstrapOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-server",
-        metavar="HOST:PORT,…",
-        help="The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
-        "127.0.0.1:9092).",
-    ),
-]
-MasterOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
-]
-SharedOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--shared-filesystem",
-        help="The home and the paths of file sinks are on a file system that all machines of the master see.",
-    ),
-]
-
 SHOWN_WIDTH: Final = 160
 """Of an example row on one line."""
 
@@ -54,10 +37,9 @@ SHOWN_WIDTH: Final = 160
 
 
 def judged(loaded: Loaded, bootstrap: str | None, columns: dict[str, str] | None) -> Judgement:
-    from holdfast.cli.pipeline import _located
     from holdfast.pipeline.changes.against_running import judge
 
-    with _located(loaded):
+    with located(loaded):
         return judge(loaded.definition, bootstrap=bootstrap, columns=columns)
 
 
@@ -110,13 +92,12 @@ def rebuild(
     shared_filesystem: SharedOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    from holdfast.cli.pipeline import _load, _located
 
-    loaded = _load(file)
+    loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for
     from holdfast.pipeline.changes.rebuilding import perform_rebuild, plan_rebuild
 
-    with _located(loaded):
+    with located(loaded):
         plan = plan_rebuild(loaded.definition, bootstrap=bootstrap_server, from_available=from_available)
         print(plan, file=sys.stderr)
         if not yes:
@@ -174,13 +155,12 @@ def backfill(
     shared_filesystem: SharedOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    from holdfast.cli.pipeline import _load, _located
 
-    loaded = _load(file)
+    loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
     from holdfast.pipeline.changes.backfilling import plan_backfill, run_backfill
 
-    with _located(loaded):
+    with located(loaded):
         plan = plan_backfill(loaded.definition, begin=begin, end=end, into=into, bootstrap=bootstrap_server)
         print(f"{'going on with' if plan.is_resumed else 'backfill'} {plan}", file=sys.stderr)
         with progress_for(plan.definition.name, as_json=output is Output.JSON) as progress:
@@ -228,12 +208,11 @@ def compare(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    from holdfast.cli.pipeline import _load, _located
 
-    loaded_a, loaded_b = _load(file_a), _load(file_b)
+    loaded_a, loaded_b = load(file_a), load(file_b)
     from holdfast.pipeline.changes.comparing import Verdict, compare_pipelines, overall
 
-    with _located(loaded_a), _located(loaded_b):
+    with located(loaded_a), located(loaded_b):
         found = compare_pipelines(
             loaded_a.definition,
             loaded_b.definition,

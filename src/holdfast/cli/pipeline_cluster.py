@@ -10,6 +10,7 @@ import typer
 
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json
+from holdfast.cli.pipeline_shared import load, require_extra
 from holdfast.errors import UsageError
 from holdfast.pipeline.cluster.deploying import PLACEHOLDER_IMAGE, Target
 
@@ -42,11 +43,10 @@ def package(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    from holdfast.cli.pipeline import _require_extra
     from holdfast.pipeline.cluster.packaging import cache_directory, make_package, place_package
     from holdfast.pipeline.session import require_spark
 
-    _require_extra()
+    require_extra()
     require_spark()
     made = make_package(cache_directory(), more=more or (), progress=_show if sys.stderr.isatty() else None)
     path = made.path if to is None else place_package(made, to)
@@ -101,7 +101,6 @@ def deploy(
     ] = "default",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    from holdfast.cli.pipeline import _load
     from holdfast.pipeline.cluster import deploying
 
     if not dry_run:
@@ -109,7 +108,7 @@ def deploy(
             "deploy only prints what a cluster is to be given, and sends nothing: add --dry-run, look at it, and give "
             "it to kubectl or spark-submit yourself"
         )
-    definition = _load(file).definition
+    definition = load(file).definition
     deployment = deploying.Deployment(
         definition,
         os.path.abspath(file),

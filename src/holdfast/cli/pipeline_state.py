@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
+from holdfast.cli.pipeline_shared import FileArgument, load, located
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ app = typer.Typer(
     help="What the steps of a pipeline remember between batches: how much it is, and its rows.",
 )
 
-FileArgument = Annotated[
-    str,
-    typer.Argument(metavar="FILE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."),
-]
-
 
 @app.command(
     help="Show how much each step remembers, up to when, and how that grows; and where the watermark stands. May be "
@@ -36,11 +32,10 @@ FileArgument = Annotated[
     ),
 )
 def show(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
-    from holdfast.cli.pipeline import _load, _located
     from holdfast.pipeline.state.inspecting import step_sizes
 
-    loaded = _load(file)
-    with _located(loaded):
+    loaded = load(file)
+    with located(loaded):
         store = _open(loaded)
         newest = store.newest()
         steps = step_sizes(store, newest) if newest else []
@@ -95,12 +90,11 @@ def export(
         ),
     ] = None,
 ) -> None:
-    from holdfast.cli.pipeline import _load, _located
     from holdfast.pipeline.definition.errors import nearest
     from holdfast.pipeline.state.inspecting import chosen_version, export_rows
 
-    loaded = _load(file)
-    with _located(loaded):
+    loaded = load(file)
+    with located(loaded):
         store = _open(loaded)
         chosen = chosen_version(store, version)
         if step not in chosen.steps:

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.pipeline.engine.failures import StepError
-from holdfast.pipeline.engine.python_steps import _pickled
+from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.state import keyed_files
@@ -147,7 +147,7 @@ class Turns:
             folder.mkdir()
         return KeyedJob(
             step="rule",
-            function=_pickled(self.function),
+            function=pickled(self.function),
             function_name="rule",
             key=("k",),
             handed_out=("k", "n", "_event_time"),

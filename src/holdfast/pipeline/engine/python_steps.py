@@ -39,7 +39,7 @@ def apply_python(frame: DataFrame, step: Python, directory: str) -> DataFrame:
     """The rows the function returns, not computed yet."""
     function = load_function(step, directory)
     schema = output_schema(frame, step)
-    return frame.mapInArrow(_worker(step, _pickled(function), schema), schema)
+    return frame.mapInArrow(_worker(step, pickled(function), schema), schema)
 
 
 def output_schema(frame: DataFrame, step: Python) -> StructType:
@@ -62,7 +62,7 @@ def output_schema(frame: DataFrame, step: Python) -> StructType:
     return StructType([frame.schema[LINEAGE], *(field for field in declared if field.name != LINEAGE)])
 
 
-def _pickled(function: Callable[..., Any]) -> bytes:
+def pickled(function: Callable[..., Any]) -> bytes:
     """By value, whatever module it stands in: workers need not have its file."""
     import sys
 

@@ -30,7 +30,7 @@ from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hash_sql
 from holdfast.pipeline.engine.decoding import KEY_PREFIX
 from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
-from holdfast.pipeline.engine.python_steps import _pickled
+from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally, ddl_schema
 from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
@@ -100,7 +100,7 @@ class KeyedOperator:
 
     @cached_property
     def _pickled_function(self) -> bytes:
-        return _pickled(self._function)
+        return pickled(self._function)
 
     def schemas(self, spark: SparkSession, rows: StructType) -> Mapping[str, StructType]:
         self._check_function(self._function)

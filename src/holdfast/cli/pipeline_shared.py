@@ -1,0 +1,98 @@
+"""What the commands of `holdfast pipeline` share: arguments, loading a definition, telling what is wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.exits import CommandFailed, ExitCode
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.definition.errors import Finding
+    from holdfast.pipeline.definition.loading import Loaded
+
+FileArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."),
+]
+BootstrapOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-server",
+        metavar="HOST:PORT,…",
+        help="The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
+        "127.0.0.1:9092).",
+    ),
+]
+MasterOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
+]
+SharedOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--shared-filesystem",
+        help="The home and the paths of file sinks are on a file system that all machines of the master see.",
+    ),
+]
+
+
+class LacksSomething(CommandFailed):
+    """What a command needs of this machine is not there."""
+
+    exit_code = ExitCode.CANNOT_CONNECT
+
+
+def require_extra() -> None:
+    """What pipelines need beside the broker and its tools is an extra, and the error says so."""
+    missing = [name for name in ("yaml", "pyarrow") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LacksSomething(
+            f"{' and '.join(missing)} not installed; pip install 'holdfast[spark]' brings it"
+        )
+
+
+def load(file: str) -> Loaded:
+    require_extra()
+    from holdfast.pipeline.definition.errors import DefinitionError
+    from holdfast.pipeline.definition.loading import load_pipeline
+
+    try:
+        loaded = load_pipeline(file)
+    except DefinitionError as error:
+        tell(error.findings)
+        raise Exit(ExitCode.USAGE) from error
+    tell(loaded.warnings)
+    return loaded
+
+
+@contextmanager
+def located(loaded: Loaded) -> Iterator[None]:
+    """What goes wrong while a definition is used gets the line it stands in, an exit code, and shows no secret."""
+    from holdfast.pipeline.definition.errors import DefinitionError
+    from holdfast.pipeline.definition.secrets import expand_definition
+
+    try:
+        yield
+    except DefinitionError as error:
+        tell([loaded.findings.located(finding) for finding in error.findings])
+        raise Exit(ExitCode.USAGE) from error
+    except (HoldfastError, OSError) as error:
+        from holdfast.pipeline.engine.failures import explain_failure
+
+        explained = explain_failure(error)
+        _, redactor = expand_definition(loaded.definition)
+        explained.args = (redactor.redact(str(explained)),)
+        raise explained from error
+
+
+def tell(findings: list[Finding] | tuple[Finding, ...]) -> None:
+    for finding in findings:
+        print(finding, file=sys.stderr)
