@@ -35,7 +35,7 @@ class Topics:
         return result
 
     def write(self, topic: str, messages: Iterable[tuple[bytes, list[Header]]]) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap})
+        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True})
         for value, headers in messages:
             producer.produce(topic, value, b"k", headers=[*headers])
         assert producer.flush(30) == 0

@@ -64,7 +64,8 @@ class Stage:
             future.result(60)
 
     def send(self, topic: str, messages: list[tuple[str | None, str]]) -> None:
-        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers})
+        # Without idempotence a retried batch may land behind a later one, and the order is part of what tests expect.
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap_servers, "enable.idempotence": True})
         for key, value in messages:
             producer.produce(topic, value, key)
         assert producer.flush(60) == 0

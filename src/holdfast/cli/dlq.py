@@ -11,7 +11,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.client import Connection
 from holdfast.cli.dlq_filter import Filter, Letter
-from holdfast.cli.dlq_reading import TopicScan, make_reader
+from holdfast.cli.dlq_reading import TopicGone, TopicScan, make_reader
 from holdfast.cli.exits import CommandFailed, ExitCode, complain
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.options import (
@@ -87,7 +87,10 @@ def list_letters(
         raise CommandFailed(f"no topic matches {topic!r}; 'holdfast topics list' shows which there are")
     rows: list[dict[str, Any]] = []
     for name in names:
-        rows += _counts(connection, name, matches)
+        try:
+            rows += _counts(connection, name, matches)
+        except TopicGone:
+            complain(f"topic {name!r} was deleted meanwhile, and is left out")
     if output is Output.JSON:
         print_json({"dead_letters": rows})
         return

@@ -6,8 +6,8 @@ The end is fixed first: a dead letter that is redriven, fails and comes back is 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -22,6 +22,28 @@ from holdfast.client.dead_letter_dialects import Failure, read_failure
 POLL_S: Final = 0.1
 BATCH_MESSAGES: Final = 500
 ANSWER_S: Final = 30.0
+
+GONE: Final = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+)
+
+T = TypeVar("T")
+
+
+class TopicGone(CommandFailed):
+    """The topic is not there, or not any more."""
+
+
+def patiently(call: Callable[[float], T]) -> T:
+    """Ask with the seconds that are left, and again while a leader or a coordinator is only changing."""
+    deadline_s = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            return call(max(POLL_S, deadline_s - time.monotonic()))
+        except KafkaException as error:
+            if error.args[0].code() not in PASSING or time.monotonic() + POLL_S > deadline_s:
+                raise
+        time.sleep(POLL_S)
 
 
 def make_reader(connection: Connection, group: str) -> Consumer:
@@ -51,7 +73,7 @@ class TopicScan:
         self.topic = topic
         found = connection.reach(consumer).topics.get(topic)
         if found is None:
-            raise no_such_topic(topic)
+            raise TopicGone(str(no_such_topic(topic)))
         self.partitions = sorted(found.partitions)
         self.bounds: dict[int, tuple[int, int]] = {
             partition: self._bounds(partition) for partition in self.partitions
@@ -60,10 +82,13 @@ class TopicScan:
 
     def _bounds(self, partition: int) -> tuple[int, int]:
         try:
-            first, end = self._consumer.get_watermark_offsets(
-                TopicPartition(self.topic, partition), timeout=ANSWER_S
+            place = TopicPartition(self.topic, partition)
+            first, end = patiently(
+                lambda seconds: self._consumer.get_watermark_offsets(place, timeout=seconds)
             )
         except KafkaException as error:
+            if error.args[0].code() in GONE:
+                raise TopicGone(str(no_such_topic(self.topic))) from error
             raise failure(error, f"cannot read {self.topic}-{partition}", self.topic) from error
         return first, end
 
@@ -113,6 +138,8 @@ class TopicScan:
     def _judge(self, message: Message, error: KafkaError, left: set[int]) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
             left.discard(message.partition() or 0)
+        elif error.code() in GONE:
+            raise TopicGone(str(no_such_topic(self.topic)))
         elif error.code() not in PASSING:
             raise CommandFailed(
                 f"cannot read {message.topic()}-{message.partition()}: {describe_error(error, self.topic)}"

@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from holdfast.cli.advice import describe_error, no_such_topic
 from holdfast.cli.client import Connection
 from holdfast.cli.dlq_filter import REDRIVES_HEADER, Filter, Letter
-from holdfast.cli.dlq_reading import ANSWER_S, TopicScan, make_reader
+from holdfast.cli.dlq_reading import TopicScan, make_reader, patiently
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.redrive_progress import Progress
@@ -285,7 +285,7 @@ def read_progress(consumer: Consumer, scan: TopicScan) -> dict[int, Progress]:
     """How far each partition was redriven; what is gone from the log needs no redrive."""
     places = [TopicPartition(scan.topic, partition) for partition in scan.partitions]
     try:
-        committed = consumer.committed(places, timeout=ANSWER_S)
+        committed = patiently(lambda seconds: consumer.committed(places, timeout=seconds))
     except KafkaException as error:
         raise CommandFailed(
             f"cannot read how far '{scan.topic}' was redriven: {describe_error(error.args[0], scan.topic)}"
