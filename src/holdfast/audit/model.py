@@ -1,0 +1,434 @@
+"""The words of an audit's report: what an offset is, what became of a record, what was found, and the verdict.
+
+Every value is plain and frozen, and has one JSON form (`as_json`, `from_json`), the one that certificates keep. Unknown
+names in a document are left alone, so that an older reader takes a newer certificate of the same major version.
+
+The rules of the verdict:
+
+- `failed`: something is lost, there twice, there and never produced, or not what the source says. It wins over all.
+- `inconclusive`: nothing was found wrong, and something that had to be looked at could not be (`Unproven.is_gap`).
+- `proven`: every offset of the scope is accounted for. What was taken on the pipeline's word is still listed.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.positions import Place
+
+REPORT_VERSION: Final = 1
+KEYS_MAX: Final = 5
+"""Keys named with a finding: enough to look for it, few enough to read back one by one."""
+RANGES_SHOWN: Final = 5
+BUCKETS_MAX: Final = 200
+"""Points of a plot."""
+
+Range = tuple[int, int]
+"""Offsets from the first to the last, both included."""
+Mode = Literal["pipeline", "checkpoint", "topics", "group"]
+
+
+class AuditError(HoldfastError):
+    """An audit cannot be made: what it has to read is not there, or cannot be read."""
+
+    exit_code = 3
+
+
+class Kind(StrEnum):
+    """What an offset of the source is."""
+
+    RECORD = "record"
+    CONTROL = "control"
+    ABORTED = "aborted"
+    COMPACTED = "compacted"
+    """In no batch of the log: compacted away, or never given to a record."""
+    EXPIRED = "expired"
+    """Below the log's start: nobody can say what it was."""
+
+
+class Fate(StrEnum):
+    """What became of a record. The first are fine; the last four are findings."""
+
+    OUTPUT = "output"
+    AGGREGATED = "aggregated"
+    SUPERSEDED = "superseded"
+    DEAD_LETTER = "dead_letter"
+    DUPLICATE = "duplicate"
+    LATE = "late"
+    FILTERED = "filtered"
+    PENDING = "pending"
+    """Beyond what a sink's ledger has: not yet."""
+    LOST = "lost"
+    DUPLICATED = "duplicated"
+    """Twice in a sink, or in two routes."""
+    EXTRA = "extra"
+    """A row whose place is not a record of the source: never produced, aborted, or beyond the ledger."""
+    ALTERED = "altered"
+    """A window, a file or a ledger that does not say what the source says."""
+
+    @property
+    def is_fault(self) -> bool:
+        return self in FAULTS
+
+
+FAULTS: Final = frozenset({Fate.LOST, Fate.DUPLICATED, Fate.EXTRA, Fate.ALTERED})
+
+
+class Verdict(StrEnum):
+    PROVEN = "proven"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+
+    @property
+    def exit_code(self) -> int:
+        return {Verdict.PROVEN: 0, Verdict.FAILED: 1, Verdict.INCONCLUSIVE: 4}[self]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, as far as possible with the offsets and the keys of the records it is about."""
+
+    fate: Fate
+    sink: str
+    """The sink's name; nothing: no sink in particular."""
+    place: Place | None = None
+    ranges: tuple[Range, ...] = ()
+    count: int = 0
+    """How many records or rows: the ranges may be cut short, this is not."""
+    keys: tuple[str, ...] = ()
+    """Of the first of them."""
+    detail: str = ""
+
+    def what(self) -> str:
+        """One line."""
+        parts = [f"{self.count:,} {self.fate}" if self.count else str(self.fate)]
+        if self.place is not None:
+            parts.append(f"{self.place.topic}-{self.place.partition}")
+        if self.ranges:
+            parts.append("at " + ranges_text(self.ranges))
+        if self.sink:
+            parts.append(f"in {self.sink}")
+        if self.keys:
+            parts.append("key " + ", ".join(self.keys))
+        return " ".join(parts) + (f": {self.detail}" if self.detail else "")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "fate": str(self.fate),
+            "sink": self.sink,
+            "place": None if self.place is None else place_json(self.place),
+            "ranges": [list(each) for each in self.ranges],
+            "count": self.count,
+            "keys": list(self.keys),
+            "detail": self.detail,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Finding:
+        place = document["place"]
+        return cls(
+            Fate(document["fate"]),
+            document["sink"],
+            None if place is None else place_from_json(place),
+            _ranges(document["ranges"]),
+            document["count"],
+            tuple(document["keys"]),
+            document["detail"],
+        )
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """Something the audit takes on somebody's word, or could not look at."""
+
+    what: str
+    why: str
+    is_gap: bool = False
+    """It makes the verdict inconclusive; otherwise it is printed and no more."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"what": self.what, "why": self.why, "is_gap": self.is_gap}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Unproven:
+        return cls(document["what"], document["why"], document["is_gap"])
+
+
+@dataclass(frozen=True)
+class PartitionAccount:
+    """Every offset of a partition's scope, by what it is and by what became of it."""
+
+    place: Place
+    start: int
+    end: int
+    """Without it."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    fates: Mapping[str, int] = field(default_factory=dict)
+    """Of the records; they add up to `kinds["record"]`, pending ones apart, which lie beyond the end."""
+    log_start: int = 0
+    log_end: int = 0
+    """When the audit began: the last stable offset."""
+    digest: str = ""
+    """Of the places of the records in the scope (`holdfast.pipeline.digest`), 16 hexadecimal digits."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "place": place_json(self.place),
+            "start": self.start,
+            "end": self.end,
+            "kinds": dict(self.kinds),
+            "fates": dict(self.fates),
+            "log_start": self.log_start,
+            "log_end": self.log_end,
+            "digest": self.digest,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PartitionAccount:
+        return cls(
+            place_from_json(document["place"]),
+            document["start"],
+            document["end"],
+            document["kinds"],
+            document["fates"],
+            document["log_start"],
+            document["log_end"],
+            document["digest"],
+        )
+
+
+@dataclass(frozen=True)
+class SinkAccount:
+    """One sink: what it holds, and how far its ledger is."""
+
+    name: str
+    kind: str
+    """parquet, delta, postgres, kafka, dead_letter, topic, table…"""
+    rows: int = 0
+    entries: int = 0
+    """Of its ledger, those that are kept."""
+    positions: Mapping[str, int] = field(default_factory=dict)
+    """By `topic-partition`: the next offset it takes."""
+    fates: Mapping[str, int] = field(default_factory=dict)
+    takes: str = ""
+    """The step whose rows it has; nothing: those at the end of the steps."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "rows": self.rows,
+            "entries": self.entries,
+            "positions": dict(self.positions),
+            "fates": dict(self.fates),
+            "takes": self.takes,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> SinkAccount:
+        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class WindowAccount:
+    """The windows of one step in one sink."""
+
+    sink: str
+    step: str
+    windows: int = 0
+    """Rows of the sink that stand for a window today (what was replaced or taken back apart)."""
+    records: int = 0
+    """Places in them, each window counting its own: the sum of their counts."""
+    recomputed: int = 0
+    """Windows whose count and digest were made again from the source, and agree."""
+    expected: int = 0
+    """Windows that the source says there must be, where that could be computed."""
+    open: int = 0
+    """Windows of the source that are not closed yet, and are not expected in the sink."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> WindowAccount:
+        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Records by the time kept with them and by fate, for plots: at most `BUCKETS_MAX` points."""
+
+    bucket_ms: int = 0
+    starts_ms: tuple[int, ...] = ()
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """By fate, one number for each start."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "bucket_ms": self.bucket_ms,
+            "starts_ms": list(self.starts_ms),
+            "counts": {fate: list(numbers) for fate, numbers in self.counts.items()},
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Timeline:
+        return cls(
+            document["bucket_ms"],
+            tuple(document["starts_ms"]),
+            {fate: tuple(numbers) for fate, numbers in document["counts"].items()},
+        )
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What an audit is about, in words and numbers: where it starts, where it ends, and why."""
+
+    begins: str = ""
+    """Why it starts where it does: `the pipeline's first entry`, `--from`, `the oldest entry kept`…"""
+    ends: str = ""
+    offsets: int = 0
+    expired: int = 0
+    pending: int = 0
+    """Records' offsets between the scope's end and the log's end, when the audit began."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Scope:
+        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one audit found."""
+
+    subject: str
+    """The pipeline's name, the group's, the two topics'…"""
+    mode: Mode = "pipeline"
+    started_ms: int = 0
+    took_ms: int = 0
+    scope: Scope = Scope()
+    partitions: tuple[PartitionAccount, ...] = ()
+    sinks: tuple[SinkAccount, ...] = ()
+    windows: tuple[WindowAccount, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    unproven: tuple[Unproven, ...] = ()
+    timeline: Timeline = Timeline()
+    lag: Mapping[str, int] = field(default_factory=dict)
+    """By sink: offsets between its position and the log's end."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know and is neither wrong nor unproven."""
+    fingerprint: str = ""
+    """Of the definition that was audited."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.findings:
+            return Verdict.FAILED
+        if any(each.is_gap for each in self.unproven):
+            return Verdict.INCONCLUSIVE
+        return Verdict.PROVEN
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the verdict is not `proven`."""
+        if self.findings:
+            return tuple(each.what() for each in self.findings)
+        return tuple(f"{each.what}: {each.why}" for each in self.unproven if each.is_gap)
+
+    def total(self, fate: Fate) -> int:
+        """Records with this fate; faults that are about no partition (windows, files) count too."""
+        counted = sum(account.fates.get(fate, 0) for account in self.partitions)
+        if fate.is_fault:
+            return max(counted, sum(each.count or 1 for each in self.findings if each.fate is fate))
+        return counted
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "version": REPORT_VERSION,
+            "subject": self.subject,
+            "mode": self.mode,
+            "verdict": str(self.verdict),
+            "started_ms": self.started_ms,
+            "took_ms": self.took_ms,
+            "scope": self.scope.as_json(),
+            "partitions": [each.as_json() for each in self.partitions],
+            "sinks": [each.as_json() for each in self.sinks],
+            "windows": [each.as_json() for each in self.windows],
+            "findings": [each.as_json() for each in self.findings],
+            "unproven": [each.as_json() for each in self.unproven],
+            "timeline": self.timeline.as_json(),
+            "lag": dict(self.lag),
+            "notes": list(self.notes),
+            "fingerprint": self.fingerprint,
+            "versions": dict(self.versions),
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Report:
+        if document["version"] != REPORT_VERSION:
+            raise AuditError(
+                f"a report of version {document['version']} cannot be read; this holdfast reads {REPORT_VERSION}"
+            )
+        return cls(
+            document["subject"],
+            document["mode"],
+            document["started_ms"],
+            document["took_ms"],
+            Scope.from_json(document["scope"]),
+            tuple(map(PartitionAccount.from_json, document["partitions"])),
+            tuple(map(SinkAccount.from_json, document["sinks"])),
+            tuple(map(WindowAccount.from_json, document["windows"])),
+            tuple(map(Finding.from_json, document["findings"])),
+            tuple(map(Unproven.from_json, document["unproven"])),
+            Timeline.from_json(document["timeline"]),
+            document["lag"],
+            tuple(document["notes"]),
+            document["fingerprint"],
+            document["versions"],
+        )
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What one part of an audit found: parts are put together into a report."""
+
+    findings: tuple[Finding, ...] = ()
+    unproven: tuple[Unproven, ...] = ()
+    windows: tuple[WindowAccount, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: Examined) -> Examined:
+        return Examined(
+            self.findings + other.findings,
+            self.unproven + other.unproven,
+            self.windows + other.windows,
+            self.notes + other.notes,
+        )
+
+
+def place_json(place: Place) -> dict[str, Any]:
+    return {"topic": place.topic, "topic_id": str(place.topic_id), "partition": place.partition}
+
+
+def place_from_json(document: Mapping[str, Any]) -> Place:
+    return Place(document["topic"], uuid.UUID(document["topic_id"]), document["partition"])
+
+
+def _ranges(document: Iterable[Iterable[int]]) -> tuple[Range, ...]:
+    return tuple((first, last) for first, last in document)
+
+
+def ranges_text(ranges: Iterable[Range], shown: int = RANGES_SHOWN) -> str:
+    """`3, 7–9 and 12 more ranges`."""
+    listed = list(ranges)
+    parts = [f"{first}" if first == last else f"{first}-{last}" for first, last in listed[:shown]]
+    more = len(listed) - shown
+    return ", ".join(parts) + (f" and {more} more range{'s' if more > 1 else ''}" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""What the sinks hold, read without the code that wrote it."""
