@@ -195,6 +195,10 @@ def _set_aside(data: memoryview, table: Table, reading: Reading) -> tuple[Array 
         _mark_aborted(data, table, reading, abortions)
     control = _count_within(data, table[controls], reading) if has_controls else 0
     aborted = _count_within(data, table[abortions], reading) if abortions.any() else 0
+    if reading.report.set_aside is not None:
+        for kind, chosen in (("control", controls), ("aborted", abortions)):
+            bounds = table[chosen][:, (layout.BASE_OFFSET, layout.LAST_OFFSET)].tolist()
+            reading.report.set_aside.extend((kind, first, last) for first, last in bounds)
     return controls | abortions, control, aborted
 
 

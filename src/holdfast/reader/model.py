@@ -68,6 +68,8 @@ class RangeReport:
     """Offsets in no batch: compacted away, or never given to a record."""
     bytes: int = 0
     """Size of the batches as they came, compressed or not."""
+    set_aside: list[tuple[str, int, int]] | None = None
+    """A list put here gets each batch without rows: `control` or `aborted`, its first and its last offset."""
 
     def __post_init__(self) -> None:
         self.position = max(self.position, self.range.start)

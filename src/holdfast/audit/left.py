@@ -1,0 +1,201 @@
+"""The records that left a pipeline before its sinks: dead letters, and what its home says was filtered or set aside.
+
+Dead letters are records of a topic, and evidence by themselves. The others are nowhere but in the record that the
+pipeline keeps in its home (`holdfast.pipeline.aside`): the auditor takes their places from there, holds their numbers
+and digests against the ledgers, makes again what it can, and says what it could not.
+
+Of which batches the record is needed, the ledgers' entries say. One that says rows left, and whose record is not
+there, leaves a gap: what is in no sink may have been filtered, or lost. If just as many are in no sink as the entry
+says have left, and their digests agree, they are taken for those; the gap is told all the same where no digest is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.audit.compare import Holding
+from holdfast.audit.lineage import split_columns
+from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.pipeline.aside import (
+    DUPLICATE,
+    FILTERED,
+    LATE,
+    LATE_FOR,
+    AsideDamaged,
+    batch_name,
+    counts_of,
+    read_all,
+)
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from holdfast.audit.sinks.base import DeadLetterReader
+
+ROUTES: Final = {FILTERED: Fate.FILTERED, DUPLICATE: Fate.DUPLICATE, LATE: Fate.LATE}
+PARSE: Final = "parse"
+"""The reason of a dead letter that could not be decoded."""
+
+Span = tuple[int, int]
+Offsets = npt.NDArray[np.int64]
+
+
+class Listener(Protocol):
+    """Somebody who wants to know which record left at which step."""
+
+    def left(self, topic: str, partition: int, offsets: Offsets, step: str, route: str = ...) -> None: ...
+
+    def late_for(self, topic: str, partition: int, offsets: Offsets, step: str) -> None: ...
+
+
+@dataclass
+class Left:
+    """The routes out of the steps, as counts for each offset of the scope."""
+
+    routes: dict[Fate, Holding]
+    examined: Examined = field(default_factory=Examined)
+    unrecorded: list[Entry] = field(default_factory=list)
+    """Entries that say rows left, whose record is not there."""
+    late_for: dict[str, Holding] = field(default_factory=dict)
+    """By tap: the rows that were late for it."""
+
+
+def expands(definition: PipelineDefinition) -> bool:
+    """Whether a step may make several rows of a record."""
+    return any(getattr(step, "expand", False) for step in definition.steps)
+
+
+def read_left(
+    definition: PipelineDefinition,
+    home: str,
+    spans: Mapping[Place, Span],
+    entries: Sequence[Entry],
+    listener: Listener | None = None,
+) -> Left:
+    """What the home's record says of these entries' batches."""
+    is_expanding = expands(definition)
+    left = Left({fate: Holding(str(fate), spans, numbers_rows=is_expanding) for fate in ROUTES.values()})
+    wanted = {batch_name(entry.range, entry.fingerprint): entry for entry in entries}
+    try:
+        recorded = read_all(home, wanted)
+    except (AsideDamaged, OSError) as error:
+        left.unrecorded = [entry for entry in entries if _leaving(entry)]
+        left.examined = Examined(
+            (Finding(Fate.ALTERED, "", count=1, detail=f"the pipeline's record of rows that left: {error}"),)
+        )
+        return left
+    found: list[Finding] = []
+    seen: set[str] = set()
+    for batch, table in recorded:
+        seen.add(batch.name)
+        _take(table, left, spans, listener, is_expanding=is_expanding)
+        found.extend(_against(wanted[batch.name], counts_of(table)))
+    left.unrecorded = [entry for name, entry in wanted.items() if name not in seen and _leaving(entry)]
+    left.examined = Examined(tuple(found), tuple(_unrecorded(left.unrecorded)))
+    return left
+
+
+def _take(
+    table: pa.Table,
+    left: Left,
+    spans: Mapping[Place, Span],
+    listener: Listener | None,
+    *,
+    is_expanding: bool,
+) -> None:
+    import pyarrow.compute as pc
+
+    steps = {
+        (row["route"], row["step"])
+        for row in table.select(["route", "step"]).group_by(["route", "step"]).aggregate([]).to_pylist()
+    }
+    for route, step in sorted(steps):
+        chosen = table.filter(
+            pc.and_(
+                pc.equal(table["route"].cast("string"), route), pc.equal(table["step"].cast("string"), step)
+            )
+        )
+        columns = [chosen[name].combine_chunks() for name in ("topic", "partition", "offset", "index")]
+        if route == LATE_FOR:
+            holding = left.late_for.setdefault(step, Holding(step, spans, numbers_rows=is_expanding))
+        else:
+            holding = left.routes[ROUTES[route]]
+        for rows in split_columns(*columns):
+            holding.add([rows])
+            if listener is None:
+                continue
+            if route == LATE_FOR:
+                listener.late_for(rows.topic, rows.partition, rows.offsets, step)
+            else:
+                listener.left(rows.topic, rows.partition, rows.offsets, step, route=route)
+
+
+def _leaving(entry: Entry) -> int:
+    return sum(entry.routes.filtered.values()) + entry.routes.duplicate + entry.routes.late
+
+
+def _against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> list[Finding]:
+    """By step, what the record and the ledger's entry count."""
+    said = {(FILTERED, step): count for step, count in entry.routes.filtered.items() if count}
+    recorded = {key: count for key, count in counts.items() if key[0] == FILTERED}
+    found = [
+        _disagree(entry, f"filtered by {key[1]!r}", said.get(key, 0), recorded.get(key, 0))
+        for key in sorted(said.keys() | recorded.keys())
+        if said.get(key, 0) != recorded.get(key, 0)
+    ]
+    for route, count in ((DUPLICATE, entry.routes.duplicate), (LATE, entry.routes.late)):
+        listed = sum(number for key, number in counts.items() if key[0] == route)
+        if listed != count:
+            found.append(_disagree(entry, route, count, listed))
+    return found
+
+
+def _disagree(entry: Entry, what: str, said: int, recorded: int) -> Finding:
+    return Finding(
+        Fate.ALTERED,
+        "",
+        count=abs(said - recorded),
+        detail=f"entry {entry.number} of the ledger of {entry.sink!r} counts {said} rows {what}, and the pipeline's "
+        f"record of rows that left has {recorded}",
+    )
+
+
+def _unrecorded(entries: Sequence[Entry]) -> list[Unproven]:
+    if not entries:
+        return []
+    rows = sum(_leaving(entry) for entry in entries)
+    numbers = f"{entries[0].number}" if len(entries) == 1 else f"{entries[0].number} to {entries[-1].number}"
+    return [
+        Unproven(
+            f"which {rows:,} records left by a filter, as duplicates or late, in the batches {numbers}",
+            "the pipeline's home has no record of them",
+            is_gap=True,
+        )
+    ]
+
+
+def read_dead_letters(
+    reader: DeadLetterReader | None,
+    spans: Mapping[Place, Span],
+    rows_of: Callable[[DeadLetterReader], Holding],
+    listener: Listener | None,
+) -> Holding:
+    """The dead letters, and for whoever listens, which rule turned each away."""
+    if reader is None:
+        return Holding(str(Fate.DEAD_LETTER), spans)
+    holding = rows_of(reader)
+    if listener is not None:
+        by_reason: dict[tuple[str, int, str], list[int]] = {}
+        for row in reader.dead_letters():
+            by_reason.setdefault((row.topic, row.partition, row.reason), []).append(row.offset)
+        for (topic, partition, reason), offsets in sorted(by_reason.items()):
+            listener.left(topic, partition, np.array(offsets, np.int64), reason, route=str(Fate.DEAD_LETTER))
+    return holding

@@ -1,0 +1,154 @@
+"""From what was compared to a report: accounts, the plot over time, keys and places of what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.audit.compare import CODE, FATES, NO_FATE, Holding, Judgement
+from holdfast.audit.model import BUCKETS_MAX, KEYS_MAX, Fate, Finding, PartitionAccount, SinkAccount, Timeline
+from holdfast.audit.source import RECORD, TICK_MS, LogEnds, SourceWalk, keys_at
+from holdfast.pipeline.positions import Place
+
+if TYPE_CHECKING:
+    from holdfast.audit.sinks.base import SinkReader
+    from holdfast.reader.cluster import Cluster
+
+NAMED_MAX: Final = 20
+"""Findings whose keys are read back from the source, and whose rows are looked for in the sinks: each costs reading."""
+STEPS_MS: Final = (100, 200, 500, 1000, 2000, 5000, 10_000, 15_000, 30_000)
+MINUTES: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
+
+Fates = npt.NDArray[np.uint8]
+
+
+def partition_accounts(
+    walk: SourceWalk, fates: Mapping[Place, Fates], logs: Mapping[Place, LogEnds]
+) -> tuple[PartitionAccount, ...]:
+    accounts = []
+    for place, part in sorted(walk.partitions.items()):
+        counted = np.bincount(fates[place], minlength=NO_FATE + 1)
+        by_fate = {str(fate): int(counted[CODE[fate]]) for fate in FATES if counted[CODE[fate]]}
+        pending = logs[place].end - part.end
+        if pending > 0:
+            by_fate[str(Fate.PENDING)] = by_fate.get(str(Fate.PENDING), 0) + pending
+        accounts.append(
+            PartitionAccount(
+                place,
+                part.start,
+                part.end,
+                part.kinds(),
+                by_fate,
+                logs[place].start,
+                logs[place].end,
+                f"{part.digest(part.start, part.end):016x}",
+            )
+        )
+    return tuple(accounts)
+
+
+def sink_account(
+    reader: SinkReader, holding: Holding | None, judgements: Sequence[Judgement], findings: Iterable[Finding]
+) -> SinkAccount:
+    entries = reader.entries()
+    fates: dict[str, int] = {}
+    if holding is not None:
+        inside = sum(int(counts.sum(dtype=np.int64)) for counts in holding.counts.values())
+        fates[str(Fate.DEAD_LETTER if reader.kind == "dead_letter" else Fate.OUTPUT)] = inside
+    lost = sum(int(each.lost.sum()) for each in judgements)
+    if lost:
+        fates[str(Fate.LOST)] = lost
+    for each in findings:
+        if each.sink == reader.name and each.fate is not Fate.LOST:
+            fates[str(each.fate)] = fates.get(str(each.fate), 0) + (each.count or 1)
+    return SinkAccount(
+        reader.name,
+        reader.kind,
+        0 if holding is None else holding.rows,
+        len(entries),
+        {
+            f"{place.topic}-{place.partition}": at.offset
+            for place, at in sorted(reader.positions().at.items())
+        },
+        {fate: count for fate, count in fates.items() if count},
+        reader.takes,
+    )
+
+
+def timeline(walk: SourceWalk, fates: Mapping[Place, Fates]) -> Timeline:
+    """Records by time and fate."""
+    if walk.base_ms is None:
+        return Timeline()
+    chosen = {place: fates[place] != NO_FATE for place in walk.partitions}
+    bounds = [
+        (int(part.ticks[chosen[place]].min()), int(part.ticks[chosen[place]].max()))
+        for place, part in walk.partitions.items()
+        if chosen[place].any()
+    ]
+    if not bounds:
+        return Timeline()
+    first = walk.base_ms + min(low for low, _ in bounds) * TICK_MS
+    last = walk.base_ms + max(high for _, high in bounds) * TICK_MS
+    bucket_ms = _bucket_ms(last - first)
+    origin = first - first % bucket_ms
+    size = (last - origin) // bucket_ms + 1
+    table = np.zeros((NO_FATE + 1, size), np.int64)
+    for place, part in walk.partitions.items():
+        mask = chosen[place]
+        at = (walk.base_ms - origin + part.ticks[mask].astype(np.int64) * TICK_MS) // bucket_ms
+        codes = fates[place][mask].astype(np.int64)
+        table += np.bincount(codes * size + at, minlength=table.size).reshape(table.shape)
+    counts = {str(fate): tuple(table[CODE[fate]].tolist()) for fate in FATES if table[CODE[fate]].any()}
+    return Timeline(bucket_ms, tuple(origin + number * bucket_ms for number in range(size)), counts)
+
+
+def _bucket_ms(length_ms: int) -> int:
+    """The shortest round length of time that makes few enough points."""
+    for step in (*STEPS_MS, *(minutes * 60_000 for minutes in MINUTES)):
+        if length_ms // step + 2 <= BUCKETS_MAX:
+            return step
+    days = length_ms // (1440 * 60_000 * (BUCKETS_MAX - 2)) + 1
+    return int(days * 1440 * 60_000)
+
+
+def named(
+    findings: Sequence[Finding], cluster: Cluster, walk: SourceWalk, readers: Mapping[str, SinkReader]
+) -> tuple[Finding, ...]:
+    """The findings, the first of them with keys and with where their rows are."""
+    done = []
+    for number, each in enumerate(findings):
+        if number >= NAMED_MAX or each.place is None or each.place not in walk.partitions:
+            done.append(each)
+            continue
+        part = walk.partitions[each.place]
+        offsets = _first_offsets(
+            each, lambda offset, part=part: bool(_is_record(part.codes, offset - part.start))
+        )
+        keys = each.keys or tuple(keys_at(cluster, each.place, offsets))
+        detail = each.detail
+        if each.fate in (Fate.DUPLICATED, Fate.EXTRA) and each.sink in readers and each.ranges:
+            found = readers[each.sink].find(each.place, each.ranges[0][0])
+            if found:
+                detail = f"{detail}; {each.ranges[0][0]} is in " + ", ".join(found[:4])
+        done.append(replace(each, keys=keys[:KEYS_MAX], detail=detail.removeprefix("; ")))
+    return tuple(done)
+
+
+def _is_record(codes: npt.NDArray[np.uint8], at: int) -> bool:
+    return 0 <= at < len(codes) and bool(codes[at] == RECORD)
+
+
+def _first_offsets(finding: Finding, is_record: Callable[[int], bool]) -> list[int]:
+    """Records at the beginning of the finding's ranges."""
+    found: list[int] = []
+    for first, last in finding.ranges[:KEYS_MAX]:
+        for offset in range(first, min(last, first + KEYS_MAX) + 1):
+            if is_record(offset):
+                found.append(offset)
+            if len(found) >= KEYS_MAX:
+                return found
+    return found

@@ -1,0 +1,160 @@
+"""What an audit of a pipeline is about: which partitions, from which offset to which, and why.
+
+A partition's scope begins where the pipeline began there (the first entry of a ledger that names it), or where the
+caller says; it ends at the lowest position of all sinks' ledgers, fixed before anything else is read. What lies beyond
+is pending: some sink has it not yet, and that is no loss. What lies below the log's start has expired, and nobody can
+say any more what it was: a gap, unless the caller gave a beginning.
+
+A sink that was added later begins later, and is held to what came since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from holdfast.audit.ledgers import Chain
+from holdfast.audit.model import Scope, Unproven
+from holdfast.audit.source import LogEnds
+from holdfast.errors import UsageError
+from holdfast.pipeline.positions import Place
+
+Span = tuple[int, int]
+EARLIEST: Final = "earliest"
+
+
+@dataclass
+class PipelineScope:
+    """By partition of the source, what is audited."""
+
+    spans: dict[Place, Span] = field(default_factory=dict)
+    began: dict[Place, int] = field(default_factory=dict)
+    """Where the pipeline itself began."""
+    sink_starts: dict[str, dict[Place, int]] = field(default_factory=dict)
+    """For sinks that began later than the scope does: from where on they are held to it."""
+    expired: dict[Place, int] = field(default_factory=dict)
+    pending: dict[Place, int] = field(default_factory=dict)
+    unproven: list[Unproven] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    begins: str = ""
+    ends: str = "the lowest position of all sinks' ledgers"
+
+    @property
+    def offsets(self) -> int:
+        return sum(end - start for start, end in self.spans.values())
+
+    def summary(self) -> Scope:
+        return Scope(
+            self.begins, self.ends, self.offsets, sum(self.expired.values()), sum(self.pending.values())
+        )
+
+
+def start_ms(text: str) -> int | None:
+    """The time that `--from` names, in milliseconds; nothing for `earliest`."""
+    if text == EARLIEST:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            f"--from {text}: write earliest, for what the source still has, or a time such as 2026-01-31T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def decide_scope(
+    chains: Mapping[str, Chain],
+    logs: Mapping[Place, LogEnds],
+    *,
+    given: Callable[[Place], int] | None = None,
+    given_text: str = "",
+    since: Mapping[Place, int] | None = None,
+    starts_at_log_start: bool = True,
+) -> PipelineScope:
+    """Put the ledgers and the logs together. `given` is where the caller begins, `since` up to where all is proven."""
+    scope = PipelineScope()
+    scope.begins = given_text or "where the pipeline began"
+    if since is not None:
+        scope.begins = "what was proven before"
+    places = sorted({place for chain in chains.values() for place in chain.positions})
+    now = {(place.topic, place.partition): place for place in logs}
+    for place in places:
+        if place not in logs:
+            scope.unproven.append(_gone(place, now.get((place.topic, place.partition))))
+            continue
+        _decide(scope, place, chains, logs[place], starts_at_log_start)
+        start, end = scope.spans[place]
+        if given is not None:
+            start = max(start, given(place), logs[place].start)
+        if since is not None:
+            start = max(start, since.get(place, start))
+        start = min(start, end)
+        scope.spans[place] = (start, end)
+        scope.pending[place] = max(0, logs[place].end - end)
+        gone = min(max(0, logs[place].start - start), end - start)
+        if gone:
+            scope.expired[place] = gone
+            scope.unproven.append(_expired(place, start, start + gone))
+        for name, chain in chains.items():
+            own = chain.starts.get(place, end)
+            if place not in chain.unsure and own > start:
+                scope.sink_starts.setdefault(name, {})[place] = own
+                scope.notes.append(
+                    f"sink {name!r} begins at {own} of {place.topic}-{place.partition}: it was added later"
+                )
+    return scope
+
+
+def _decide(
+    scope: PipelineScope,
+    place: Place,
+    chains: Mapping[str, Chain],
+    log: LogEnds,
+    starts_at_log_start: bool,
+) -> None:
+    sure = [
+        chain.starts[place]
+        for chain in chains.values()
+        if place in chain.starts and place not in chain.unsure
+    ]
+    kept = [chain.starts[place] for chain in chains.values() if place in chain.starts]
+    if sure:
+        began = min(sure)
+    else:
+        began = min(log.start, *kept) if starts_at_log_start else min(kept)
+        scope.unproven.append(
+            Unproven(
+                f"where the pipeline began in {place.topic}-{place.partition}",
+                f"no ledger keeps its first entry; the audit begins at {began}",
+            )
+        )
+    ends = [
+        chain.positions.at[place].offset if place in chain.positions.at else began
+        for chain in chains.values()
+    ]
+    scope.began[place] = began
+    scope.spans[place] = (began, max(began, min(ends)))
+
+
+def _gone(place: Place, now: Place | None) -> Unproven:
+    what = f"every record of {place.topic}-{place.partition}"
+    if now is None:
+        return Unproven(what, "the topic is not there any more", is_gap=True)
+    return Unproven(
+        what,
+        f"the topic was deleted and created again (its id was {place.topic_id}, now {now.topic_id}): the records "
+        "that the sinks have are of the old one",
+        is_gap=True,
+    )
+
+
+def _expired(place: Place, start: int, end: int) -> Unproven:
+    return Unproven(
+        f"{end - start:,} offsets of {place.topic}-{place.partition} ({start}-{end - 1})",
+        "they have expired: retention has removed them from the source; --from earliest audits what is left",
+        is_gap=True,
+    )
