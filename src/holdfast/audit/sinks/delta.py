@@ -1,0 +1,404 @@
+"""The Delta sink: the table's log as it is, the ledger that its commits name, and the files of the newest version.
+
+A commit of the pipeline names its entry twice: as application transactions (`…/number`, `…/entry`, and a position for
+each partition), which the log's checkpoints keep, and whole, in a file `_hf/<pipeline>--<sink>/<entry>.json` and in the
+commit's own words. What is looked at beyond the rows: no version is missing; what a version adds is what its entry
+counts; every file of the table is there, as large and with as many rows as the log says; nothing was removed but what
+was merged. A file that lies in the directory and that no version names any more tells which offsets are gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.audit.lineage import NOWHERE, LineageBatch, as_ranges
+from holdfast.audit.model import Fate, Finding, Range, Unproven
+from holdfast.audit.sinks import files
+from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
+from holdfast.audit.sinks.delta_log import Add, Commit, DeltaLog
+from holdfast.audit.sinks.ledger import NOWHERE_YET, number_holes, read_entry
+from holdfast.pipeline.definition.model import DeltaSink, PipelineDefinition
+from holdfast.pipeline.definition.naming import resolve_path
+from holdfast.pipeline.definition.streams import stream_of
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place, Positions
+
+OURS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
+FORGOTTEN: Final = -1
+ORPHANS_READ_MAX: Final = 1000
+"""Files that no version names, and that are looked into for what is missing."""
+
+
+class DeltaReader:
+    """One Delta sink, at the version it had when it was opened."""
+
+    kind = "delta"
+    is_exact = True
+
+    def __init__(self, definition: PipelineDefinition, sink: DeltaSink) -> None:
+        self.name = sink.name
+        self.takes = sink.rows
+        stream = stream_of(definition, sink)
+        self._is_tap = bool(stream.step) and not stream.kind
+        self._pipeline = definition.name
+        self.path = resolve_path(definition, sink.path.removeprefix("file:")).rstrip("/")
+        self._application = f"hf-{definition.name}--{sink.name}"
+        self.log = DeltaLog(self.path)
+        self._found: list[Finding] = []
+        """While the ledger was read."""
+        self._by_version: dict[int, Entry] = {}
+        self._entries = self._read_ledger()
+        self._added_in = {
+            add.path: version for version, commit in self.log.commits.items() for add in commit.adds
+        }
+        self._counts: dict[str, int] = {}
+        self._damaged: dict[str, str] = {}
+        self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
+        self._foreign_rows = 0
+
+    # -------------------------------------------------------------------- the ledger
+
+    @property
+    def _entry_directory(self) -> str:
+        return f"{self.path}/_hf/{self._pipeline}--{self.name}"
+
+    def _read_ledger(self) -> list[Entry]:
+        entries: list[Entry] = []
+        for version in sorted(self.log.commits):
+            commit = self.log.commits[version]
+            number = commit.transactions.get(f"{self._application}/number")
+            if number is None:
+                continue
+            if number == FORGOTTEN:
+                entries = []
+                self._by_version = {}
+                continue
+            entry = self._entry_of(commit, number)
+            if entry is not None:
+                entries.append(entry)
+                self._by_version[version] = entry
+        return self._older(entries) if not self.log.is_whole else entries
+
+    def _entry_of(self, commit: Commit, number: int) -> Entry | None:
+        name = commit.transactions.get(f"{self._application}/entry")
+        where = f"version {commit.version} of {self.path}"
+        kept = self._kept_entry(name)
+        told = None
+        if commit.told is not None:
+            try:
+                told = read_entry(commit.told, self._pipeline, self.name)
+            except ValueError as error:
+                self._altered(f"{where}: {error}")
+        entry = told or kept
+        if entry is None:
+            self._altered(f"{where} names an entry {name} of the ledger that is gone")
+            return None
+        if kept is None:
+            self._altered(f"{self._entry_directory}/{name}.json is gone or no entry, and {where} names it")
+        elif told is not None and told.as_json() != kept.as_json():
+            self._altered(f"{where} says another entry than {self._entry_directory}/{name}.json")
+        positions = {self._position_name(place): at.offset for place, at in entry.positions.at.items()}
+        if entry.number != number or any(
+            commit.transactions.get(each, offset) != offset for each, offset in positions.items()
+        ):
+            self._altered(f"{where}: its application transactions do not say what its entry says")
+        return entry
+
+    def _position_name(self, place: Place) -> str:
+        return f"{self._application}/{place.topic_id}/{place.partition}"
+
+    def _kept_entry(self, name: int | None) -> Entry | None:
+        if name is None:
+            return None
+        try:
+            text = files.text_of(f"{self._entry_directory}/{name}.json")
+            return read_entry(text, self._pipeline, self.name)
+        except PermissionError as error:
+            raise SinkUnreadable(f"sink {self.name!r}: {error.filename} may not be read") from error
+        except (OSError, ValueError):
+            return None
+
+    def _older(self, entries: list[Entry]) -> list[Entry]:
+        """With those whose commits were cleaned up: each the one that leads to the next."""
+        if not entries:
+            number = self.log.state.transactions.get(f"{self._application}/number", FORGOTTEN)
+            last = self._kept_entry(self.log.state.transactions.get(f"{self._application}/entry"))
+            if number == FORGOTTEN or last is None:
+                return []
+            entries = [last]
+        by_number: dict[int, list[Entry]] = {}
+        for name in files.names_in(self._entry_directory):
+            stem = name.removesuffix(".json")
+            entry = self._kept_entry(int(stem)) if stem.isdigit() else None
+            if entry is not None:
+                by_number.setdefault(entry.number, []).append(entry)
+        while True:
+            first = entries[0]
+            before = [each for each in by_number.get(first.number - 1, ()) if _leads_to(each, first)]
+            if not before:
+                return entries
+            entries.insert(0, before[0])
+
+    def entries(self) -> Sequence[Entry]:
+        return self._entries
+
+    def positions(self) -> Positions:
+        return self._entries[-1].positions if self._entries else NOWHERE_YET
+
+    # -------------------------------------------------------------------- rows
+
+    def _files(self) -> Iterator[tuple[Add, str]]:
+        for path in sorted(self.log.state.files):
+            yield self.log.state.files[path], self._located(path)
+
+    def _located(self, path: str) -> str:
+        return path if "://" in path or path.startswith("/") else f"{self.path}/{path}"
+
+    def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
+        starts = files.starts_of(scope)
+        for add, located in self._files():
+            is_ours = OURS.fullmatch(os.path.basename(add.path)) is not None
+            spans = self._spans_of(add)
+            if files.is_below(spans, starts):
+                continue
+            counted = 0
+            try:
+                for batch in files.lineage(located, add.path):
+                    counted += len(batch)
+                    if batch.topic == NOWHERE and not is_ours:
+                        self._foreign_rows += len(batch)
+                        continue
+                    if spans and batch.topic != NOWHERE:
+                        self._place(batch, spans)
+                    yield batch
+            except files.Damaged as damage:
+                self._damaged[add.path] = str(damage)
+            self._counts[add.path] = counted
+
+    def _spans_of(self, add: Add) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        """What the commit that added a file took; nothing where several were merged into it."""
+        entry = self._by_version.get(self._added_in.get(add.path, -1))
+        return {} if entry is None or self._is_tap or not add.is_change else files.spans_of([entry.range])
+
+    def _place(self, batch: LineageBatch, spans: dict[tuple[str, int], list[tuple[int, int]]]) -> None:
+        strays = files.outside(batch, spans)
+        if len(strays):
+            key = (batch.topic, batch.partition, batch.where)
+            self._misplaced.setdefault(key, []).extend(as_ranges(strays))
+
+    @cached_property
+    def _kinds(self) -> dict[str, pa.DataType]:
+        metadata = self.log.state.metadata
+        return {} if metadata is None else files.spark_kinds(json.loads(metadata["schemaString"]))
+
+    def _constants(self, add: Add) -> dict[str, pa.Scalar]:
+        return files.typed_values(add.values, self._kinds)
+
+    def windows(self) -> Iterator[WindowBatch]:
+        for add, located in self._files():
+            try:
+                yield from files.window_batches(located, add.path, self._constants(add))
+            except files.Damaged as damage:
+                self._damaged[add.path] = str(damage)
+
+    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        for add, located in self._files():
+            try:
+                yield from files.tables(located, columns, self._constants(add))
+            except files.Damaged as damage:
+                self._damaged[add.path] = str(damage)
+
+    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
+        raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")
+
+    def find(self, place: Place, offset: int) -> list[str]:
+        found = []
+        for add, located in self._files():
+            spans = self._spans_of(add).get((place.topic, place.partition))
+            if spans and not any(start <= offset < end for start, end in spans):
+                continue
+            try:
+                rows = files.rows_at(located, place, offset)
+            except files.Damaged as damage:
+                found.append(f"{located}: {damage}")
+                continue
+            found += [f"{located} row {row}" for row in rows]
+        return found
+
+    # -------------------------------------------------------------------- what is wrong
+
+    def _altered(self, detail: str, place: Place | None = None, ranges: Sequence[Range] = ()) -> None:
+        self._found.append(Finding(Fate.ALTERED, self.name, place, tuple(ranges), detail=detail))
+
+    def problems(self) -> Sequence[Finding]:
+        known, self._found = list(self._found), []
+        for hole in self.log.holes:
+            self._altered(f"version {hole} is missing from {self.log.directory}")
+        for trouble in [*self.log.troubles, *self.log.disagreements()]:
+            self._altered(f"{self.log.directory}: {trouble}")
+        if self.log.is_whole or (self._entries and self._entries[0].number == 0):
+            self._found += number_holes(self.name, self._entries, f"the commits of {self.path}")
+        for version in sorted(self.log.commits):
+            self._check_commit(self.log.commits[version])
+        for add, located in self._files():
+            self._check_file(add, located)
+        for (topic, partition, where), ranges in self._misplaced.items():
+            at = self.positions().of(topic, partition)
+            self._altered(
+                f"{where} holds rows from offsets that are not of its batch",
+                None if at is None else at[0],
+                ranges,
+            )
+        found, self._found = self._found, known
+        return [*known, *found]
+
+    def _check_commit(self, commit: Commit) -> None:
+        entry = self._by_version.get(commit.version)
+        if entry is not None:
+            added = sum(self._rows_of(add) for add in commit.adds)
+            if added != entry.rows:
+                self._uncounted(commit, entry, added)
+        if commit.removes:
+            self._check_removes(commit)
+
+    def _rows_of(self, add: Add) -> int:
+        if add.rows is not None:
+            return add.rows
+        try:
+            return files.count_rows(self._located(add.path))
+        except files.Damaged:
+            return 0
+
+    def _uncounted(self, commit: Commit, entry: Entry, added: int) -> None:
+        what = f"version {commit.version} of {self.path} adds {added:,} rows, and its entry counts {entry.rows:,}"
+        spans = files.spans_of([entry.range])
+        for path, batches in self._orphans():
+            rows = sum(map(len, batches))
+            if rows <= entry.rows - added and all(
+                (batch.topic, batch.partition) in spans and not len(files.outside(batch, spans))
+                for batch in batches
+            ):
+                self._name_rows(f"{what}: {path} is in no version of the log", batches)
+                return
+        self._altered(f"{what}: a file was taken out of the log" if added < entry.rows else what)
+
+    def _orphans(self) -> Iterator[tuple[str, list[LineageBatch]]]:
+        """Files in the table's directory that no version names, and their rows."""
+        named = self.log.named()
+        orphans = [name for name in files.names_in(self.path) if OURS.fullmatch(name) and name not in named]
+        for name in orphans[:ORPHANS_READ_MAX]:
+            try:
+                yield name, list(files.lineage(f"{self.path}/{name}", name))
+            except files.Damaged:
+                continue
+
+    def _name_rows(self, detail: str, batches: Sequence[LineageBatch]) -> None:
+        """A finding for each partition that these rows are from."""
+        places = {(batch.topic, batch.partition) for batch in batches}
+        for topic, partition in sorted(places):
+            held = [each.offsets for each in batches if (each.topic, each.partition) == (topic, partition)]
+            at = self.positions().of(topic, partition)
+            ranges = as_ranges(np.unique(np.concatenate(held)))
+            self._altered(detail, None if at is None else at[0], ranges)
+
+    def _check_removes(self, commit: Commit) -> None:
+        """Files go only when others take their rows, without a change of data."""
+        earlier = {
+            add.path: add
+            for version, each in self.log.commits.items()
+            if version < commit.version
+            for add in each.adds
+        }
+        changed = [path for path, is_change in commit.removes.items() if is_change]
+        where = f"version {commit.version} of {self.path} ({commit.operation or 'no operation named'})"
+        for path in changed:
+            batches: list[LineageBatch] = []
+            try:
+                batches += files.lineage(self._located(path), path)
+            except files.Damaged:
+                batches = []
+            what = f"{where} removes {path} as a change of data"
+            if batches:
+                self._name_rows(what, batches)
+            else:
+                self._altered(what)
+        known = [earlier.get(path) for path in commit.removes]
+        if not changed and all(add is not None for add in known):
+            gone = sum(self._rows_of(add) for add in known if add is not None)
+            come = sum(self._rows_of(add) for add in commit.adds)
+            if gone != come:
+                self._altered(f"{where} merges {gone:,} rows into {come:,}")
+
+    def _check_file(self, add: Add, located: str) -> None:
+        size = files.size_of(located)
+        if size is None:
+            self._altered(f"{add.path} is in the log and not in {self.path}{_counted(add)}")
+            return
+        why = self._damaged.get(add.path)
+        try:
+            rows = self._counts[add.path] if add.path in self._counts else files.count_rows(located)
+        except files.Damaged as damage:
+            why, rows = str(damage), 0
+        if why is not None:
+            self._altered(f"{add.path}: {why}{_counted(add)}")
+        elif add.rows is not None and rows != add.rows:
+            self._altered(f"{add.path} holds {rows:,} rows, and the log says {add.rows:,}")
+        elif size != add.size:
+            self._altered(
+                f"{add.path} has {size:,} bytes, and the log says {add.size:,}: it was written again"
+            )
+
+    def gaps(self) -> Sequence[Unproven]:
+        found = []
+        if any(add.has_deletions for add, _ in self._files()):
+            found.append(
+                Unproven(
+                    f"rows of {self.name} that deletion vectors hide",
+                    "they are not read here: rows may be counted that readers do not see",
+                    is_gap=True,
+                )
+            )
+        mapping = dict((self.log.state.metadata or {}).get("configuration") or {})
+        if mapping.get("delta.columnMapping.mode", "none") != "none":
+            found.append(
+                Unproven(
+                    f"columns of {self.name}", "the table maps their names, which is not read here", True
+                )
+            )
+        if self._foreign_rows:
+            found.append(
+                Unproven(
+                    f"{self._foreign_rows:,} rows of {self.name}",
+                    "somebody else wrote them into the table; they name no record",
+                )
+            )
+        if self._entries and self._entries[0].number > 0:
+            found.append(
+                Unproven(
+                    f"entries 0 to {self._entries[0].number - 1} of {self.name}",
+                    "the table's log was cleaned up; its rows are compared all the same",
+                )
+            )
+        return found
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _counted(add: Add) -> str:
+    return "" if add.rows is None else f"; it had {add.rows:,} rows"
+
+
+def _leads_to(before: Entry, after: Entry) -> bool:
+    return all(
+        place not in before.positions.at or before.positions.at[place].offset == span.start
+        for place, span in after.range.spans.items()
+    )

@@ -1,0 +1,331 @@
+"""Parquet files as an auditor reads them: rows, lineage, columns, and what is wrong with the file.
+
+Files are opened for reading and nothing else. A file that cannot be read is told with the reason (`Damaged`); rows that
+come before the damage are given, so that what is missing is no more than what is really gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from holdfast.audit.lineage import NOWHERE, LineageBatch, Offsets, as_ranges, split_struct
+from holdfast.audit.model import Range
+from holdfast.audit.sinks.base import SinkScope, SinkUnreadable, WindowBatch
+from holdfast.pipeline.positions import BatchRange, Place
+
+LINEAGE: Final = "_hf"
+PARTS: Final = ("topic", "partition", "offset", "index")
+BATCH_ROWS: Final = 256 * 1024
+"""Read at once: a column of places takes a few megabytes."""
+NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+
+
+class Damaged(Exception):
+    """A file that is not there or cannot be read to its end."""
+
+
+def count_rows(path: str) -> int:
+    """From the footer."""
+    with opened(path) as file:
+        return int(file.metadata.num_rows)
+
+
+def opened(path: str, **options: Any) -> Any:
+    """A Parquet file, on this machine or under a URL."""
+    try:
+        if "://" in path:
+            system, where = file_system(path)
+            return pq.ParquetFile(system.open_input_file(where), **options)
+        return pq.ParquetFile(path, **options)
+    except FileNotFoundError as error:
+        raise Damaged("it is missing") from error
+    except PermissionError as error:
+        raise SinkUnreadable(f"{path} may not be read: give the user who audits the right to") from error
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(f"it is no whole Parquet file ({_first_line(error)})") from error
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Of Arrow's, with the path in it; credentials come from the environment, as `deltalake`'s do."""
+    scheme, _, rest = url.partition("://")
+    bucket, _, path = rest.partition("/")
+    if scheme == "file":
+        return _file_system("file", ""), "/" + path.lstrip("/")
+    return _file_system(scheme, bucket), f"{bucket}/{path}"
+
+
+@lru_cache(maxsize=16)
+def _file_system(scheme: str, bucket: str) -> Any:
+    from pyarrow import fs
+
+    return fs.FileSystem.from_uri(f"{scheme}://{bucket}/")[0]
+
+
+def names_in(directory: str) -> list[str]:
+    """Of a directory, here or under a URL; nothing when it is not there."""
+    if "://" not in directory:
+        try:
+            return [entry.name for entry in listed(directory)]
+        except FileNotFoundError:
+            return []
+    from pyarrow import fs
+
+    system, where = file_system(directory)
+    found = system.get_file_info(fs.FileSelector(where, allow_not_found=True))
+    return sorted(info.base_name for info in found)
+
+
+def size_of(path: str) -> int | None:
+    """In bytes; None when there is no such file."""
+    if "://" not in path:
+        try:
+            return os.path.getsize(path)
+        except FileNotFoundError:
+            return None
+    from pyarrow import fs
+
+    system, where = file_system(path)
+    info = system.get_file_info(where)
+    return None if info.type == fs.FileType.NotFound else int(info.size)
+
+
+def text_of(path: str) -> str:
+    """A small file; `OSError` when it cannot be read, `ValueError` when it is no text."""
+    if "://" not in path:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    system, where = file_system(path)
+    with system.open_input_file(where) as file:
+        return str(file.read().decode("utf-8"))
+
+
+def _batches(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches with the number of their first row."""
+    row = 0
+    with opened(path, read_dictionary=[f"{LINEAGE}.topic"]) as file:
+        try:
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+                yield row, batch
+                row += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            raise Damaged(f"it cannot be read from row {row:,} on ({_first_line(error)})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def lineage(path: str, where: str) -> Iterator[LineageBatch]:
+    """The places of all rows of a file."""
+    for _, batch in _batches(path, [LINEAGE]):
+        if LINEAGE in batch.schema.names:
+            yield from split_struct(batch.column(LINEAGE), where)
+        else:
+            rows = batch.num_rows or count_rows(path)
+            nowhere = np.full(rows, -1, np.int64)
+            yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
+            return
+
+
+def tables(
+    path: str, columns: Sequence[str] | None, constants: Mapping[str, pa.Scalar] | None = None
+) -> Iterator[pa.Table]:
+    """Rows of a file with these columns (None: all), as stored, and the lineage as `_hf_topic`, `_hf_partition`,
+    `_hf_offset`, `_hf_index`. A column the file lacks has its value from `constants`, or is left out."""
+    wanted = None if columns is None else [LINEAGE, *columns]
+    for _, batch in _batches(path, wanted):
+        yield with_places(batch, constants or {}, columns)
+
+
+def with_places(
+    batch: pa.RecordBatch, constants: Mapping[str, pa.Scalar], columns: Sequence[str] | None
+) -> pa.Table:
+    found: dict[str, pa.Array] = {}
+    if LINEAGE in batch.schema.names:
+        places = batch.column(LINEAGE)
+        for name in PARTS:
+            part = pc.struct_field(places, name)
+            found[f"_hf_{name}"] = part.dictionary_decode() if pa.types.is_dictionary(part.type) else part
+    found |= {name: batch.column(name) for name in batch.schema.names if name != LINEAGE}
+    for name, value in constants.items():
+        if name not in found and (columns is None or name in columns):
+            found[name] = pa.repeat(value, batch.num_rows)
+    return pa.table(found)
+
+
+def window_batches(
+    path: str, where: str, constants: Mapping[str, pa.Scalar] | None = None
+) -> Iterator[WindowBatch]:
+    for table in tables(path, None, constants):
+        for batch in table.to_batches():
+            yield WindowBatch(batch, where)
+
+
+def rows_at(path: str, place: Place, offset: int) -> list[int]:
+    """The numbers of a file's rows that were made of one record."""
+    found: list[int] = []
+    for first, batch in _batches(path, [LINEAGE]):
+        if LINEAGE not in batch.schema.names:
+            break
+        topic, partition, at = (pc.struct_field(batch.column(LINEAGE), name) for name in PARTS[:3])
+        if pa.types.is_dictionary(topic.type):
+            topic = topic.dictionary_decode()
+        same = pc.and_(
+            pc.and_(pc.equal(topic, place.topic), pc.equal(partition, place.partition)),
+            pc.equal(at, offset),
+        )
+        hits = np.flatnonzero(pc.fill_null(same, False).to_numpy(zero_copy_only=False))
+        found += [first + int(hit) for hit in hits]
+    return found
+
+
+# ------------------------------------------------------------------------ directories
+
+
+def folder_values(folders: Sequence[str]) -> dict[str, str | None]:
+    """What the directories above a file say of its rows (`country=nl`)."""
+    found: dict[str, str | None] = {}
+    for folder in folders:
+        name, is_value, value = folder.partition("=")
+        if is_value:
+            found[unquote(name)] = None if value == NO_VALUE else unquote(value)
+    return found
+
+
+def typed_values(values: Mapping[str, str | None], kinds: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
+    """Texts of directories, or of a log, as values of their columns; a type that is not known stays text."""
+    found: dict[str, pa.Scalar] = {}
+    for name, text in values.items():
+        scalar = pa.scalar(text, pa.string())
+        kind = kinds.get(name)
+        found[name] = scalar if kind is None else _cast(scalar, kind)
+    return found
+
+
+def _cast(scalar: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    try:
+        return pc.cast(scalar, kind)
+    except pa.ArrowException:
+        return scalar
+
+
+_ARROW: Final = {
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "integer": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+
+
+def spark_kinds(document: Mapping[str, Any]) -> dict[str, pa.DataType]:
+    """The plain columns of a schema in Spark's JSON."""
+    kinds: dict[str, pa.DataType] = {}
+    for field in document.get("fields", ()):
+        kind = field["type"]
+        if isinstance(kind, str) and kind in _ARROW:
+            kinds[field["name"]] = _ARROW[kind]
+        elif isinstance(kind, str) and kind.startswith("decimal("):
+            precision, scale = kind[8:-1].split(",")
+            kinds[field["name"]] = pa.decimal128(int(precision), int(scale))
+    return kinds
+
+
+def listed(directory: str) -> list[os.DirEntry[str]]:
+    """A directory's entries by name; `FileNotFoundError` when it is not there."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except PermissionError as error:
+        raise SinkUnreadable(f"{directory} may not be read: give the user who audits the right to") from error
+
+
+def files_below(directory: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Every data file, with the directories between, by name; names with `_` or `.` before are no data."""
+    yield from _below(directory, ())
+
+
+def _below(directory: str, folders: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for entry in listed(directory):
+        if entry.name.startswith(("_", ".")):
+            continue
+        if entry.is_dir():
+            yield from _below(entry.path, (*folders, entry.name))
+        else:
+            yield entry.path, folders
+
+
+# ------------------------------------------------------------------------ places
+
+
+def outside(batch: LineageBatch, spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]]) -> Offsets:
+    """Those of these rows' offsets that none of the spans has; of a topic nobody knows here, none."""
+    known = spans.get((batch.topic, batch.partition))
+    if not known or len(batch) == 0:
+        return batch.offsets[:0]
+    low, high = known[0][0], known[-1][1]
+    is_out = (batch.offsets < low) | (batch.offsets >= high)
+    if len(known) > 1:
+        starts = np.array([start for start, _ in known], np.int64)
+        ends = np.array([end for _, end in known], np.int64)
+        at = np.searchsorted(starts, batch.offsets, "right") - 1
+        is_out |= batch.offsets >= ends[np.maximum(at, 0)]
+    return np.unique(batch.offsets[is_out])
+
+
+def spans_of(ranges: Sequence[BatchRange]) -> dict[tuple[str, int], list[tuple[int, int]]]:
+    """By topic and partition the offsets of some batches, ascending, joined where they touch."""
+    found: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for each in ranges:
+        for place, span in each.spans.items():
+            found.setdefault((place.topic, place.partition), []).append((span.start, span.end))
+    for key, spans in found.items():
+        joined: list[tuple[int, int]] = []
+        for start, end in sorted(spans):
+            if joined and start <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+            else:
+                joined.append((start, end))
+        found[key] = joined
+    return found
+
+
+def is_below(
+    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], starts: Mapping[tuple[str, int], int]
+) -> bool:
+    """Whether all of a batch lies before where a scope starts, so that its rows need not be read."""
+    return bool(spans) and all(parts[-1][1] <= starts.get(key, -1) for key, parts in spans.items())
+
+
+def starts_of(scope: SinkScope) -> dict[tuple[str, int], int]:
+    return {(place.topic, place.partition): start for place, (start, _) in scope.spans.items()}
+
+
+def not_there(
+    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], there: Sequence[LineageBatch]
+) -> dict[tuple[str, int], list[Range]]:
+    """The offsets of these spans that no row is from, as ranges."""
+    missing: dict[tuple[str, int], list[Range]] = {}
+    for key, parts in spans.items():
+        held = [batch.offsets for batch in there if (batch.topic, batch.partition) == key]
+        seen = np.unique(np.concatenate(held)) if held else np.empty(0, np.int64)
+        for start, end in parts:
+            left = np.setdiff1d(np.arange(start, end, dtype=np.int64), seen, assume_unique=True)
+            missing.setdefault(key, []).extend(as_ranges(left))
+    return {key: ranges for key, ranges in missing.items() if ranges}

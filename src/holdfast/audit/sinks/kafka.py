@@ -1,0 +1,284 @@
+"""The Kafka sink: its ledger topic, and the committed records of its topic that say where they came from.
+
+The ledger is read first, then where the topic ends, then the topic up to there: what the ledger has is in it, and what
+came since is beyond the ledger's positions. A record says where it came from in its header `hf-source`; one without it
+is somebody else's and is only counted. Offsets that the topic has dropped, or has compacted away, are a gap: what was
+there nobody can say.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.audit.lineage import LineageBatch, split_columns
+from holdfast.audit.model import Fate, Finding, Unproven
+from holdfast.audit.sinks import headers
+from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
+from holdfast.audit.sinks.ledger import NOWHERE_YET
+from holdfast.audit.sinks.topic_ledger import TopicLedger
+from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place, Positions
+from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader.errors import ReaderError
+
+SOURCE: Final = "hf-source"
+BATCH_BYTES: Final = 8 << 20
+"""Of records in memory at once, for each partition that is read."""
+
+
+class TopicReader:
+    """A topic and its ledger: what the sinks and the dead letters have in common."""
+
+    is_exact = False
+    kind = "kafka"
+    takes = ""
+
+    def __init__(self, pipeline: str, name: str, topic: str, settings: Mapping[str, str]) -> None:
+        self.name = name
+        self.topic = topic
+        self.pipeline = pipeline
+        self.ledger_topic = f"hf-ledger-{pipeline}--{name}"
+        self._settings = {key: str(value) for key, value in settings.items()}
+        self._ledger = TopicLedger(pipeline, name)
+        self.foreign = 0
+        """Records that are not the pipeline's, of those read."""
+        self.reports: list[RangeReport] = []
+        try:
+            with Cluster(self._settings) as cluster:
+                self._has_ledger = self._read_ledger(cluster)
+                self._ranges = self._find_ranges(cluster, self.topic)
+        except ReaderError as error:
+            raise SinkUnreadable(f"sink {name!r}: {error}") from error
+
+    def _read_ledger(self, cluster: Cluster) -> bool:
+        ranges = self._find_ranges(cluster, self.ledger_topic)
+        if ranges is None:
+            return False
+        for batch in cluster.read(ranges, batch_bytes=BATCH_BYTES, headers=False):
+            columns = (batch.column(each).to_pylist() for each in ("partition", "offset", "value"))
+            for partition, offset, value in zip(*columns, strict=True):
+                self._ledger.take(partition, offset, value)
+        return True
+
+    @staticmethod
+    def _find_ranges(cluster: Cluster, topic: str) -> list[PartitionRange] | None:
+        """All of a topic, as far as it is decided; None when there is no such topic."""
+        info = cluster.refresh([topic]).get(topic)
+        if info is None:
+            return None
+        places = [TopicPartition(topic, number) for number in info.partitions]
+        starts = cluster.offsets(places, "earliest")
+        ends = cluster.offsets(places, "last-stable")
+        return [
+            PartitionRange(
+                topic,
+                info.topic_id,
+                place.partition,
+                starts[place].offset,
+                max(starts[place].offset, ends[place].offset),
+            )
+            for place in sorted(places)
+        ]
+
+    # -------------------------------------------------------------------- the ledger
+
+    def entries(self) -> Sequence[Entry]:
+        return self._ledger.entries()
+
+    def positions(self) -> Positions:
+        standing = self._ledger.standing()
+        return NOWHERE_YET if standing is None else standing.positions
+
+    # -------------------------------------------------------------------- records
+
+    def records(self) -> Iterator[pa.RecordBatch]:
+        """The committed records of the topic, as far as it went when it was opened."""
+        self.foreign = 0
+        self.reports = []
+        if not self._ranges:
+            return
+        try:
+            with Cluster(self._settings) as cluster:
+                yield from cluster.read(self._ranges, batch_bytes=BATCH_BYTES, reports=self.reports)
+        except ReaderError as error:
+            raise SinkUnreadable(f"sink {self.name!r}: {error}") from error
+
+    def places(self, batch: pa.RecordBatch) -> headers.Places:
+        """Where each record came from."""
+        names, values, ends = headers.flat_headers(batch.column("headers"))
+        at = headers.first_of_each(headers.places_of(names, SOURCE), ends)
+        return headers.parse_sources(headers.taken(values, at))
+
+    def _known(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, headers.Places]:
+        """The records that are the pipeline's."""
+        places = self.places(batch)
+        is_known = places.offsets >= 0
+        if is_known.all():
+            return batch, places
+        self.foreign += int((~is_known).sum())
+        chosen = np.flatnonzero(is_known)
+        kept = headers.Places(
+            places.topics.take(pa.array(chosen)),
+            places.partitions[chosen],
+            places.offsets[chosen],
+            places.indexes[chosen],
+        )
+        return batch.take(pa.array(chosen)), kept
+
+    def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
+        for batch in self.records():
+            if batch.num_rows == 0:
+                continue
+            where = f"{self.topic}-{batch.column('partition')[0].as_py()}"
+            _, places = self._known(batch)
+            yield from split_columns(
+                places.topics,
+                pa.array(places.partitions),
+                pa.array(places.offsets),
+                pa.array(places.indexes),
+                where,
+            )
+
+    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Of a record: `key` and `value`, beside its lineage."""
+        for batch in self.records():
+            kept, places = self._known(batch)
+            found = lineage_columns(places)
+            found |= {name: kept.column(name) for name in columns if name in ("key", "value", "timestamp")}
+            yield pa.table(found)
+
+    def windows(self) -> Iterator[WindowBatch]:
+        return iter(())
+
+    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
+        raise SinkUnreadable(f"sink {self.name!r} keeps every record and has no keys")
+
+    def find(self, place: Place, offset: int) -> list[str]:
+        found = []
+        for batch in self.records():
+            kept, places = self._known(batch)
+            hits = np.flatnonzero((places.offsets == offset) & (places.partitions == place.partition))
+            for hit in hits.tolist():
+                if places.topics[hit].as_py() == place.topic:
+                    partition, at = kept.column("partition")[hit].as_py(), kept.column("offset")[hit].as_py()
+                    found.append(f"{self.topic}-{partition}@{at}")
+        return found
+
+    # -------------------------------------------------------------------- what is wrong
+
+    def problems(self) -> Sequence[Finding]:
+        details = [f"{self.ledger_topic}: {each}" for each in self._ledger.troubles]
+        details += [f"{self.ledger_topic}: {each}" for each in self._ledger.disagreements()]
+        if self._ranges is None and self.entries():
+            details.append(f"the topic {self.topic} is gone, and the ledger {self.ledger_topic} has entries")
+        if not self._has_ledger and self._ranges and any(each.start < each.end for each in self._ranges):
+            details.append(f"there is no ledger {self.ledger_topic}, and {self.topic} holds records")
+        return [Finding(Fate.ALTERED, self.name, detail=each) for each in details]
+
+    def gaps(self) -> Sequence[Unproven]:
+        found = []
+        dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
+        if dropped and self.entries():
+            found.append(
+                Unproven(
+                    f"what {self.topic} held below the offsets it begins with",
+                    "it has dropped "
+                    + ", ".join(f"{count:,} of partition {number}" for number, count in dropped.items()),
+                    is_gap=True,
+                )
+            )
+        missing = sum(report.missing for report in self.reports)
+        if missing:
+            found.append(
+                Unproven(f"{missing:,} offsets of {self.topic}", "they were compacted away", is_gap=True)
+            )
+        if self.foreign:
+            found.append(
+                Unproven(f"{self.foreign:,} records of {self.topic}", "they are not this pipeline's")
+            )
+        return found
+
+    def close(self) -> None:
+        """Connections end with each reading."""
+
+
+class KafkaReader(TopicReader):
+    """One Kafka sink."""
+
+    def __init__(self, definition: PipelineDefinition, sink: KafkaSink, settings: Mapping[str, str]) -> None:
+        self.takes = sink.rows
+        self._sink = sink
+        super().__init__(
+            definition.name, sink.name, sink.topic, own_settings(settings, sink.bootstrap, sink.settings)
+        )
+
+    def windows(self) -> Iterator[WindowBatch]:
+        """From the columns in a record's value; a record without one takes back what its key stands for."""
+        if self._sink.value is not None:
+            return
+        for batch in self.records():
+            kept, places = self._known(batch)
+            rows = [
+                window_row(key, value)
+                for key, value in zip(
+                    kept.column("key").to_pylist(), kept.column("value").to_pylist(), strict=True
+                )
+            ]
+            names = dict.fromkeys(name for row in rows for name in row)
+            found = lineage_columns(places)
+            found |= {name: _column(name, [row.get(name) for row in rows]) for name in names}
+            table = pa.table(found)
+            for each in table.combine_chunks().to_batches():
+                yield WindowBatch(each, self.topic)
+
+    def gaps(self) -> Sequence[Unproven]:
+        found = list(super().gaps())
+        if self.takes and self._sink.value is not None:
+            found.append(
+                Unproven(
+                    f"the rows of {self.takes} in {self.topic}",
+                    "an expression makes their values, and they do not show what they were made of",
+                    is_gap=True,
+                )
+            )
+        return found
+
+
+def own_settings(source: Mapping[str, str], bootstrap: str | None, own: Mapping[str, str]) -> dict[str, str]:
+    """How the cluster of a topic is reached: the source's, unless the definition names another one."""
+    return {**source, **own} if bootstrap is None else {**own, "bootstrap.servers": bootstrap}
+
+
+def lineage_columns(places: headers.Places) -> dict[str, Any]:
+    return {
+        "_hf_topic": places.topics.dictionary_decode(),
+        "_hf_partition": pa.array(places.partitions, pa.int32()),
+        "_hf_offset": pa.array(places.offsets, pa.int64()),
+        "_hf_index": pa.array(places.indexes, pa.int32()),
+    }
+
+
+def window_row(key: bytes | None, value: bytes | None) -> dict[str, Any]:
+    """The columns of a window's record."""
+    try:
+        document = json.loads(value if value is not None else key or b"{}")
+    except ValueError:
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    return document if value is not None else {**document, "_hf_count": 0, "_hf_digest": 0}
+
+
+def _column(name: str, values: list[Any]) -> pa.Array:
+    if name in ("window_start", "window_end"):
+        return pa.array(values, pa.string()).cast(pa.timestamp("us", tz="UTC"))
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if each is None else json.dumps(each) for each in values], pa.string())

@@ -1,0 +1,49 @@
+"""From a sink's definition to the reader of what it holds. Definitions come with their secrets expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkUnreadable
+from holdfast.audit.sinks.dead_letter import DeadLetters
+from holdfast.audit.sinks.delta import DeltaReader
+from holdfast.audit.sinks.kafka import KafkaReader
+from holdfast.audit.sinks.parquet import ParquetReader
+from holdfast.pipeline.definition.model import (
+    DeltaSink,
+    KafkaSink,
+    ParquetSink,
+    PipelineDefinition,
+    PostgresSink,
+    SinkDefinition,
+)
+
+
+def open_sink(
+    definition: PipelineDefinition, sink: SinkDefinition, settings: Mapping[str, str]
+) -> SinkReader:
+    """A snapshot of one sink; `settings` are the source's client settings, `bootstrap.servers` among them."""
+    match sink:
+        case ParquetSink():
+            return ParquetReader(definition, sink)
+        case DeltaSink():
+            return DeltaReader(definition, sink)
+        case PostgresSink():
+            return _postgres(definition, sink)
+        case KafkaSink():
+            return KafkaReader(definition, sink, settings)
+
+
+def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> SinkReader:
+    try:
+        from holdfast.audit.sinks.postgres import PostgresReader
+    except ImportError as error:
+        raise SinkUnreadable(
+            f"sink {sink.name!r} needs PostgreSQL's client: pip install 'holdfast[postgres]' ({error})"
+        ) from error
+    return PostgresReader(definition, sink)
+
+
+def open_dead_letters(definition: PipelineDefinition, settings: Mapping[str, str]) -> DeadLetterReader:
+    """A snapshot of the pipeline's dead letters."""
+    return DeadLetters(definition, settings)

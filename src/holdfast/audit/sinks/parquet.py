@@ -1,0 +1,377 @@
+"""The Parquet sink as it lies on the disk: a directory for each batch, and the ledger's entry in it.
+
+    <path>/batch=<20 digits>/…/part-….parquet     rows; `_ledger.json` the entry; `_entries.jsonl` of merged batches
+    <path>/_hf/forgotten.json                     after a reset: directories below this number are in no ledger
+
+What is looked at beyond the rows: the numbers of the directories follow each other; each has an entry that can be read
+and belongs to this sink; its files hold as many rows as its entries say, from offsets of their ranges; nothing lies in
+the table that no entry counts. A batch appears by one rename and is never changed, so the listing made at the start is
+a snapshot; only `pipeline compact` replaces it, and then the audit says so and has to be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import pyarrow as pa
+
+from holdfast.audit.lineage import NOWHERE, LineageBatch, as_ranges
+from holdfast.audit.model import Fate, Finding, Range, Unproven, ranges_text
+from holdfast.audit.sinks import files
+from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
+from holdfast.audit.sinks.ledger import NOWHERE_YET, hole_findings, read_entry
+from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition
+from holdfast.pipeline.definition.naming import resolve_path
+from holdfast.pipeline.definition.streams import stream_of
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place, Positions
+
+BATCH: Final = re.compile(r"batch=(\d{20})")
+OURS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
+FILES_NAMED: Final = 5
+"""In one finding."""
+
+
+@dataclass
+class Directory:
+    """One batch, or several that were merged."""
+
+    number: int
+    path: str
+    entries: list[Entry] = field(default_factory=list)
+    trouble: str = ""
+    """Why its entries cannot be read."""
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @property
+    def first_number(self) -> int:
+        """Of the batches in it."""
+        return self.number - max(len(self.entries), 1) + 1
+
+    @property
+    def rows(self) -> int:
+        return sum(entry.rows for entry in self.entries)
+
+    @cached_property
+    def files(self) -> list[tuple[str, tuple[str, ...]]]:
+        return list(files.files_below(self.path))
+
+    @cached_property
+    def spans(self) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        return files.spans_of([entry.range for entry in self.entries])
+
+
+class ParquetReader:
+    """One Parquet sink, as it stood when it was opened."""
+
+    kind = "parquet"
+    is_exact = True
+
+    def __init__(self, definition: PipelineDefinition, sink: ParquetSink) -> None:
+        self.name = sink.name
+        self.takes = sink.rows
+        stream = stream_of(definition, sink)
+        self._is_tap = bool(stream.step) and not stream.kind
+        self._pipeline = definition.name
+        self.path = resolve_path(definition, sink.path.removeprefix("file:"))
+        self._identity = _identity(self.path)
+        self._strangers: list[str] = []
+        self._directories = self._list()
+        self._forgotten_below = self._read_forgotten()
+        for directory in self._directories:
+            self._read_entries(directory)
+            _ = directory.files
+        self._damaged: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
+        """By topic, partition and file: rows from offsets that are not of its batch."""
+
+    # -------------------------------------------------------------------- what there is
+
+    def _list(self) -> list[Directory]:
+        try:
+            found = files.listed(self.path)
+        except FileNotFoundError:
+            return []
+        except NotADirectoryError as error:
+            raise SinkUnreadable(f"sink {self.name!r}: {self.path} is no directory") from error
+        directories = []
+        for entry in found:
+            match = BATCH.fullmatch(entry.name)
+            if match is not None and entry.is_dir():
+                directories.append(Directory(int(match[1]), entry.path))
+            elif not entry.name.startswith(("_", ".")):
+                self._strangers.append(entry.name)
+        return sorted(directories, key=lambda each: each.number)
+
+    def _read_forgotten(self) -> int:
+        try:
+            with open(os.path.join(self.path, "_hf", "forgotten.json"), encoding="utf-8") as file:
+                return int(json.load(file)["below"])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SinkUnreadable(f"sink {self.name!r}: {self.path}/_hf/forgotten.json: {error}") from error
+
+    def _read_entries(self, directory: Directory) -> None:
+        try:
+            lines = self._lines(directory)
+            directory.entries = [read_entry(line, self._pipeline, self.name) for line in lines]
+        except PermissionError as error:
+            raise SinkUnreadable(f"sink {self.name!r}: {error.filename} may not be read") from error
+        except (OSError, ValueError) as error:
+            directory.trouble = str(error)
+
+    def _lines(self, directory: Directory) -> list[str]:
+        merged = os.path.join(directory.path, "_entries.jsonl")
+        path = merged if os.path.exists(merged) else os.path.join(directory.path, "_ledger.json")
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        return text.splitlines() if path == merged else [text]
+
+    @property
+    def _current(self) -> list[Directory]:
+        return [each for each in self._directories if each.number >= self._forgotten_below]
+
+    def entries(self) -> Sequence[Entry]:
+        return [entry for directory in self._current for entry in directory.entries]
+
+    def positions(self) -> Positions:
+        entries = self.entries()
+        return entries[-1].positions if entries else NOWHERE_YET
+
+    # -------------------------------------------------------------------- rows
+
+    def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
+        starts = files.starts_of(scope)
+        for directory in self._directories:
+            if not self._is_tap and files.is_below(directory.spans, starts):
+                continue
+            for path, _ in directory.files:
+                yield from self._rows_of(directory, path)
+
+    def _rows_of(self, directory: Directory, path: str) -> Iterator[LineageBatch]:
+        where = os.path.relpath(path, self.path)
+        counted = 0
+        try:
+            for batch in files.lineage(path, where):
+                counted += len(batch)
+                self._place(directory, batch)
+                yield batch
+        except files.Damaged as damage:
+            self._note_damage(path, str(damage))
+        self._counts[path] = counted
+
+    def _place(self, directory: Directory, batch: LineageBatch) -> None:
+        if batch.topic != NOWHERE and not self._is_tap:
+            strays = files.outside(batch, directory.spans)
+            if len(strays):
+                key = (batch.topic, batch.partition, batch.where)
+                self._misplaced.setdefault(key, []).extend(as_ranges(strays))
+
+    def _note_damage(self, path: str, why: str) -> None:
+        if _identity(self.path) != self._identity:
+            raise SinkUnreadable(
+                f"sink {self.name!r}: {self.path} was rebuilt while it was read (`pipeline compact`); audit it again"
+            )
+        self._damaged[path] = why
+
+    def _constants(self, directory: Directory, folders: Sequence[str]) -> dict[str, pa.Scalar]:
+        if not folders:
+            return {}
+        return files.typed_values(files.folder_values(folders), self._kinds(directory))
+
+    def _kinds(self, directory: Directory) -> Mapping[str, pa.DataType]:
+        try:
+            with open(os.path.join(directory.path, "_schema.json"), encoding="utf-8") as file:
+                return files.spark_kinds(json.load(file)["columns"])
+        except (OSError, ValueError, KeyError):
+            return {}
+
+    def windows(self) -> Iterator[WindowBatch]:
+        for directory in self._directories:
+            for path, folders in directory.files:
+                where = os.path.relpath(path, self.path)
+                try:
+                    yield from files.window_batches(path, where, self._constants(directory, folders))
+                except files.Damaged as damage:
+                    self._note_damage(path, str(damage))
+
+    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        for directory in self._directories:
+            for path, folders in directory.files:
+                try:
+                    yield from files.tables(path, columns, self._constants(directory, folders))
+                except files.Damaged as damage:
+                    self._note_damage(path, str(damage))
+
+    def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
+        raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")
+
+    def find(self, place: Place, offset: int) -> list[str]:
+        found = []
+        for directory in self._directories:
+            spans = directory.spans.get((place.topic, place.partition))
+            if directory.entries and not any(start <= offset < end for start, end in spans or ()):
+                continue
+            for path, _ in directory.files:
+                try:
+                    rows = files.rows_at(path, place, offset)
+                except files.Damaged as damage:
+                    found.append(f"{path}: {damage}")
+                    continue
+                found += [f"{path} row {row}" for row in rows]
+        return found
+
+    # -------------------------------------------------------------------- what is wrong
+
+    def problems(self) -> Sequence[Finding]:
+        found = [self._altered(f"{os.path.join(self.path, name)} is in no batch") for name in self._strangers]
+        found += self._holes()
+        for directory in self._directories:
+            if directory.trouble:
+                found.append(
+                    self._altered(
+                        f"{directory.name} has no ledger entry that can be read ({directory.trouble}); its "
+                        f"{len(directory.files)} files are counted nowhere"
+                    )
+                )
+            else:
+                found += self._uncounted(directory)
+        for (topic, partition, where), ranges in self._misplaced.items():
+            found.append(
+                Finding(
+                    Fate.ALTERED,
+                    self.name,
+                    self._place_of(topic, partition),
+                    tuple(ranges),
+                    detail=f"{where} holds rows from offsets that are not of its batch",
+                )
+            )
+        return found
+
+    def _altered(self, detail: str, place: Place | None = None, ranges: Sequence[Range] = ()) -> Finding:
+        return Finding(Fate.ALTERED, self.name, place, tuple(ranges), detail=detail)
+
+    def _place_of(self, topic: str, partition: int) -> Place | None:
+        known = self.positions().of(topic, partition)
+        return None if known is None else known[0]
+
+    def _holes(self) -> list[Finding]:
+        """Numbers that are missing; only those of the ledger of today have to begin at a known number."""
+        found: list[Finding] = []
+        before: Directory | None = None
+        for directory in self._directories:
+            expected = 0 if before is None else before.number + 1
+            if directory.first_number > expected:
+                first, last = expected, directory.first_number - 1
+                names = f"batch={first:020d}" + (f" to batch={last:020d}" if last > first else "")
+                is_current = before is None or before.number >= self._forgotten_below
+                earlier = before.entries[-1] if before and before.entries and is_current else None
+                later = directory.entries[0] if directory.entries else None
+                found += hole_findings(self.name, f"{names} missing from {self.path}", earlier, later)
+            before = directory
+        return found
+
+    def _uncounted(self, directory: Directory) -> list[Finding]:
+        """A batch whose files hold more or fewer rows than its entries say."""
+        counts: dict[str, int] = {}
+        damaged: dict[str, str] = {}
+        for path, _ in directory.files:
+            try:
+                counts[path] = self._counts[path] if path in self._counts else files.count_rows(path)
+            except files.Damaged as damage:
+                self._note_damage(path, str(damage))
+            if path in self._damaged:
+                damaged[path] = self._damaged[path]
+        held = sum(counts.values())
+        found = []
+        for path, why in damaged.items():
+            ranges, words = self._gone(directory, directory.rows - held)
+            found.append(self._altered(f"{os.path.relpath(path, self.path)}: {why}{words}", *ranges))
+        if damaged:
+            return found
+        if held < directory.rows:
+            ranges, words = self._gone(directory, directory.rows - held)
+            what = (
+                f"the entries of {directory.name} count {directory.rows:,} rows, and its {len(counts)} files hold "
+                f"{held:,}: a file or rows were removed{words}"
+            )
+            found.append(self._altered(what, *ranges))
+        elif held > directory.rows:
+            found.append(self._altered(self._surplus(directory, counts, held)))
+        else:
+            strange = [path for path in counts if not OURS.fullmatch(os.path.basename(path))]
+            found += [
+                self._altered(f"{os.path.relpath(path, self.path)} is no file that the sink wrote")
+                for path in strange
+            ]
+        return found
+
+    def _surplus(self, directory: Directory, counts: Mapping[str, int], held: int) -> str:
+        more = held - directory.rows
+        what = (
+            f"the entries of {directory.name} count {directory.rows:,} rows, and its files hold {held:,}: {more:,} "
+            "that no entry counts"
+        )
+        suspects = [path for path in counts if not OURS.fullmatch(os.path.basename(path))]
+        if not suspects:
+            suspects = [path for path, rows in counts.items() if rows == more]
+            if len(suspects) != 1:
+                return what
+        names = ", ".join(os.path.basename(path) for path in suspects[:FILES_NAMED])
+        return f"{what}, in {names}"
+
+    def _gone(self, directory: Directory, missing: int) -> tuple[tuple[Place | None, tuple[Range, ...]], str]:
+        """Which offsets a batch lacks: exactly, if it was to have a row of each, else in words, among which."""
+        nowhere: tuple[Place | None, tuple[Range, ...]] = (None, ())
+        if missing <= 0 or not directory.spans:
+            return nowhere, ""
+        left: list[LineageBatch] = []
+        for path, _ in directory.files:
+            try:
+                left += files.lineage(path, path)
+            except files.Damaged:
+                continue
+        absent = files.not_there(directory.spans, left)
+        count = sum(last - first + 1 for ranges in absent.values() for first, last in ranges)
+        if count == missing and len(absent) == 1:
+            ((topic, partition), ranges) = next(iter(absent.items()))
+            return (self._place_of(topic, partition), tuple(ranges)), f"; {missing:,} rows are gone"
+        parts = [
+            f"{topic}-{partition} {ranges_text(ranges)}"
+            for (topic, partition), ranges in sorted(absent.items())
+        ]
+        among = "" if count == missing else "among "
+        return nowhere, f"; {missing:,} rows are gone: {among}{'; '.join(parts)}" if parts else ""
+
+    def gaps(self) -> Sequence[Unproven]:
+        old = [each for each in self._directories if each.number < self._forgotten_below]
+        if not old:
+            return []
+        return [
+            Unproven(
+                f"{len(old)} batches of {self.name} from before a reset",
+                "readers see their rows, and no ledger counts them; rows that were taken again are there twice",
+            )
+        ]
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _identity(path: str) -> Any:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
