@@ -1,0 +1,89 @@
+"""The audit finds damage and names it, every time; and where there is none it accuses nobody.
+
+Each trial is a world of its own (`holdfast.testing.audit_worlds`): a log with gaps, markers and aborted records, one
+to three sinks of all kinds in their real formats, dead letters, windows. Trial n is the same every time: run one alone
+with `HOLDFAST_AUDIT_TRIAL=n`, or more than the usual number with `HOLDFAST_AUDIT_TRIALS=2000`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.audit.model import Verdict
+from holdfast.audit.pipeline_audit import audit_pipeline
+from holdfast.testing.audit_mutations import Mutation, all_mutations
+from holdfast.testing.audit_world_writer import WorldWriter
+from holdfast.testing.audit_worlds import KINDS, make_plan
+from holdfast.testing.fake_cluster import FakeCluster
+from holdfast.testing.postgres import PostgresServer
+
+TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS", "200"))
+ONLY = os.environ.get("HOLDFAST_AUDIT_TRIAL")
+PARTS = 4
+MUTATIONS = all_mutations()
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorldWriter]:
+    settings = ("fsync=off", "full_page_writes=off", "autovacuum=off")
+    with (
+        FakeCluster() as cluster,
+        PostgresServer(settings=settings) as server,
+        WorldWriter(cluster, str(tmp_path_factory.mktemp("worlds")), server.url) as writer,
+    ):
+        yield writer
+
+
+def in_part(part: int) -> list[int]:
+    if ONLY is not None:
+        return [int(ONLY)] if int(ONLY) % PARTS == part else []
+    return list(range(part, TRIALS, PARTS))
+
+
+def damage(trial: int, mutation: Mutation, writer: WorldWriter) -> list[str]:
+    """What the audit of a damaged world should have said and did not."""
+    chance = random.Random(f"stroke {trial}")
+    plan = mutation.plan(trial)
+    held = mutation.held(plan)
+    stroke = mutation.before(plan, held, chance) if mutation.before is not None else None
+    world = writer.write(plan)
+    if mutation.after is not None:
+        stroke = mutation.after(world, writer, held, chance)
+    assert stroke is not None
+    report = audit_pipeline(world.definition)
+    missing = stroke.missing(report)
+    told = [each.what() for each in report.findings]
+    return (
+        [f"trial {trial} ({mutation}; {stroke.what}; seed {plan.seed}): {missing}; found {told}"]
+        if missing
+        else []
+    )
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_damage_is_found_and_named(part: int, writer: WorldWriter) -> None:
+    wrong = [
+        line for trial in in_part(part) for line in damage(trial, MUTATIONS[trial % len(MUTATIONS)], writer)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_kind_of_damage_to_every_kind_of_sink_is_tried() -> None:
+    tried = {str(MUTATIONS[trial % len(MUTATIONS)]) for trial in range(200)}
+    assert tried == {str(each) for each in MUTATIONS}
+    assert {each.kind for each in MUTATIONS} == {*KINDS, None}
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_an_undamaged_world_is_proven(part: int, writer: WorldWriter) -> None:
+    wrong: list[str] = []
+    for trial in in_part(part):
+        world = writer.write(make_plan(trial))
+        report = audit_pipeline(world.definition)
+        if report.verdict is not Verdict.PROVEN:
+            wrong.append(f"trial {trial}: {report.verdict}: {report.reasons}")
+    assert not wrong, "\n".join(wrong)
