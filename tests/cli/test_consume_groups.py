@@ -58,7 +58,7 @@ def new_topic(admin: AdminClient, partitions: int) -> str:
 @pytest.fixture
 def fill(bootstrap_servers: str) -> Callable[..., None]:
     def produce(topic: str, *values: str, partition: int = 0) -> None:
-        producer = Producer({**QUIET, "bootstrap.servers": bootstrap_servers})
+        producer = Producer({**QUIET, "bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
         for value in values:
             producer.produce(topic, value, partition=partition)
         assert producer.flush(WAIT_S) == 0

@@ -46,7 +46,7 @@ def make_topic(bootstrap_servers: str) -> MakeTopic:
         topic = f"groups-{uuid.uuid4().hex[:12]}"
         new = NewTopic(topic, len(messages), 1, config={"retention.ms": "-1"})
         admin.create_topics([new])[topic].result(WAIT_S)
-        producer = Producer({**QUIET, "bootstrap.servers": bootstrap_servers})
+        producer = Producer({**QUIET, "bootstrap.servers": bootstrap_servers, "enable.idempotence": True})
         for partition, count in enumerate(messages):
             for number in range(count):
                 timestamp_ms = start_ms + number * 1000

@@ -48,7 +48,7 @@ class Scene:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for made in admin.create_topics(new).values():
             made.result()
-        producer = Producer({"bootstrap.servers": self.bootstrap})
+        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True})
         for number in range(40):
             producer.produce(self.topic, b"%d" % number, partition=number % PARTITIONS)
         assert producer.flush(30) == 0

@@ -27,6 +27,7 @@ from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolFull
 from holdfast.client.spool.writer import GROUP_BYTES_MAX
 from holdfast.real import RealFileSystem, RealRandomness
+from holdfast.testing.engines import wait_until
 from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
 from holdfast.testing.faulty_files import FaultyFiles
 
@@ -531,7 +532,7 @@ def test_a_spool_whose_owner_dies_later_is_adopted_by_one_that_lives(
     cluster.back()
     cluster.wait_until(lambda: b"left behind" in cluster.values("orders"))
     assert living.flush() == 0
-    assert any("its owner is gone" in line for line in living.lines)
+    wait_until(lambda: any("its owner is gone" in line for line in living.lines), "it is told")
 
 
 def test_many_threads_share_one_producer_and_each_keeps_its_order(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.engines import Engine, Place, Scenario, wait_until
+from holdfast.testing.engines import Engine, NotComeAbout, Place, Scenario, wait_until
 from holdfast.testing.group_clients import MEMBERS, ConfluentMember, Member, pump
 from holdfast.testing.transaction_clients import PRODUCERS, Refused, TransactionalProducer
 
@@ -141,6 +141,9 @@ def test_a_transaction_that_takes_too_long_is_aborted(client: str, on_both: OnBo
     assert seen["refused"]
 
 
+ATTEMPTS = 2
+
+
 class CopyJob:
     """Consume, transform, produce: ten messages a transaction, positions committed within it."""
 
@@ -185,8 +188,19 @@ class CopyJob:
         self.member.close()
 
 
-def copies(client: str, options: dict[str, Any], engine: Engine) -> Any:
-    name = f"copy-{client}" + "".join(f"-{value}" for value in options.values())
+def copies_at_last(client: str, options: dict[str, Any], engine: Engine) -> Any:
+    """kafka-python 3.0 now and then misses a wake-up and stands still, on Apache Kafka as here: it may try again."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return copies(client, options, engine, attempt)
+        except NotComeAbout:
+            if client != "kafka-python":
+                raise
+    return copies(client, options, engine, ATTEMPTS)
+
+
+def copies(client: str, options: dict[str, Any], engine: Engine, attempt: int = 0) -> Any:
+    name = f"copy-{attempt}-{client}" + "".join(f"-{value}" for value in options.values())
     source = engine.create_topic(f"{name}-source", 2)
     target = engine.create_topic(f"{name}-target", 2)
     # What was aborted on the way in must not be copied.
@@ -228,7 +242,7 @@ COPIES: tuple[tuple[str, dict[str, Any]], ...] = (
 def test_consume_transform_produce_copies_every_message_once(
     client: str, options: dict[str, Any], on_both: OnBoth
 ) -> None:
-    seen = on_both(lambda engine: copies(client, options, engine))
+    seen = on_both(lambda engine: copies_at_last(client, options, engine))
     assert sum(map(len, seen["copied"].values())) == 20
 
 

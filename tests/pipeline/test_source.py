@@ -35,7 +35,7 @@ def make_topic(bootstrap: str, name: str, partitions: int = 2, **config: str) ->
 
 
 def send(bootstrap: str, topic: str, numbers: range, partitions: int = 2) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for number in numbers:
         producer.produce(
             topic,

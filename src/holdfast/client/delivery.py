@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from threading import Condition, Lock
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.client.errors import ClientError, DeliveryFailed, Undelivered
 
@@ -165,15 +165,20 @@ class Delivery:
         return False
 
     @property
+    def is_acknowledged(self) -> bool:
+        """Whether the broker has it."""
+        return self._place is not None
+
+    @property
     def is_settled(self) -> bool:
-        return self._place is not None or self.error is not None
+        return self.error is not None or self.is_acknowledged
 
     def wait_stored(self, timeout: float | None = None) -> None:
         """Return when the message is on this machine's disk, or is already delivered; raise if it will be neither."""
         if not self.is_stored and not self.is_settled:
             self._waiting.wait(lambda: self.is_stored or self.is_settled, timeout, reports=not self.has_spool)
         self._raise_failure()
-        if not self.is_stored and self._place is None:
+        if not self.is_stored and not self.is_acknowledged:
             raise TimeoutError(f"the message for {self.topic} was not stored within {timeout} s")
 
     def wait(self, timeout: float | None = None) -> Delivered:
@@ -282,6 +287,21 @@ class Delivery:
             self.error.reason if isinstance(self.error, DeliveryFailed) else str(self.error or "no answer")
         )
         return Undelivered(self.topic, self.partition, self.key, reason)
+
+
+class SendMethod(Protocol):
+    """What `Producer.send` is."""
+
+    def __call__(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Any = (),
+        partition: int | None = None,
+        timestamp_ms: int = -1,
+    ) -> Delivery: ...
 
 
 class Failures:

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from holdfast.client import exit_guard
-from holdfast.client.delivery import Delivery
+from holdfast.client.delivery import Delivery, SendMethod
 from holdfast.client.errors import ClientError, LeftBehind, ProducerClosed, Undelivered, UndeliveredMessages
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.serializers import Serializer, as_bytes
@@ -70,6 +70,10 @@ class Sender(Protocol):
         timestamp_ms: int,
         timeout: float,
     ) -> Delivery: ...
+
+    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod | None:
+        """`Producer.send` in one call, if there is one; `otherwise` is the one that knows every message."""
+        ...
 
     @property
     def delivered(self) -> int: ...
@@ -135,7 +139,15 @@ class Producer:
             else _spooled_sender(bootstrap, str(spool), delivery, given, unsafe, spool_max_bytes)
         )
         self._hand_over: Callable[..., Delivery] = self._sender.send
+        if not (self._changes_keys or self._changes_values) and type(self).send is Producer.send:
+            # The same in one call, for the usual message.
+            self._shorten()
         exit_guard.watch(self)
+
+    def _shorten(self) -> None:
+        shorter = self._sender.method(self.send, self._send_timeout)
+        if shorter is not None:
+            self.__dict__["send"] = shorter
 
     # Sending
 
@@ -197,12 +209,16 @@ class Producer:
         if self._is_closed:
             return
         self._is_closed = True
-        self._hand_over = _refuse_late
+        self._stop_sending()
         if timeout is None and self._has_spool:
             timeout = CLOSE_SECONDS
         left = self._end(timeout)
         if left.total:
             raise UndeliveredMessages(left.named, left.total)
+
+    def _stop_sending(self) -> None:
+        self.__dict__.pop("send", None)
+        self._hand_over = _refuse_late
 
     def _end(self, timeout: float | None) -> LeftBehind:
         try:
@@ -221,7 +237,7 @@ class Producer:
         if self._is_closed:
             return 0
         self._is_closed = True
-        self._hand_over = _refuse_late
+        self._stop_sending()
         return self._end(timeout).total
 
     def __enter__(self) -> Producer:

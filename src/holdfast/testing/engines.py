@@ -94,7 +94,9 @@ class Engine:
             if error is not None:
                 failures.append(error)
 
-        producer = Producer({"bootstrap.servers": self.bootstrap_servers, "linger.ms": 5, **QUIET})
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap_servers, "linger.ms": 5, "enable.idempotence": True, **QUIET}
+        )
         for partition, some in values.items():
             for value in some:
                 producer.produce(topic, value.encode(), partition=partition, on_delivery=delivered)

@@ -49,7 +49,7 @@ class Scene:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         for made in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]).values():
             made.result()
-        producer = Producer({"bootstrap.servers": self.bootstrap})
+        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True})
         for number in range(COUNT):
             producer.produce(self.topic, b"%d" % number, partition=number % PARTITIONS)
         assert producer.flush(30) == 0

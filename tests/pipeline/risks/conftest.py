@@ -71,7 +71,7 @@ class Scene:
         self.create(self.topic)
 
     def send(self, *values: bytes, partition: int = 0) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, **QUIET})
+        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, **QUIET})
         for value in values:
             producer.produce(self.topic, value, partition=partition)
         assert producer.flush(WAIT_SECONDS) == 0

@@ -40,7 +40,7 @@ def test_dead_letters_are_listed_shown_and_sent_back(
     bootstrap = holdfast_broker.bootstrap_servers
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic("orders", 2, 1)])["orders"].result(10)
-    producer = Producer({"bootstrap.servers": bootstrap})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     producer.produce("orders", b"{broken", b"k", partition=0, headers=[("trace", b"1")])
     assert producer.flush(10) == 0
 

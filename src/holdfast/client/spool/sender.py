@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from holdfast.client.delivery import Waiting
+from holdfast.client.delivery import SendMethod, Waiting
 from holdfast.client.errors import DeliveryStopped, LeftBehind, Undelivered
 from holdfast.client.library_log import logged_producer
 from holdfast.client.partitioner import Partitioner
@@ -326,6 +326,10 @@ class SpooledSender:
     @property
     def delivered(self) -> int:
         return self._own.deliverer.delivered
+
+    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod | None:
+        """A message for the spool has more to go through than one call more would matter."""
+        return None
 
     def take_refused(self) -> tuple[list[Undelivered], int]:
         named: list[Undelivered] = []

@@ -53,7 +53,7 @@ class Monitoring:
         try:
             described = self._admin.describe_consumer_groups([self.group], request_timeout=TIMEOUT_S)
             members = described[self.group].result(TIMEOUT_S).members
-        except KafkaException:
+        except (KafkaException, TimeoutError):
             return  # no such group yet, or it cannot be asked: then nothing can be shown either
         if members:
             raise EnvironmentFails(
