@@ -1,0 +1,363 @@
+"""Certificates: what an audit found, kept so that a later change to it shows.
+
+A certificate is one JSON document (`docs/certificate.schema.json`): the report, its place in a chain, and the SHA-256
+of all of that in canonical form (keys sorted, no spaces, UTF-8). Its place is a number from 1 and the hash of the
+certificate before it. The rules:
+
+- Whoever changes a certificate must change its hash, and so every later one: `verify` names the first that is wrong.
+- The newest one is held by nothing. Keep its hash elsewhere (a log, a ticket) and hand it to `verify` to hold it too.
+- A chain is of one subject; certificates of several may share a directory.
+- A number is taken once: a certificate appears under its final name by a link that refuses an existing name, complete
+  and flushed. Of two audits that end together, one takes the next number. Nothing is written anywhere else: source and
+  sinks are only read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast import __version__
+from holdfast.atomic import write_atomically
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.real import RealFileSystem
+
+if TYPE_CHECKING:
+    from holdfast.audit.model import Report
+
+VERSION: Final = 1
+KIND: Final = "holdfast-audit-certificate"
+HASH: Final = "sha256"
+FILE_NAME: Final = re.compile(r"(?P<subject>.+)-(?P<number>\d{6,})\.json")
+ATTEMPTS_MAX: Final = 100
+"""How many others may take the next number before us; they do it once per audit."""
+
+
+class CertificateError(HoldfastError):
+    """A certificate cannot be read, or is none."""
+
+
+def canonical(document: Any) -> bytes:
+    """The one way to write a document: what is hashed. Half a surrogate pair, which a damaged name may hold and UTF-8
+    cannot, is written as JSON escapes it."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace")
+
+
+def content_hash(document: Mapping[str, Any]) -> str:
+    """Of everything in a certificate but the hash itself."""
+    return hashlib.sha256(canonical({name: document[name] for name in document if name != HASH})).hexdigest()
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """One certificate as it stands in a file."""
+
+    document: Mapping[str, Any]
+    path: str = ""
+
+    @property
+    def number(self) -> int:
+        return int(self.document["chain"]["number"])
+
+    @property
+    def previous(self) -> str | None:
+        found = self.document["chain"]["previous"]
+        return None if found is None else str(found)
+
+    @property
+    def subject(self) -> str:
+        return str(self.document["chain"]["subject"])
+
+    @property
+    def sha256(self) -> str:
+        return str(self.document[HASH])
+
+    @property
+    def verdict(self) -> str:
+        return str(self.document["report"]["verdict"])
+
+    @property
+    def name(self) -> str:
+        where = f" ({self.path})" if self.path else ""
+        return f"{self.subject} number {self.number:,}{where}"
+
+
+def certify(report: Report, before: Certificate | None) -> Certificate:
+    """The certificate of this report, behind the one before it."""
+    content: dict[str, Any] = {
+        "kind": KIND,
+        "version": VERSION,
+        "holdfast": __version__,
+        "chain": {
+            "subject": report.subject,
+            "number": 1 if before is None else before.number + 1,
+            "previous": None if before is None else before.sha256,
+        },
+        "report": report.as_json(),
+    }
+    # Through JSON once, so that what is hashed is what a reader of the file will hash.
+    document = json.loads(canonical(content))
+    return Certificate({**document, HASH: content_hash(document)})
+
+
+# ------------------------------------------------------------------------ files
+
+
+def read(path: str) -> Certificate:
+    """The certificate in a file; `CertificateError` when it is none that this version knows."""
+    try:
+        with open(path, "rb") as file:
+            document = json.loads(file.read())
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no certificate {path}") from error
+    except (ValueError, RecursionError) as error:
+        raise CertificateError(f"{path} is no certificate: it is not JSON ({error})") from error
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise CertificateError(f"{path} is no certificate of an audit")
+    if document.get("version") != VERSION:
+        raise CertificateError(
+            f"{path} has version {document.get('version')!r}; this holdfast reads version {VERSION}"
+        )
+    found = Certificate(document, path)
+    try:
+        chain = (found.number, found.previous, found.subject, found.sha256, found.verdict)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CertificateError(f"{path} is no certificate: it lacks {error}") from error
+    if chain[0] < 1:
+        raise CertificateError(f"{path} is no certificate: numbers begin at 1")
+    return found
+
+
+def file_name(subject: str, number: int) -> str:
+    """In a directory. A subject that no file can be named after gets a name close to it and digits of its hash."""
+    plain = re.sub(r"[^\w.@+=-]", "_", subject)[:120].lstrip(".")
+    if plain != subject:
+        plain = f"{plain}-{hashlib.sha256(subject.encode()).hexdigest()[:8]}"
+    return f"{plain}-{number:06d}.json"
+
+
+def newest(directory: str, subject: str) -> Certificate | None:
+    """The last of this subject's chain."""
+    prefix = file_name(subject, 0).removesuffix("000000.json")
+    numbers = [
+        int(match["number"])
+        for name in _names(directory)
+        if (match := FILE_NAME.fullmatch(name)) and f"{match['subject']}-" == prefix
+    ]
+    if not numbers:
+        return None
+    found = read(os.path.join(directory, file_name(subject, max(numbers))))
+    if found.subject != subject:
+        raise CertificateError(
+            f"{found.path} is of {found.subject!r}, and named as if it were of {subject!r}"
+        )
+    return found
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def write(report: Report, where: str) -> Certificate:
+    """Add the certificate of this report to a directory, or put it in a file, chained to the one that stood there.
+
+    A path that ends in `.json` is a file unless it is a directory; anything else is a directory, made when missing.
+    """
+    if os.path.isdir(where) or not where.endswith(".json"):
+        return _write_in_directory(report, where)
+    try:
+        before: Certificate | None = read(where)
+    except UsageError:
+        before = None
+    if before is not None and before.subject != report.subject:
+        raise UsageError(
+            f"{where} holds a certificate of {before.subject!r}, not of {report.subject!r}: name another file, or a "
+            "directory, which can hold both"
+        )
+    made = certify(report, before)
+    os.makedirs(os.path.dirname(os.path.abspath(where)), exist_ok=True)
+    write_atomically(RealFileSystem(), os.path.abspath(where), _text(made))
+    return Certificate(made.document, where)
+
+
+def _write_in_directory(report: Report, directory: str) -> Certificate:
+    os.makedirs(directory, exist_ok=True)
+    files = RealFileSystem()
+    for _ in range(ATTEMPTS_MAX):
+        made = certify(report, newest(directory, report.subject))
+        path = os.path.join(os.path.abspath(directory), file_name(report.subject, made.number))
+        aside = f"{path}.{uuid.uuid4().hex[:12]}.new"
+        write_atomically(files, aside, _text(made))
+        try:
+            os.link(aside, path)
+        except FileExistsError:
+            continue  # another audit has taken this number: ours comes behind it
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+        files.flush_directory(os.path.dirname(path))
+        return Certificate(made.document, path)
+    raise CertificateError(f"no number is free in {directory}: others take each of them first")
+
+
+def _text(certificate: Certificate) -> bytes:
+    text = json.dumps(certificate.document, indent=1, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+# ------------------------------------------------------------------------ verifying
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a chain is worth."""
+
+    subject: str
+    certificates: tuple[Certificate, ...]
+    problem: str = ""
+    """The first link that is broken, and how; nothing: all hold."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.problem
+
+    def as_json(self) -> dict[str, Any]:
+        last = self.certificates[-1] if self.certificates else None
+        return {
+            "subject": self.subject,
+            "certificates": len(self.certificates),
+            "first": self.certificates[0].number if self.certificates else None,
+            "last": None if last is None else last.number,
+            "newest_sha256": None if last is None else last.sha256,
+            "newest_verdict": None if last is None else last.verdict,
+            "valid": self.is_whole,
+            "problem": self.problem or None,
+            "notes": list(self.notes),
+        }
+
+
+def expand(paths: Sequence[str]) -> list[str]:
+    """The files named, and those of the directories named."""
+    found: dict[str, None] = {}
+    for path in paths:
+        if not os.path.isdir(path):
+            found.setdefault(path)
+            continue
+        inside = [name for name in sorted(os.listdir(path)) if FILE_NAME.fullmatch(name)]
+        if not inside:
+            raise UsageError(f"there is no certificate in {path}")
+        for name in inside:
+            found.setdefault(os.path.join(path, name))
+    return list(found)
+
+
+def verify(paths: Sequence[str], expected: str | None = None) -> list[Verified]:
+    """Each chain among these files, by subject, and the first link of each that does not hold.
+
+    `expected` is the hash of the newest certificate, kept elsewhere.
+    """
+    chains: dict[str, list[Certificate]] = {}
+    unreadable: dict[str, str] = {}
+    for path in expand(paths):
+        try:
+            found = read(path)
+        except CertificateError as error:
+            match = FILE_NAME.fullmatch(os.path.basename(path))
+            unreadable[path] = str(error)
+            chains.setdefault(match["subject"] if match else path, [])
+            continue
+        chains.setdefault(found.subject, []).append(found)
+    results = [
+        _verify_chain(subject, found, _of_subject(subject, unreadable), expected)
+        for subject, found in sorted(chains.items())
+    ]
+    if expected is not None and not any(
+        _is_hash(each.sha256, expected) for result in results for each in result.certificates[-1:]
+    ):
+        results = [
+            result
+            if result.problem
+            else Verified(
+                result.subject,
+                result.certificates,
+                f"the newest certificate is {result.certificates[-1].name} with the hash "
+                f"{result.certificates[-1].sha256}, not the expected {expected}: later ones were removed, or all "
+                "were made anew",
+                result.notes,
+            )
+            for result in results
+        ]
+    return results
+
+
+def _of_subject(subject: str, unreadable: Mapping[str, str]) -> list[str]:
+    found = []
+    for path, words in unreadable.items():
+        match = FILE_NAME.fullmatch(os.path.basename(path))
+        if (match["subject"] if match else path) in (
+            subject,
+            file_name(subject, 0).removesuffix("-000000.json"),
+        ):
+            found.append(words)
+    return found
+
+
+def _is_hash(found: str, expected: str) -> bool:
+    return found == expected.strip().lower()
+
+
+def _verify_chain(
+    subject: str, found: Iterable[Certificate], unreadable: Sequence[str], expected: str | None
+) -> Verified:
+    chain = tuple(sorted(found, key=lambda each: (each.number, each.path)))
+    if unreadable:
+        return Verified(subject, chain, unreadable[0])
+    notes = []
+    if chain[0].number > 1:
+        notes.append(
+            f"the chain is given from number {chain[0].number:,} on: what came before is not looked at"
+        )
+    if expected is None:
+        notes.append("nothing holds the newest one: keep its hash elsewhere, and give it as --expect")
+    before: Certificate | None = None
+    for each in chain:
+        problem = _broken(each, before)
+        if problem:
+            return Verified(subject, chain, problem, tuple(notes))
+        before = each
+    return Verified(subject, chain, "", tuple(notes))
+
+
+def _broken(each: Certificate, before: Certificate | None) -> str:
+    actual = content_hash(each.document)
+    if actual != each.sha256:
+        return f"{each.name} was changed: its content has the hash {actual}, and it says {each.sha256}"
+    if before is None:
+        if each.number == 1 and each.previous is not None:
+            return f"{each.name} is the first of its chain, and names one before it"
+        return ""
+    if each.number == before.number:
+        return f"{each.name} and {before.path or 'another'} have the same number: the chain forks"
+    if each.number != before.number + 1:
+        missing = f"{before.number + 1:,}" + (
+            "" if each.number == before.number + 2 else f" to {each.number - 1:,}"
+        )
+        return f"{each.name} follows number {before.number:,}: {missing} is missing"
+    if each.previous != before.sha256:
+        return (
+            f"{each.name} names {each.previous} as the one before it, and {before.name} has the hash "
+            f"{before.sha256}: one of the two was made anew"
+        )
+    return ""

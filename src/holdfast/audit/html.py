@@ -1,0 +1,345 @@
+"""A report as one page: it needs no network, runs no script, and shows what data contains as text.
+
+Every piece of data passes through `escaped`; only what this module wrote itself is markup. Beyond that the
+page forbids scripts and everything from elsewhere to the browser (its Content-Security-Policy), so that a key which
+found a way around the first rule would meet the second.
+"""
+
+from __future__ import annotations
+
+import html as escaping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from holdfast.audit import plots, words
+from holdfast.audit.html_style import sheet
+from holdfast.audit.model import Fate, Finding, Kind, Report, Verdict
+from holdfast.audit.text import Section, sections
+
+if TYPE_CHECKING:
+    from holdfast.audit.certificate import Certificate
+
+POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+)
+FINDINGS_SHOWN: Final = 2_000
+RANGES_SHOWN: Final = 200
+BARS_MAX: Final = 120
+"""Partitions in a plot: those with findings first; the table below has all."""
+MARKS_MAX: Final = 400
+"""Ranges marked in one partition's bar: more would lie on each other."""
+FIRST_LOST: Final = 20
+
+
+def page(report: Report, certificate: Certificate | None = None) -> str:
+    """The whole page."""
+    title = escaped(f"{report.verdict}: {words.heading(report)}")
+    body = "".join(
+        part
+        for part in (
+            _head(report),
+            _verdict(report),
+            _tiles(report),
+            _wrong(report),
+            _first_lost(report),
+            _gaps(report),
+            _timeline(report),
+            _lag(report),
+            _tables(report),
+            _unproven(report),
+            _scope(report, certificate),
+            _foot(report),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="referrer" content="no-referrer">'
+        f"<title>{title}</title><style>{sheet()}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def escaped(text: str) -> str:
+    """Data as text. Characters that turn the direction of writing, or cannot be seen, are shown by their numbers."""
+    return escaping.escape(words.visible(text), quote=True)
+
+
+def _head(report: Report) -> str:
+    return (
+        f"<header><h1>{escaped(words.heading(report))}</h1>"
+        f'<p class="sub">{escaped(words.moment(report.started_ms))} · {escaped(words.looked_at(report))}</p></header>'
+    )
+
+
+def _verdict(report: Report) -> str:
+    explained = {
+        Verdict.PROVEN: "Every offset in the scope is accounted for, and the sinks hold what they should, once.",
+        Verdict.FAILED: f"{len(report.findings):,} finding{'' if len(report.findings) == 1 else 's'}, listed below.",
+        Verdict.INCONCLUSIVE: "Nothing was found wrong, and something that had to be looked at could not be.",
+    }[report.verdict]
+    return (
+        f'<div class="verdict {report.verdict}"><strong>{escaped(words.verdict_line(report))}</strong>'
+        f"<p>{escaped(explained)}</p></div>"
+    )
+
+
+def _tiles(report: Report) -> str:
+    tiles = [_tile("records", words.records(report))]
+    for fate in words.ORDER:
+        count = report.total(fate)
+        if fate in words.FAULTS:
+            if count or fate in words.ALWAYS:
+                tiles.append(_tile(words.name(fate), count, "bad" if count else "good"))
+        elif count:
+            tiles.append(_tile(words.name(fate), count))
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _tile(label: str, count: int, css: str = "") -> str:
+    return f'<div class="tile {css}"><b>{count:,}</b><span>{escaped(label)}</span></div>'
+
+
+# ------------------------------------------------------------------------ what is wrong
+
+
+def _wrong(report: Report) -> str:
+    if not report.findings:
+        return ""
+    found = sorted(report.findings, key=lambda each: words.FAULTS.index(each.fate))
+    rows = "".join(_finding(each) for each in found[:FINDINGS_SHOWN])
+    more = len(found) - FINDINGS_SHOWN
+    cut = f"<p>And {more:,} more, which the certificate has.</p>" if more > 0 else ""
+    heads = "".join(f"<th>{head}</th>" for head in ("Fate", "Sink", "Partition", "Offsets", "Keys", "What"))
+    return _section(
+        "What is wrong",
+        "Offsets are those of the source; keys are of the first records.",
+        f'<div class="scroll"><table><tr><th class="n">Count</th>{heads}</tr>{rows}</table></div>{cut}',
+    )
+
+
+def _finding(finding: Finding) -> str:
+    offsets = escaped(words.finding_offsets(finding, RANGES_SHOWN))
+    keys = "<br>".join(f"<code>{escaped(key)}</code>" for key in finding.keys) or "-"
+    where = escaped(words.place_text(finding.place)) if finding.place else "-"
+    return (
+        f'<tr><td class="n bad">{f"{finding.count:,}" if finding.count else "-"}</td>'
+        f'<td><span class="chip {finding.fate}"></span>{escaped(words.name(finding.fate))}</td>'
+        f"<td>{escaped(finding.sink) or '-'}</td><td>{where}</td><td>{offsets}</td><td>{keys}</td>"
+        f"<td>{escaped(finding.detail)}</td></tr>"
+    )
+
+
+def _first_lost(report: Report) -> str:
+    """The first offsets that are lost, one by one: what somebody looks up next, each with the command for it."""
+    lost = [
+        each for each in report.findings if each.fate is Fate.LOST and each.place is not None and each.ranges
+    ]
+    rows: list[str] = []
+    for finding in lost:
+        offsets = (offset for first, last in finding.ranges for offset in range(first, last + 1))
+        for at, offset in enumerate(offsets):
+            if at == FIRST_LOST or len(rows) == FIRST_LOST:
+                break
+            place = finding.place
+            assert place is not None
+            name = f"{place.topic}:{place.partition}@{offset}"
+            key = f"<code>{escaped(finding.keys[at])}</code>" if at < len(finding.keys) else "-"
+            rows.append(
+                f"<tr><td>{escaped(name)}</td><td>{key}</td><td>{escaped(finding.sink) or '-'}</td>"
+                f"<td><code>holdfast trace {escaped(name)}</code></td></tr>"
+            )
+    if not rows:
+        return ""
+    heads = "".join(f"<th>{head}</th>" for head in ("Record", "Key", "Missing in", "Its life"))
+    return _section(
+        "The first lost records",
+        "",
+        f'<div class="scroll"><table><tr>{heads}</tr>{"".join(rows)}</table></div>',
+    )
+
+
+# ------------------------------------------------------------------------ plots
+
+
+def _gaps(report: Report) -> str:
+    marks: dict[object, list[plots.Mark]] = {}
+    for finding in report.findings:
+        if finding.place is None:
+            continue
+        listed = marks.setdefault(finding.place, [])
+        for first, last in finding.ranges[: MARKS_MAX - len(listed)]:
+            words_of = f"{words.name(finding.fate)}: {first:,}" + (f" to {last:,}" if last > first else "")
+            listed.append(plots.Mark(str(finding.fate), first, last, f"{words_of}\n{finding.sink}".strip()))
+    ordered = sorted(report.partitions, key=lambda each: (each.place not in marks, each.place))
+    bars = [
+        plots.Bar(
+            words.place_text(each.place),
+            min(each.start, each.log_start),
+            max(each.end, each.log_end),
+            (each.start, each.end),
+            marks.get(each.place, ()),
+        )
+        for each in ordered[:BARS_MAX]
+    ]
+    drawn = plots.gaps(bars)
+    if not drawn:
+        return ""
+    kinds = [fate for fate in words.FAULTS if any(each.fate is fate for each in report.findings)]
+    legend = _legend(
+        [("seen", "looked at"), ("unseen", "not looked at: before the scope, expired, or pending")]
+        + [(str(fate), words.name(fate)) for fate in kinds]
+    )
+    rest = len(report.partitions) - len(bars)
+    cut = f"<p>{rest:,} more partitions without findings are in the table below.</p>" if rest > 0 else ""
+    said = "Each partition as a bar over its offsets. A mark is a few pixels wide at least, however few offsets it is."
+    return _section("Where", said, drawn + legend + cut)
+
+
+def _timeline(report: Report) -> str:
+    line = report.timeline
+    names = {str(fate): words.name(fate) for fate in words.ORDER}
+    drawn = plots.timeline(
+        line.starts_ms,
+        line.counts,
+        order=[str(fate) for fate in words.ORDER],
+        wrong=[str(fate) for fate in words.FAULTS],
+        names=names,
+    )
+    if not drawn:
+        return ""
+    shown = [fate for fate in words.ORDER if any(line.counts.get(fate, ()))]
+    legend = _legend([(str(fate), words.name(fate)) for fate in shown])
+    return _section("When", "Records by the time kept with them, and what became of them.", drawn + legend)
+
+
+def _lag(report: Report) -> str:
+    ends = {words.place_text(each.place): each.log_end for each in report.partitions}
+    rows = [
+        (label, sink.name, max(ends[label] - position, 0))
+        for label in ends
+        for sink in report.sinks
+        if (position := sink.positions.get(label)) is not None
+    ]
+    behind: dict[str, int] = {}
+    for label, _, lag in rows:
+        behind[label] = max(behind.get(label, 0), lag)
+    rows.sort(key=lambda row: (-behind[row[0]], row[0], row[1]))
+    drawn = plots.lags(rows[:BARS_MAX])
+    if not drawn:
+        return ""
+    said = "Offsets between where each sink stands and the end of the log, when the audit began."
+    return _section("Lag", said, drawn)
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    items = "".join(f'<li><span class="chip {css}"></span>{escaped(label)}</li>' for css, label in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+# ------------------------------------------------------------------------ tables
+
+
+def _tables(report: Report) -> str:
+    return "".join(
+        _section(section.title[:1].upper() + section.title[1:], "", _table(section))
+        for section in sections(report)
+        if section.title != "what is wrong"
+    )
+
+
+WRONG_HEADS: Final = frozenset(words.name(fate).upper() for fate in words.FAULTS)
+
+
+def _table(section: Section) -> str:
+    heads = "".join(
+        f"<th{_number(at, section)}>{escaped(column.capitalize())}</th>"
+        for at, column in enumerate(section.columns)
+    )
+    rows = "".join(_row(row, section) for row in section.rows)
+    return f'<div class="scroll"><table><tr>{heads}</tr>{rows}</table></div>'
+
+
+def _row(row: Sequence[str], section: Section) -> str:
+    cells = []
+    for at, cell in enumerate(row):
+        classes = ["n"] if at in section.numbers else []
+        if cell in ("0", "-"):
+            classes.append("zero")
+        elif section.columns[at] in WRONG_HEADS:
+            classes.append("bad")
+        css = f' class="{" ".join(classes)}"' if classes else ""
+        cells.append(f"<td{css}>{escaped(cell)}</td>")
+    return f"<tr{' class=sum' if row[0] == 'all' and row[1] == '' else ''}>{''.join(cells)}</tr>"
+
+
+def _number(at: int, section: Section) -> str:
+    return ' class="n"' if at in section.numbers else ""
+
+
+# ------------------------------------------------------------------------ what it stands on
+
+
+def _unproven(report: Report) -> str:
+    if not report.unproven and not report.notes:
+        return ""
+    ordered = sorted(report.unproven, key=lambda each: not each.is_gap)
+    items = [
+        f"<li{' class=gap' if each.is_gap else ''}><b>{escaped(each.what)}</b>: {escaped(each.why)}</li>"
+        for each in ordered
+    ]
+    items += [f"<li>{escaped(note)}</li>" for note in report.notes]
+    return _section(
+        "What this does not prove",
+        "What is taken on somebody's word, and what could not be looked at; the latter keeps the verdict open.",
+        f'<ul class="plain">{"".join(items)}</ul>',
+    )
+
+
+def _scope(report: Report, certificate: Certificate | None) -> str:
+    scope = report.scope
+    entries: dict[str, str] = {
+        "from": scope.begins or "the start",
+        "to": scope.ends or "the end",
+        "offsets": f"{scope.offsets:,}",
+    }
+    entries |= {
+        kind: f"{count:,}"
+        for kind in (Kind.RECORD, *words.OTHER_KINDS)
+        if (count := sum(each.kinds.get(kind, 0) for each in report.partitions))
+    }
+    if scope.expired:
+        entries["expired"] = f"{scope.expired:,}"
+    if scope.pending:
+        entries["pending"] = f"{scope.pending:,}"
+    if report.fingerprint:
+        entries["definition"] = report.fingerprint
+    entries |= {f"version of {name}": value for name, value in report.versions.items()}
+    if certificate is not None:
+        entries["certificate"] = f"number {certificate.number:,}"
+        entries["SHA-256"] = certificate.sha256
+        entries["of the one before"] = certificate.previous or "none: it is the first"
+    return _section("What was looked at", "", _list(entries))
+
+
+def _list(entries: Mapping[str, str]) -> str:
+    items = (f"<dt>{escaped(name)}</dt><dd>{escaped(value)}</dd>" for name, value in entries.items())
+    return f"<dl>{''.join(items)}</dl>"
+
+
+def _foot(report: Report) -> str:
+    meanings = "".join(
+        f'<li><span><span class="chip {fate}"></span><b>{escaped(words.name(fate))}</b>: '
+        f"{escaped(words.MEANING[fate])}</span></li>"
+        for fate in _shown(report)
+    )
+    return f'<footer><ul class="legend">{meanings}</ul></footer>'
+
+
+def _shown(report: Report) -> Iterable[Fate]:
+    return [fate for fate in words.ORDER if report.total(fate) or fate in words.ALWAYS]
+
+
+def _section(title: str, said: str, body: str) -> str:
+    below = f"<p>{escaped(said)}</p>" if said else ""
+    return f"<section><h2>{escaped(title)}</h2>{below}{body}</section>"

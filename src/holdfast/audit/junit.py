@@ -1,0 +1,115 @@
+"""A report as JUnit XML, for the servers that show tests.
+
+One case for each partition, each sink and each step with windows, and one for what stays unproven. A finding fails the
+cases of its partition and its sink. What keeps the verdict open is an error, not a skipped test: servers show skipped
+tests as good, and an audit that could not look must not look like one that did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from xml.etree import ElementTree
+
+from holdfast.audit import words
+from holdfast.audit.model import Finding, Report, Unproven
+
+SUITE = "holdfast audit"
+
+
+@dataclass
+class Case:
+    classname: str
+    name: str
+    findings: Sequence[Finding] = ()
+    gaps: Sequence[Unproven] = ()
+    output: list[str] = field(default_factory=list)
+
+
+def cases(report: Report) -> Iterator[Case]:
+    base = f"holdfast.audit.{report.mode}.{report.subject}"
+    for account in report.partitions:
+        here = [each for each in report.findings if each.place == account.place]
+        name = f"{words.place_text(account.place)} offsets {words.span_text(account.start, account.end)}"
+        counts = ", ".join(
+            f"{words.name(fate)} {account.fates.get(fate, 0):,}" for fate in words.used([account.fates])
+        )
+        yield Case(f"{base}.partitions", name, here, output=[counts])
+    known = {account.place for account in report.partitions}
+    named = {sink.name for sink in report.sinks}
+    for sink in report.sinks:
+        here = [each for each in report.findings if each.sink == sink.name]
+        said = f"{sink.rows:,} rows, {sink.entries:,} entries of the ledger"
+        yield Case(f"{base}.sinks", f"{sink.name} ({sink.kind})", here, output=[said])
+    for window in report.windows:
+        said = f"{window.recomputed:,} of {window.windows:,} windows made again from the source"
+        yield Case(f"{base}.windows", f"{window.step} in {window.sink}", output=[said])
+    elsewhere = [each for each in report.findings if each.place not in known and each.sink not in named]
+    if elsewhere:
+        yield Case(base, "anything else", elsewhere)
+    yield Case(
+        base,
+        "everything that had to be looked at was",
+        gaps=[each for each in report.unproven if each.is_gap],
+        output=[f"not proven: {each.what}: {each.why}" for each in report.unproven if not each.is_gap],
+    )
+
+
+def junit(report: Report) -> str:
+    """The XML."""
+    found = list(cases(report))
+    failures = sum(bool(each.findings) for each in found)
+    errors = sum(bool(each.gaps) for each in found)
+    counts = {
+        "tests": str(len(found)),
+        "failures": str(failures),
+        "errors": str(errors),
+        "skipped": "0",
+        "time": f"{report.took_ms / 1000:.3f}",
+    }
+    root = ElementTree.Element("testsuites", {"name": SUITE, **counts})
+    started = datetime.fromtimestamp(report.started_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    suite = ElementTree.SubElement(
+        root, "testsuite", {"name": f"{SUITE} {_clean(report.subject)}", "timestamp": started, **counts}
+    )
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in (("verdict", str(report.verdict)), ("line", words.verdict_line(report))):
+        ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+    for each in found:
+        suite.append(_element(each))
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _element(case: Case) -> ElementTree.Element:
+    element = ElementTree.Element(
+        "testcase", {"classname": _clean(case.classname), "name": _clean(case.name), "time": "0"}
+    )
+    if case.findings:
+        first = case.findings[0]
+        more = f" (and {len(case.findings) - 1} more)" if len(case.findings) > 1 else ""
+        failure = ElementTree.SubElement(
+            element, "failure", {"type": str(first.fate), "message": _clean(first.what() + more)}
+        )
+        failure.text = _clean("\n".join(each.what() for each in case.findings))
+    if case.gaps:
+        message = f"{case.gaps[0].what}: {case.gaps[0].why}"
+        error = ElementTree.SubElement(element, "error", {"type": "inconclusive", "message": _clean(message)})
+        error.text = _clean("\n".join(f"{each.what}: {each.why}" for each in case.gaps))
+    if case.output:
+        ElementTree.SubElement(element, "system-out").text = _clean("\n".join(case.output))
+    return element
+
+
+def _clean(text: str) -> str:
+    """Without the characters that XML cannot hold, whatever a key has in it."""
+    return "".join(
+        character
+        if character in "\t\n\r"
+        or " " <= character <= "\ud7ff"
+        or "\ue000" <= character <= "\ufffd"
+        or character > "\uffff"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )

@@ -1,0 +1,338 @@
+"""One offset of a log: what is there, in which batch, of which transaction, or why nothing is.
+
+What an offset is (a record, a marker, aborted, compacted away) is said by the same reader that the audit walks the log
+with. The rest (leader epoch, producer, sequence, the marker that ended its transaction) stands in the headers of
+batches, which are fetched here once more, raw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.audit.model import AuditError, Kind, place_json
+from holdfast.errors import UsageError
+from holdfast.pipeline.positions import Place
+from holdfast.reader.cluster import Cluster
+from holdfast.reader.errors import OffsetGone, TopicMissing
+from holdfast.reader.fetch_messages import FETCH, LOWEST_VERSION, Asked, pack_fetch, walk_fetch
+from holdfast.reader.model import PartitionRange, RangeReport, TopicPartition
+from holdfast.wire.batch import HEADER_SIZE, NO_PRODUCER_ID, BatchHeader, iterate_records, read_header
+from holdfast.wire.codecs import Codec
+
+WAIT_MS: Final = 100
+FETCH_BYTES: Final = 1 << 20
+"""Of a fetch that looks for a marker; a larger batch comes whole all the same."""
+FETCHES_MAX: Final = 64
+"""How far behind a record the marker of its transaction is looked for."""
+SPOOL_HEADER: Final = "hf-id"
+
+Transaction = Literal["none", "committed", "aborted", "open"]
+Outcome = Literal["record", "control", "aborted", "compacted", "expired", "not_yet", "open"]
+"""`not_yet`: behind the end of the log; `open`: of a transaction that has not ended."""
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """The batch that holds an offset."""
+
+    base_offset: int
+    last_offset: int
+    records: int
+    bytes: int
+    leader_epoch: int
+    codec: str
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One offset."""
+
+    place: Place
+    offset: int
+    outcome: Outcome
+    log_start: int
+    log_end: int
+    """The high watermark."""
+    timestamp_ms: int | None = None
+    is_append_time: bool = False
+    """The time is the broker's, when it was stored; otherwise the sender's."""
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    batch: StoredBatch | None = None
+    transaction: Transaction = "none"
+    marker_offset: int | None = None
+    """Where the marker that ended the transaction stands."""
+    marker_ms: int | None = None
+    row: pa.RecordBatch | None = field(default=None, compare=False, repr=False)
+    """The record as the reader gives it, for decoding."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.topic}:{self.place.partition}@{self.offset}"
+
+    def header(self, name: str) -> bytes | None:
+        return next((value for key, value in reversed(self.headers) if key == name), None)
+
+    @property
+    def spool(self) -> tuple[str, int, int] | None:
+        """The spool, partition and sequence that its sender gave it, if it was spooled."""
+        text = (self.header(SPOOL_HEADER) or b"").decode("utf-8", "replace")
+        parts = text.split(":")
+        if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+            return None
+        return parts[0], int(parts[1]), int(parts[2])
+
+    def as_json(self) -> dict[str, Any]:
+        spool = self.spool
+        return {
+            "place": place_json(self.place),
+            "offset": self.offset,
+            "outcome": self.outcome,
+            "log_start": self.log_start,
+            "log_end": self.log_end,
+            "timestamp_ms": self.timestamp_ms,
+            "timestamp_of": None
+            if self.timestamp_ms is None
+            else "broker"
+            if self.is_append_time
+            else "sender",
+            "key": shown_bytes(self.key),
+            "value_bytes": None if self.value is None else len(self.value),
+            "headers": {name: shown_bytes(value) for name, value in self.headers},
+            "spool": None if spool is None else {"id": spool[0], "partition": spool[1], "sequence": spool[2]},
+            "batch": None if self.batch is None else self.batch.as_json(),
+            "transaction": self.transaction,
+            "marker_offset": self.marker_offset,
+            "marker_ms": self.marker_ms,
+        }
+
+
+def shown_bytes(data: bytes | None) -> str | None:
+    """As text where it is text, else in hexadecimal digits."""
+    if data is None:
+        return None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"0x{data.hex()}"
+
+
+def place_of(cluster: Cluster, topic: str, partition: int) -> Place:
+    info = cluster.topics([topic])[topic]
+    if partition not in info.partitions:
+        raise UsageError(
+            f"topic '{topic}' has no partition {partition}; it has 0 to {len(info.partitions) - 1}"
+        )
+    return Place(topic, info.topic_id, partition)
+
+
+def look_up(cluster: Cluster, place: Place, offset: int) -> Stored:
+    """What is at this offset today."""
+    at = TopicPartition(place.topic, place.partition)
+    log_start = cluster.offsets([at], "earliest")[at].offset
+    log_end = cluster.offsets([at], "latest")[at].offset
+    stable = cluster.offsets([at], "last-stable")[at].offset
+    if offset < log_start:
+        return Stored(place, offset, "expired", log_start, log_end)
+    if offset >= log_end:
+        return Stored(place, offset, "not_yet", log_start, log_end)
+    is_decided = offset < stable
+    try:
+        kind, row = _kind(cluster, place, offset, is_decided)
+        header, raw = _batch_at(cluster, place, offset)
+    except OffsetGone:  # retention was faster
+        return Stored(place, offset, "expired", log_start, log_end)
+    if kind is Kind.COMPACTED or header is None or raw is None:
+        return Stored(place, offset, "compacted", log_start, log_end, batch=_described(header))
+    return _stored(cluster, place, offset, kind, is_decided, (log_start, log_end), header, raw, row)
+
+
+def _kind(
+    cluster: Cluster, place: Place, offset: int, is_decided: bool
+) -> tuple[Kind, pa.RecordBatch | None]:
+    reports: list[RangeReport] = []
+    wanted = PartitionRange(place.topic, place.topic_id, place.partition, offset, offset + 1)
+    isolation: Literal["read_committed", "read_uncommitted"] = (
+        "read_committed" if is_decided else "read_uncommitted"
+    )
+    rows = list(cluster.read([wanted], isolation=isolation, reports=reports))
+    (report,) = reports
+    if report.records:
+        return Kind.RECORD, rows[0]
+    if report.control:
+        return Kind.CONTROL, None
+    return (Kind.ABORTED if report.aborted else Kind.COMPACTED), None
+
+
+def _stored(
+    cluster: Cluster,
+    place: Place,
+    offset: int,
+    kind: Kind,
+    is_decided: bool,
+    log: tuple[int, int],
+    header: BatchHeader,
+    raw: bytes,
+    row: pa.RecordBatch | None,
+) -> Stored:
+    record = next(
+        (each for each in iterate_records(raw) if header.base_offset + each.offset_delta == offset), None
+    )
+    timestamp = None
+    if record is not None:
+        timestamp = (
+            header.max_timestamp
+            if header.is_log_append_time
+            else header.base_timestamp + record.timestamp_delta
+        )
+    transaction: Transaction = "none"
+    marker: tuple[int, int] | None = None
+    outcome: Outcome = "record"
+    if kind is Kind.CONTROL:
+        outcome = "control"
+        transaction = "committed" if record is not None and _is_commit(record.key) else "aborted"
+    elif header.is_transactional:
+        if is_decided:
+            transaction = "aborted" if kind is Kind.ABORTED else "committed"
+            outcome = "aborted" if kind is Kind.ABORTED else "record"
+            marker = _marker(cluster, place, header)
+        else:
+            transaction, outcome = "open", "open"
+    return Stored(
+        place,
+        offset,
+        outcome,
+        *log,
+        timestamp_ms=timestamp,
+        is_append_time=header.is_log_append_time,
+        key=None if record is None or kind is Kind.CONTROL else record.key,
+        value=None if record is None else record.value,
+        headers=() if record is None else tuple((str(name), value) for name, value in record.headers),
+        batch=_described(header),
+        transaction=transaction,
+        marker_offset=None if marker is None else marker[0],
+        marker_ms=None if marker is None else marker[1],
+        row=row,
+    )
+
+
+def _is_commit(key: bytes | None) -> bool:
+    return key is not None and len(key) >= 4 and int.from_bytes(key[2:4], "big") == 1
+
+
+def _described(header: BatchHeader | None) -> StoredBatch | None:
+    if header is None:
+        return None
+    return StoredBatch(
+        header.base_offset,
+        header.last_offset,
+        header.records_count,
+        header.size,
+        header.leader_epoch,
+        Codec(header.codec).name.lower(),
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+    )
+
+
+# ------------------------------------------------------------------------ raw batches
+
+
+def _batch_at(cluster: Cluster, place: Place, offset: int) -> tuple[BatchHeader | None, bytes | None]:
+    """The batch whose offsets hold this one; without its bytes when the log has none such."""
+    for header, raw in _fetched(cluster, place, offset):
+        if header.last_offset >= offset:
+            return (header, raw) if header.base_offset <= offset else (None, None)
+    return None, None
+
+
+def _marker(cluster: Cluster, place: Place, header: BatchHeader) -> tuple[int, int] | None:
+    """The marker that ended the transaction of a batch: its offset and time; none when it is too far behind."""
+    if header.producer_id == NO_PRODUCER_ID:
+        return None
+    position = header.next_offset
+    for _ in range(FETCHES_MAX):
+        before = position
+        for each, _raw in _fetched(cluster, place, position):
+            if each.is_control and each.producer_id == header.producer_id:
+                return each.base_offset, each.max_timestamp
+            position = max(position, each.next_offset)
+        if position == before:
+            return None
+    return None
+
+
+def _fetched(cluster: Cluster, place: Place, offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+    """The whole batches of one fetch."""
+    at = TopicPartition(place.topic, place.partition)
+    leader = cluster.leader(at)
+    if leader is None:
+        raise TopicMissing(f"nobody is known to lead {place.topic}-{place.partition}")
+    connection = cluster.connection(leader.leader)
+    version = connection.version(FETCH, LOWEST_VERSION)
+    asked = Asked(place.partition, leader.leader_epoch, offset, FETCH_BYTES)
+    body = pack_fetch(
+        version, {place.topic_id: [asked]}, isolation_level=0, wait_ms=WAIT_MS, bytes_max=FETCH_BYTES
+    )
+    answer = walk_fetch(connection.receive(connection.send(FETCH, version, body)))
+    for fetched in answer.partitions:
+        if fetched.error_code:
+            raise AuditError(
+                f"{place.topic}-{place.partition}: the batch at offset {offset} could not be fetched (error "
+                f"{fetched.error_code}); the same question later may be answered"
+            )
+        data = bytes(fetched.records)
+        position = 0
+        while len(data) - position >= HEADER_SIZE:
+            header = read_header(data, position)
+            if position + header.size > len(data):
+                break
+            yield header, data[position : position + header.size]
+            position += header.size
+
+
+# ------------------------------------------------------------------------ by key
+
+
+def offsets_of_key(
+    cluster: Cluster, topic: str, key: bytes, *, most: int
+) -> tuple[list[tuple[Place, int]], int]:
+    """The newest records with this key, oldest first, and how many there are in all; every partition is read, since
+    nobody knows how the sender chose one."""
+    info = cluster.topics([topic])[topic]
+    places = [TopicPartition(topic, number) for number in info.partitions]
+    starts = cluster.offsets(places, "earliest")
+    ends = cluster.offsets(places, "last-stable")
+    ranges = [
+        PartitionRange(topic, info.topic_id, each.partition, starts[each].offset, ends[each].offset)
+        for each in places
+        if ends[each].offset > starts[each].offset
+    ]
+    found: list[tuple[int, Place, int]] = []
+    count = 0
+    wanted = pa.scalar(key, pa.binary())
+    for batch in cluster.read(ranges, headers=False):
+        chosen = batch.filter(pc.fill_null(pc.equal(batch.column("key"), wanted), False))
+        count += chosen.num_rows
+        moments = chosen.column("timestamp").cast(pa.int64()).to_pylist()
+        for moment, partition, offset in zip(
+            moments, chosen.column("partition").to_pylist(), chosen.column("offset").to_pylist(), strict=True
+        ):
+            found.append((moment or 0, Place(topic, info.topic_id, partition), offset))
+        if len(found) > 4 * most:
+            found = sorted(found, key=lambda each: each[0])[-most:]
+    newest = sorted(found, key=lambda each: (each[0], each[1], each[2]))[-most:]
+    return [(place, offset) for _, place, offset in newest], count
