@@ -30,7 +30,7 @@ BUCKETS_MAX: Final = 200
 
 Range = tuple[int, int]
 """Offsets from the first to the last, both included."""
-Mode = Literal["pipeline", "checkpoint", "topics", "group"]
+Mode = Literal["pipeline", "checkpoint", "topics", "group", "spool"]
 
 
 class AuditError(HoldfastError):

@@ -1,0 +1,194 @@
+"""The audit of a plain consumer: what its group has committed must be in the table it writes.
+
+    report = audit_group("billing", "postgresql://…?table=bills", settings)
+
+The scope ends at the group's committed positions; for a `DatabaseSink`, whose positions stand in the database itself
+(`holdfast_positions`), at those. It starts at the log's start, since nothing tells where a group began, or at `--from`.
+
+Rows are matched by the columns that say which record they came from, where a table has such (`_hf_partition` and
+`_hf_offset`, `kafka_partition` and `kafka_offset`, `partition` and `offset`…), or by `--match`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from holdfast.audit.asides import read_dead_letters
+from holdfast.audit.foreign_tables import PostgresTable, column_names, open_table, parse_sink
+from holdfast.audit.matched import Question, audit_matched
+from holdfast.audit.matching import Match, parse_condition, quoted
+from holdfast.audit.model import AuditError, Report, Unproven
+from holdfast.errors import UsageError
+from holdfast.reader import Cluster, TopicPartition
+
+PREFIXES = ("_hf_", "_hf.", "kafka_", "source_", "record_", "_", "")
+"""Of columns that say where a row came from; the first that fits counts."""
+ANSWER_SECONDS = 30.0
+POSITIONS = "holdfast_positions"
+
+
+def audit_group(
+    group: str,
+    sink: str,
+    settings: Mapping[str, str],
+    *,
+    topics: Sequence[str] = (),
+    match: str | None = None,
+    where: str | None = None,
+    is_distinct: bool = False,
+    starts: Mapping[TopicPartition, int] | str | int | None = None,
+    dead_letters: str | None = None,
+    sink_settings: Mapping[str, str] | None = None,
+) -> Report:
+    """Whether the sink holds what the group has committed, once each.
+
+    `starts` is where the scope starts: offsets, or milliseconds since the epoch; nothing: at the log's start.
+    """
+    conditions = () if where is None else parse_condition(where)
+    ends, said_by = positions(group, sink, settings, topics)
+    unproven = []
+    if match is None:
+        match = lineage_match(sink, sorted({place.topic for place in ends}))
+    table = open_table(sink, match, sink_settings or settings)
+    with Cluster(settings) as cluster:
+        begins, scopes = _scopes(cluster, ends, starts)
+    if not any(end > start for start, end in scopes.values()):
+        unproven.append(
+            Unproven(f"anything of group {group!r}", "nothing is committed in the scope", is_gap=True)
+        )
+    if starts is None:
+        unproven.append(
+            Unproven(
+                f"that group {group!r} began at the topics' first records",
+                "nothing keeps where a group began; what it was never given counts as lost (--from)",
+            )
+        )
+    return audit_matched(
+        Question(
+            subject=f"group {group}",
+            mode="group",
+            settings=settings,
+            scopes=scopes,
+            begins=begins,
+            ends=said_by,
+            table=table,
+            conditions=conditions,
+            is_distinct=is_distinct,
+            dead_letters=read_dead_letters(dead_letters, settings),
+            unproven=unproven,
+        )
+    )
+
+
+# ---------------------------------------------------------------------------- positions
+
+
+def positions(
+    group: str, sink: str, settings: Mapping[str, str], topics: Sequence[str]
+) -> tuple[dict[TopicPartition, int], str]:
+    """Up to where the group is done, and who says so."""
+    kind, place = parse_sink(sink)
+    found: dict[TopicPartition, int] = {}
+    said_by = "the group's committed positions"
+    if kind == "postgres":
+        found = _in_database(place, group)
+        if found:
+            said_by = f"the positions in the database ({POSITIONS})"
+    if not found:
+        found = committed(group, settings)
+    wanted = {each: offset for each, offset in found.items() if not topics or each.topic in topics}
+    if not wanted:
+        known = ", ".join(sorted({each.topic for each in found})) or "none at all"
+        asked = f" for {', '.join(topics)}" if topics else ""
+        raise AuditError(f"group {group!r} has no committed positions{asked}; it has some for: {known}")
+    missing = sorted(set(topics) - {each.topic for each in wanted})
+    if missing:
+        raise AuditError(f"group {group!r} has no committed positions for {', '.join(missing)}")
+    return wanted, said_by
+
+
+def _in_database(url: str, group: str) -> dict[TopicPartition, int]:
+    """What a `DatabaseSink` has stored; nothing where there is none."""
+    table = PostgresTable(url, Match(()))
+    with table.connected() as connection:
+        there = connection.execute("SELECT to_regclass(%s)", (POSITIONS,)).fetchone()
+        if there is None or there[0] is None:
+            return {}
+        rows = connection.execute(
+            f"SELECT topic, partition, position FROM {POSITIONS} WHERE group_id = %s",
+            (group,),
+        ).fetchall()
+    return {TopicPartition(str(topic), int(number)): int(position) for topic, number, position in rows}
+
+
+def committed(group: str, settings: Mapping[str, str]) -> dict[TopicPartition, int]:
+    """What the group has committed to Kafka."""
+    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({**settings, "log_level": "0"})
+    try:
+        asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        answer = asked[group].result(ANSWER_SECONDS)
+    except KafkaException as error:
+        raise AuditError(f"the positions of group {group!r} cannot be read: {error.args[0].str()}") from error
+    found: dict[TopicPartition, int] = {}
+    for each in answer.topic_partitions:
+        if each.error is not None:
+            raise AuditError(
+                f"the position of group {group!r} in {each.topic}-{each.partition} cannot be read: {each.error.str()}"
+            )
+        if each.offset >= 0:
+            found[TopicPartition(each.topic, each.partition)] = each.offset
+    return found
+
+
+def _scopes(
+    cluster: Cluster,
+    ends: Mapping[TopicPartition, int],
+    starts: Mapping[TopicPartition, int] | str | int | None,
+) -> tuple[str, dict[TopicPartition, tuple[int, int]]]:
+    log_starts = {place: answer.offset for place, answer in cluster.offsets(ends, "earliest").items()}
+    if starts is None or starts == "earliest":
+        return "the log's start", {place: (min(log_starts[place], end), end) for place, end in ends.items()}
+    if isinstance(starts, int):
+        found = cluster.offsets(ends, starts)
+        begin = {
+            place: end if found[place].offset < 0 else found[place].offset for place, end in ends.items()
+        }
+        return "--from", {place: (min(begin[place], end), end) for place, end in ends.items()}
+    if isinstance(starts, str):
+        raise UsageError(f"--from {starts}: earliest, a time, or offsets by partition")
+    return "--from", {
+        place: (min(starts.get(place, log_starts[place]), end), end) for place, end in ends.items()
+    }
+
+
+# ---------------------------------------------------------------------------- lineage
+
+
+def lineage_match(sink: str, topics: Sequence[str]) -> str:
+    """The match by columns that say which record a row came from."""
+    kind, place = parse_sink(sink)
+    if kind == "topic":
+        raise UsageError(
+            "--match is needed for a sink that is a topic: 'key = key', 'headers.hf-id = headers.hf-id'…"
+        )
+    columns = column_names(kind, place)
+    for prefix in PREFIXES:
+        names = {role: f"{prefix}{role}" for role in ("topic", "partition", "offset")}
+        if not {names["partition"], names["offset"]} <= set(columns):
+            continue
+        roles = ["partition", "offset"]
+        if names["topic"] in columns:
+            roles.insert(0, "topic")
+        elif len(topics) > 1:
+            raise UsageError(
+                f"{names['partition']} and {names['offset']} of {place} do not say of which topic: name one with "
+                f"--topic ({', '.join(topics)}), or give --match"
+            )
+        return " AND ".join(f"{quoted(names[role])} = {role}" for role in roles)
+    raise UsageError(
+        f"--match is needed: no columns of {place.partition('?')[0]} say which record a row came from "
+        f"(it has {', '.join(columns[:12])})"
+    )

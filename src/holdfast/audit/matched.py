@@ -1,0 +1,436 @@
+"""Records of a scope held against the rows of a sink by a match: the audit of a job that we did not write.
+
+The order of looking is what makes it safe while everything moves: the scope was fixed first (what the job says it has
+done), then the sink is read, then the log's ends are taken, then the log is read. So a record of the scope must be in
+the sink, and a row of the sink must be a record of the log, unless the log has forgotten it.
+
+What a match cannot say is said: a row whose record the log has forgotten is nobody's fault, rows of one value stand for
+any record of it, and a record that the job filtered looks like one that it lost (`--where` tells them apart).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast import __version__
+from holdfast.audit.evaluating import Evaluator, Kind, shown
+from holdfast.audit.foreign_tables import ForeignTable
+from holdfast.audit.heaps import RECORD_COLUMNS, ROW_COLUMNS, Buckets, Heap, Numbers, Outcome, compare
+from holdfast.audit.lineage import as_ranges
+from holdfast.audit.matching import Condition
+from holdfast.audit.model import (
+    AuditError,
+    Fate,
+    Finding,
+    Mode,
+    PartitionAccount,
+    Report,
+    Scope,
+    SinkAccount,
+    Unproven,
+)
+from holdfast.audit.record_walk import (
+    Ground,
+    Walked,
+    evaluated,
+    find_uncommitted,
+    grounds_of,
+    keys_at,
+    walk,
+)
+from holdfast.pipeline.positions import Place
+from holdfast.reader import Cluster, TopicPartition
+from holdfast.reader.errors import OffsetGone
+
+ATTEMPTS = 3
+"""How often a log may lose its head while it is read, before that is the answer."""
+RANGES_MAX = 1000
+"""Of one finding: beyond it the count says how many more."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a sink."""
+
+    subject: str
+    mode: Mode
+    settings: Mapping[str, str]
+    """Of the source's cluster."""
+    scopes: Mapping[TopicPartition, tuple[int, int]]
+    """By partition: from which offset on, up to which one, the sink has to have all."""
+    begins: str
+    ends: str
+    table: ForeignTable
+    conditions: Sequence[Condition] = ()
+    is_distinct: bool = False
+    dead_letters: Mapping[TopicPartition, Numbers] = field(default_factory=dict)
+    """Offsets that were set aside, by partition."""
+    has_tail: bool = False
+    """What is missing at the end of a partition may be on its way."""
+    is_all_wanted: bool = False
+    """No record is left out on purpose."""
+    unproven: Sequence[Unproven] = ()
+    notes: Sequence[str] = ()
+
+
+def audit_matched(question: Question) -> Report:
+    started_s = time.time()
+    clock_s = time.monotonic()
+    kinds = question.table.kinds()
+    for attempt in range(ATTEMPTS):
+        with tempfile.TemporaryDirectory(prefix="holdfast-audit-") as directory:
+            try:
+                report = _Audit(question, kinds, directory).run()
+                break
+            except OffsetGone as gone:
+                if attempt == ATTEMPTS - 1:
+                    raise AuditError(
+                        f"the source loses its head faster than it can be read: {gone}"
+                    ) from gone
+    return replace(report, started_ms=int(started_s * 1000), took_ms=int((time.monotonic() - clock_s) * 1000))
+
+
+class _Audit:
+    def __init__(self, question: Question, kinds: Sequence[Kind], directory: str) -> None:
+        self._question = question
+        self._table = question.table
+        self._kinds = kinds
+        self._directory = directory
+        self._wheres: list[str] = []
+        self._evaluator = Evaluator(question.table.match.expressions, question.conditions)
+        self._findings: list[Finding] = []
+        self._unproven: list[Unproven] = list(question.unproven)
+        self._unread_rows = 0
+        self._tails: dict[int, int] = {}
+        """By place: records at the end that may be on their way."""
+
+    def run(self) -> Report:
+        rows = self._read_rows()
+        with Cluster(self._question.settings) as cluster:
+            grounds = grounds_of(cluster, self._question.scopes)
+            records = Heap(RECORD_COLUMNS, f"{self._directory}/records")
+            walked = walk(cluster, grounds, self._evaluator, self._kinds, records)
+            buckets = Buckets.between(walked.first_ms, walked.last_ms)
+            outcome = compare(
+                records,
+                rows,
+                buckets,
+                is_distinct=self._question.is_distinct,
+                nulls_apart=bool(walked.unread.count or walked.unread_outside),
+            )
+            self._expired(walked)
+            self._unreadable(cluster, walked, outcome)
+            letters = self._lost(cluster, grounds, outcome)
+            self._duplicated(cluster, grounds, walked, outcome)
+            self._extra(cluster, walked, outcome)
+            self._rest(outcome)
+        return self._report(walked, outcome, buckets, letters)
+
+    # The sink
+
+    def _read_rows(self) -> Heap:
+        heap = Heap(ROW_COLUMNS, f"{self._directory}/rows")
+        for batch in self._table.rows():
+            if not self._wheres or self._wheres[-1] != batch.where:
+                self._wheres.append(batch.where)
+            values = evaluated(batch.values, self._kinds)
+            count = len(values.array)
+            numbers = batch.numbers
+            if numbers is None:
+                numbers = np.arange(count) + batch.first if batch.first >= 0 else np.full(count, -1)
+            good = ~values.bad
+            self._unread_rows += int(values.bad.sum())
+            array = values.array if good.all() else values.array.filter(pa.array(good))
+            source = np.full(len(array), len(self._wheres) - 1)
+            heap.add(array, {"source": source, "row": numbers[good]})
+        return heap
+
+    # What was found
+
+    def _expired(self, walked: Walked) -> None:
+        for ground in walked.grounds:
+            name = _name(ground.place)
+            if ground.expired:
+                self._unproven.append(
+                    Unproven(
+                        f"{ground.expired:,} offsets of {name}, {ground.start} to {ground.log_start - 1}",
+                        "the source does not hold them any more",
+                        is_gap=True,
+                    )
+                )
+            if ground.end > ground.log_end:
+                self._unproven.append(
+                    Unproven(
+                        f"offsets {max(ground.log_end, ground.start)} to {ground.end - 1} of {name}",
+                        f"the log ends at {ground.log_end}: the topic was deleted and created again, or cut",
+                        is_gap=True,
+                    )
+                )
+
+    def _unreadable(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> None:
+        for place, parts in sorted(walked.unread.offsets.items()):
+            offsets = np.sort(np.concatenate(parts))
+            ground = walked.grounds[place]
+            keys = keys_at(cluster, ground.place, offsets[:3].tolist())
+            known = f", keys {', '.join(keys)}" if keys else ""
+            self._unproven.append(
+                Unproven(
+                    f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}{known}",
+                    f"{self._table.match} cannot be computed for them",
+                    is_gap=True,
+                )
+            )
+        if outcome.null_rows:
+            self._unproven.append(
+                Unproven(
+                    f"{outcome.null_rows:,} rows of {self._table.name} whose match columns are null",
+                    "they may stand for the records that cannot be read",
+                    is_gap=True,
+                )
+            )
+        if self._unread_rows:
+            self._unproven.append(
+                Unproven(
+                    f"{self._unread_rows:,} rows of {self._table.name}",
+                    "their match columns cannot be read",
+                    is_gap=True,
+                )
+            )
+
+    def _lost(self, cluster: Cluster, grounds: Sequence[Ground], outcome: Outcome) -> dict[int, int]:
+        """Records that no row stands for; returns how many of them were set aside, by place."""
+        letters: dict[int, int] = {}
+        for place in sorted(outcome.lost):
+            ground = grounds[place]
+            offsets = outcome.offsets(outcome.lost, place)
+            aside = self._question.dead_letters.get(
+                TopicPartition(ground.place.topic, ground.place.partition), np.zeros(0, np.int64)
+            )
+            is_aside = np.isin(offsets, aside)
+            letters[place] = int(is_aside.sum())
+            offsets = offsets[~is_aside]
+            if self._question.has_tail:
+                offsets = self._without_tail(ground, offsets, outcome.last_there.get(place, -1), place)
+            if not len(offsets):
+                continue
+            detail = f"no row of {self._table.match.columns[0]} stands for them"
+            if outcome.repeats:
+                detail = "fewer rows than records have their value"
+            self._findings.append(self._finding(cluster, Fate.LOST, ground, offsets, len(offsets), detail))
+        return letters
+
+    def _without_tail(self, ground: Ground, offsets: Numbers, last_there: int, place: int) -> Numbers:
+        tail = offsets[offsets > last_there]
+        if len(tail):
+            self._tails[place] = len(tail)
+            self._unproven.append(
+                Unproven(
+                    f"{len(tail):,} records at the end of {_name(ground.place)}, from offset {int(tail[0])} on",
+                    f"they are not in {self._table.name}: on their way, or lost (--finished says that none is)",
+                    is_gap=True,
+                )
+            )
+        return offsets[offsets <= last_there]
+
+    def _duplicated(
+        self, cluster: Cluster, grounds: Sequence[Ground], walked: Walked, outcome: Outcome
+    ) -> None:
+        rows = sum(outcome.duplicated_rows.values())
+        if rows and walked.forgotten and outcome.repeats:
+            self._unproven.append(
+                Unproven(
+                    f"{rows:,} rows of {self._table.name} more than records have their value",
+                    "values repeat, and the log has forgotten offsets: the rows may stand for those",
+                    is_gap=True,
+                )
+            )
+            return
+        for place in sorted(outcome.duplicated):
+            offsets = outcome.offsets(outcome.duplicated, place)
+            count = outcome.duplicated_rows.get(place, len(offsets))
+            detail = f"{count:,} row{'s' if count > 1 else ''} too many"
+            self._findings.append(
+                self._finding(cluster, Fate.DUPLICATED, grounds[place], offsets, count, detail)
+            )
+
+    def _finding(
+        self, cluster: Cluster, fate: Fate, ground: Ground, offsets: Numbers, count: int, detail: str
+    ) -> Finding:
+        return Finding(
+            fate,
+            self._table.name,
+            ground.place,
+            tuple(as_ranges(offsets)[:RANGES_MAX]),
+            count,
+            keys_at(cluster, ground.place, offsets.tolist()),
+            detail,
+        )
+
+    def _extra(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> None:
+        if not outcome.extra:
+            return
+        left = outcome.extra
+        if outcome.extra_values:
+            left -= self._taken_back(cluster, walked, outcome)
+        if left <= 0:
+            return
+        examples = ", ".join(
+            shown(each.value, len(self._kinds)) + self._where(each.source, each.row)
+            for each in outcome.extra_examples
+        )
+        if walked.forgotten:
+            self._unproven.append(
+                Unproven(
+                    f"{left:,} rows of {self._table.name} match no record that can be read: {examples}",
+                    f"the log has forgotten {walked.forgotten:,} offsets, and they may come from those",
+                )
+            )
+            return
+        keys = tuple(shown(each.value, len(self._kinds)) for each in outcome.extra_examples)
+        where = self._where(outcome.extra_examples[0].source, outcome.extra_examples[0].row)
+        detail = f"no record of the source has their {self._table.match.columns[0]}; the first{where}"
+        self._findings.append(Finding(Fate.EXTRA, self._table.name, None, (), left, keys, detail))
+
+    def _where(self, source: int, row: int) -> str:
+        return f" in {self._wheres[source]}" + (f" row {row}" if row >= 0 else "")
+
+    def _taken_back(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> int:
+        """Extra rows that are records of transactions that were aborted, or are not decided."""
+        values = pa.concat_arrays(outcome.extra_values).drop_null()
+        noted: dict[Place, list[Numbers]] = {}
+
+        def note(ground: Ground, offsets: Numbers) -> None:
+            noted.setdefault(ground.place, []).append(offsets)
+
+        found = find_uncommitted(cluster, walked.grounds, self._evaluator, self._kinds, values, note)
+        if not len(found):
+            return 0
+        ends = {ground.place: ground.log_end for ground in walked.grounds}
+        total = 0
+        for place, parts in sorted(noted.items()):
+            offsets = np.sort(np.concatenate(parts))
+            for is_open in (False, True):
+                chosen = offsets[(offsets >= ends[place]) == is_open]
+                if len(chosen):
+                    why = "not committed yet" if is_open else "taken back: the transaction was aborted"
+                    ranges = tuple(as_ranges(chosen)[:RANGES_MAX])
+                    self._findings.append(
+                        Finding(
+                            Fate.EXTRA,
+                            self._table.name,
+                            place,
+                            ranges,
+                            len(chosen),
+                            (),
+                            f"rows of records {why}",
+                        )
+                    )
+                    total += len(chosen)
+        outcome.extra_examples[:] = [
+            each
+            for each in outcome.extra_examples
+            if not pc.is_in(pa.scalar(each.value, pa.large_binary()), value_set=found).as_py()
+        ]
+        return total
+
+    def _rest(self, outcome: Outcome) -> None:
+        self._findings += self._table.problems
+        if outcome.unsure:
+            self._unproven.append(
+                Unproven(
+                    f"{outcome.unsure:,} records of the scope",
+                    "records before it have the same value, and the rows do not suffice for both",
+                    is_gap=True,
+                )
+            )
+        if outcome.repeats and not self._question.is_distinct:
+            self._unproven.append(
+                Unproven(
+                    f"which of {outcome.repeats:,} records with a value that repeats a row stands for",
+                    f"{self._table.match} does not tell them apart; how many there are was compared",
+                )
+            )
+        if not self._question.conditions and not self._question.is_all_wanted:
+            self._unproven.append(
+                Unproven(
+                    "that the job had to write every record",
+                    "a filter of its own is not known; --where names it",
+                )
+            )
+
+    # The report
+
+    def _report(
+        self, walked: Walked, outcome: Outcome, buckets: Buckets, letters: Mapping[int, int]
+    ) -> Report:
+        partitions = tuple(
+            self._account(number, ground, walked, outcome, letters.get(number, 0))
+            for number, ground in enumerate(walked.grounds)
+        )
+        fates: dict[str, int] = {}
+        for account in partitions:
+            for fate, count in account.fates.items():
+                fates[fate] = fates.get(fate, 0) + count
+        if outcome.extra:
+            fates[Fate.EXTRA] = outcome.extra
+        positions = {_name(ground.place): ground.end for ground in walked.grounds}
+        pending = sum(max(0, ground.log_end - max(ground.end, ground.log_start)) for ground in walked.grounds)
+        table = self._table
+        return Report(
+            subject=self._question.subject,
+            mode=self._question.mode,
+            scope=Scope(
+                self._question.begins,
+                self._question.ends,
+                sum(max(0, ground.end - ground.start) for ground in walked.grounds),
+                sum(ground.expired for ground in walked.grounds),
+                pending,
+            ),
+            partitions=partitions,
+            sinks=(SinkAccount(table.name, table.kind, outcome.rows, 0, positions, fates),),
+            findings=tuple(self._findings),
+            unproven=tuple(self._unproven),
+            timeline=buckets.timeline(outcome.times),
+            lag={table.name: pending},
+            notes=(*self._question.notes, *table.notes, f"matched by {table.match}"),
+            versions={"holdfast": __version__},
+        )
+
+    def _account(
+        self, number: int, ground: Ground, walked: Walked, outcome: Outcome, letters: int
+    ) -> PartitionAccount:
+        fates: dict[str, int] = {str(fate): count for fate, count in outcome.fates.get(number, {}).items()}
+        for fate, count in ((Fate.DEAD_LETTER, letters), (Fate.PENDING, self._tails.get(number, 0))):
+            if count:
+                fates[fate] = count
+                fates[Fate.LOST] -= count
+        if not fates.get(Fate.LOST, 1):
+            del fates[Fate.LOST]
+        if walked.filtered.get(number):
+            fates[Fate.FILTERED] = walked.filtered[number]
+        return PartitionAccount(
+            ground.place,
+            ground.start,
+            max(ground.start, ground.end),
+            {str(kind): count for kind, count in walked.kinds[number].items()},
+            fates,
+            ground.log_start,
+            ground.log_end,
+        )
+
+
+def _name(place: Place) -> str:
+    return f"{place.topic}-{place.partition}"
+
+
+def _ranges_text(offsets: Numbers) -> str:
+    from holdfast.audit.model import ranges_text
+
+    return ranges_text(as_ranges(offsets))

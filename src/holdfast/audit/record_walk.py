@@ -1,0 +1,263 @@
+"""The records of a scope, and of what lies before and behind it, with the values that an expression gives them.
+
+The log is read once, zone by zone: `BEFORE` from the log's start to the scope's, `SCOPE`, and `AFTER` from its end to
+the log's end as it was when the walk began, which has to be after the sink was read: then whatever a row was made of is
+in one of the zones, or is gone. Records that the log has lost at its head meanwhile end the walk (`OffsetGone`), and
+whoever called begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.audit.evaluating import Evaluator, Kind, Values, canonical, joined
+from holdfast.audit.heaps import Heap, Numbers, Zone
+from holdfast.audit.model import KEYS_MAX
+from holdfast.audit.model import Kind as OffsetKind
+from holdfast.pipeline.positions import Place
+from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader.errors import ReaderError
+
+BATCH_BYTES: Final = 8 << 20
+
+
+@dataclass
+class Ground:
+    """One partition: what of it is audited, and what there is of it."""
+
+    place: Place
+    start: int
+    end: int
+    log_start: int
+    log_end: int
+
+    @property
+    def expired(self) -> int:
+        """Offsets of the scope that nobody can read any more."""
+        return max(0, min(self.end, self.log_start) - self.start)
+
+    def span(self, zone: Zone) -> tuple[int, int]:
+        first, last = max(self.start, self.log_start), max(self.end, self.log_start)
+        spans = {
+            Zone.BEFORE: (self.log_start, min(first, self.log_end)),
+            Zone.SCOPE: (min(first, self.log_end), min(last, self.log_end)),
+            Zone.AFTER: (min(last, self.log_end), self.log_end),
+        }
+        return spans[zone]
+
+
+@dataclass
+class Unread:
+    """Records whose values could not be read."""
+
+    offsets: dict[int, list[Numbers]] = field(default_factory=dict)
+    """By place, of the scope."""
+    count: int = 0
+
+    def add(self, place: int, offsets: Numbers) -> None:
+        self.offsets.setdefault(place, []).append(offsets)
+        self.count += len(offsets)
+
+
+@dataclass
+class Walked:
+    grounds: list[Ground]
+    kinds: list[dict[str, int]]
+    """Of the scope's offsets, one for each ground."""
+    unread: Unread = field(default_factory=Unread)
+    unread_outside: int = 0
+    filtered: dict[int, int] = field(default_factory=dict)
+    """By place: records of the scope for which the condition does not hold."""
+    missing: int = 0
+    """Offsets in no batch, in any zone."""
+    aborted: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+    @property
+    def forgotten(self) -> int:
+        """Offsets that were there once, at most: in front of the log's start, or compacted away."""
+        return self.missing + sum(ground.log_start for ground in self.grounds)
+
+
+def grounds_of(
+    cluster: Cluster, scopes: Mapping[TopicPartition, tuple[int, int]], ids: Mapping[str, Place] | None = None
+) -> list[Ground]:
+    """What the logs hold now of these scopes."""
+    places = sorted(scopes)
+    if not places:
+        return []
+    infos = cluster.topics(sorted({place.topic for place in places}))
+    starts = cluster.offsets(places, "earliest")
+    ends = cluster.offsets(places, "last-stable")
+    return [
+        Ground(
+            Place(place.topic, infos[place.topic].topic_id, place.partition),
+            scopes[place][0],
+            scopes[place][1],
+            starts[place].offset,
+            ends[place].offset,
+        )
+        for place in places
+    ]
+
+
+def walk(
+    cluster: Cluster,
+    grounds: Sequence[Ground],
+    evaluator: Evaluator,
+    kinds: Sequence[Kind],
+    heap: Heap,
+    zones: Iterable[Zone] = tuple(Zone),
+) -> Walked:
+    """Read the zones into the heap."""
+    found = Walked(list(grounds), [{} for _ in grounds])
+    numbers = {(ground.place.topic, ground.place.partition): at for at, ground in enumerate(grounds)}
+    times: list[int] = []
+    for zone in zones:
+        reports: list[RangeReport] = []
+        for batch in _read(cluster, grounds, zone, evaluator.needs_headers, reports):
+            place = numbers[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
+            at_ms = _take(batch, place, zone, evaluator, kinds, heap, found)
+            if zone is Zone.SCOPE:
+                times += at_ms
+        for report in reports:
+            found.missing += report.missing
+            found.aborted += report.aborted
+            if zone is Zone.SCOPE:
+                found.kinds[numbers[report.range.topic, report.range.partition]] = {
+                    OffsetKind.RECORD: report.records,
+                    OffsetKind.CONTROL: report.control,
+                    OffsetKind.ABORTED: report.aborted,
+                    OffsetKind.COMPACTED: report.missing,
+                }
+    for ground, counts in zip(grounds, found.kinds, strict=True):
+        if ground.expired:
+            counts[OffsetKind.EXPIRED] = ground.expired
+    found.first_ms, found.last_ms = (min(times), max(times)) if times else (0, 0)
+    return found
+
+
+def _read(
+    cluster: Cluster, grounds: Sequence[Ground], zone: Zone, headers: bool, reports: list[RangeReport]
+) -> Iterable[pa.RecordBatch]:
+    ranges = [
+        PartitionRange(ground.place.topic, ground.place.topic_id, ground.place.partition, first, behind)
+        for ground in grounds
+        for first, behind in [ground.span(zone)]
+        if first < behind
+    ]
+    batches = cluster.read(ranges, batch_bytes=BATCH_BYTES, headers=headers, reports=reports)
+    return (batch for batch in batches if batch.num_rows)
+
+
+def _take(
+    batch: pa.RecordBatch,
+    place: int,
+    zone: Zone,
+    evaluator: Evaluator,
+    kinds: Sequence[Kind],
+    heap: Heap,
+    found: Walked,
+) -> list[int]:
+    """Put a batch's values into the heap; returns its first and last time."""
+    offsets = batch.column("offset").to_numpy()
+    times = _milliseconds(batch)
+    chosen = np.ones(batch.num_rows, np.bool_)
+    bad = np.zeros(batch.num_rows, np.bool_)
+    if evaluator.conditions:
+        chosen, bad = evaluator.chosen(batch)
+        if zone is Zone.SCOPE:
+            found.filtered[place] = found.filtered.get(place, 0) + int((~chosen & ~bad).sum())
+    values = evaluated(evaluator.evaluate(batch), kinds)
+    bad |= values.bad & chosen
+    chosen &= ~bad
+    if bad.any():
+        if zone is Zone.SCOPE:
+            found.unread.add(place, offsets[bad])
+        else:
+            found.unread_outside += int(bad.sum())
+    array = values.array if chosen.all() else values.array.filter(pa.array(chosen))
+    count = len(array)
+    heap.add(
+        array,
+        {
+            "place": np.full(count, place),
+            "offset": offsets[chosen],
+            "zone": np.full(count, int(zone)),
+            "time_ms": times[chosen],
+        },
+    )
+    return [int(times.min()), int(times.max())]
+
+
+def evaluated(values: Sequence[Values], kinds: Sequence[Kind]) -> Values:
+    """In the form in which they are compared, all columns in one."""
+    return joined([canonical(kind, each) for kind, each in zip(kinds, values, strict=True)])
+
+
+def _milliseconds(batch: pa.RecordBatch) -> Numbers:
+    micros = batch.column("timestamp").cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
+    return np.asarray(micros // 1000, np.int64)
+
+
+def keys_at(cluster: Cluster, place: Place, offsets: Iterable[int]) -> tuple[str, ...]:
+    """The keys of the first of these records, for people to look for them."""
+    keys: list[str] = []
+    for offset, _ in zip(offsets, range(KEYS_MAX), strict=False):
+        wanted = PartitionRange(place.topic, place.topic_id, place.partition, offset, offset + 1)
+        try:
+            for batch in cluster.read([wanted], headers=False):
+                keys += [shown_key(each) for each in batch.column("key").to_pylist()]
+        except ReaderError:
+            break  # gone meanwhile: the offset still names it
+    return tuple(dict.fromkeys(keys))
+
+
+def shown_key(key: bytes | None) -> str:
+    if key is None:
+        return "null"
+    try:
+        text = key.decode("utf-8")
+    except UnicodeDecodeError:
+        return "0x" + key[:32].hex()
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def find_uncommitted(
+    cluster: Cluster,
+    grounds: Sequence[Ground],
+    evaluator: Evaluator,
+    kinds: Sequence[Kind],
+    wanted: pa.Array,
+    note: Callable[[Ground, Numbers], None],
+) -> pa.Array:
+    """Look for values among all records, those taken back and those undecided too; returns the values found."""
+    ends = cluster.offsets(
+        [TopicPartition(each.place.topic, each.place.partition) for each in grounds], "latest"
+    )
+    ranges = []
+    by_name = {(each.place.topic, each.place.partition): each for each in grounds}
+    for each in grounds:
+        place = each.place
+        end = ends[TopicPartition(place.topic, place.partition)].offset
+        if each.log_start < end:
+            ranges.append(PartitionRange(place.topic, place.topic_id, place.partition, each.log_start, end))
+    found: list[pa.Array] = []
+    for batch in cluster.read(ranges, isolation="read_uncommitted", headers=evaluator.needs_headers):
+        if not batch.num_rows:
+            continue
+        values = evaluated(evaluator.evaluate(batch), kinds).array
+        hits = pc.is_in(values, value_set=wanted, skip_nulls=True)
+        if not pc.any(hits).as_py():
+            continue
+        ground = by_name[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
+        note(ground, batch.column("offset").filter(hits).to_numpy())
+        found.append(values.filter(hits))
+    return pa.concat_arrays(found) if found else pa.array([], pa.large_binary())
