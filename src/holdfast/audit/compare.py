@@ -148,6 +148,14 @@ class Judgement:
     findings: list[Finding]
     lost: Mask
     twice: Mask
+    unknown: Mask | None = None
+    """Records that are not there, of which nobody can say whether they were."""
+
+    def excuse(self) -> None:
+        """What is missing is not said to be lost."""
+        self.unknown = self.lost
+        self.lost = np.zeros_like(self.lost)
+        self.findings = [each for each in self.findings if each.fate is not Fate.LOST]
 
 
 def finding(
@@ -327,6 +335,8 @@ def fates_of(
     for fate, route in routes.items():
         fates[(route.counts[walk.place] > 0) & records & ~stayed] = CODE[fate]
     for each in judgements:
+        if each.unknown is not None:
+            fates[each.unknown] = NO_FATE
         fates[each.twice & records] = CODE[Fate.DUPLICATED]
     for each in judgements:
         fates[each.lost & records] = CODE[Fate.LOST]

@@ -11,7 +11,7 @@ says have left, and their digests agree, they are taken for those; the gap is to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -64,8 +64,8 @@ class Left:
     examined: Examined = field(default_factory=Examined)
     unrecorded: list[Entry] = field(default_factory=list)
     """Entries that say rows left, whose record is not there."""
-    late_for: dict[str, Holding] = field(default_factory=dict)
-    """By tap: the rows that were late for it."""
+    kept: dict[tuple[str, str], Holding] = field(default_factory=dict)
+    """By route and step, of those that were asked for."""
 
 
 def expands(definition: PipelineDefinition) -> bool:
@@ -79,10 +79,12 @@ def read_left(
     spans: Mapping[Place, Span],
     entries: Sequence[Entry],
     listener: Listener | None = None,
+    kept: Iterable[tuple[str, str]] = (),
 ) -> Left:
-    """What the home's record says of these entries' batches."""
-    is_expanding = expands(definition)
-    left = Left({fate: Holding(str(fate), spans, numbers_rows=is_expanding) for fate in ROUTES.values()})
+    """What the home's record says of these entries' batches; `kept` are routes of steps to keep apart as well."""
+    numbers = expands(definition)
+    left = Left({fate: Holding(str(fate), spans, numbers_rows=numbers) for fate in ROUTES.values()})
+    left.kept = {each: Holding(each[1], spans, numbers_rows=numbers) for each in kept}
     wanted = {batch_name(entry.range, entry.fingerprint): entry for entry in entries}
     try:
         recorded = read_all(home, wanted)
@@ -96,40 +98,26 @@ def read_left(
     seen: set[str] = set()
     for batch, table in recorded:
         seen.add(batch.name)
-        _take(table, left, spans, listener, is_expanding=is_expanding)
+        _take(table, left, listener)
         found.extend(_against(wanted[batch.name], counts_of(table)))
     left.unrecorded = [entry for name, entry in wanted.items() if name not in seen and _leaving(entry)]
     left.examined = Examined(tuple(found), tuple(_unrecorded(left.unrecorded)))
     return left
 
 
-def _take(
-    table: pa.Table,
-    left: Left,
-    spans: Mapping[Place, Span],
-    listener: Listener | None,
-    *,
-    is_expanding: bool,
-) -> None:
+def _take(table: pa.Table, left: Left, listener: Listener | None) -> None:
     import pyarrow.compute as pc
 
-    steps = {
-        (row["route"], row["step"])
-        for row in table.select(["route", "step"]).group_by(["route", "step"]).aggregate([]).to_pylist()
-    }
-    for route, step in sorted(steps):
-        chosen = table.filter(
-            pc.and_(
-                pc.equal(table["route"].cast("string"), route), pc.equal(table["step"].cast("string"), step)
-            )
-        )
+    routes, steps = table["route"].cast("string"), table["step"].cast("string")
+    for route, step in sorted(counts_of(table)):
+        chosen = table.filter(pc.and_(pc.equal(routes, route), pc.equal(steps, step)))
         columns = [chosen[name].combine_chunks() for name in ("topic", "partition", "offset", "index")]
-        if route == LATE_FOR:
-            holding = left.late_for.setdefault(step, Holding(step, spans, numbers_rows=is_expanding))
-        else:
-            holding = left.routes[ROUTES[route]]
+        holdings = [left.routes[ROUTES[route]]] if route in ROUTES else []
+        if (route, step) in left.kept:
+            holdings.append(left.kept[route, step])
         for rows in split_columns(*columns):
-            holding.add([rows])
+            for holding in holdings:
+                holding.add([rows])
             if listener is None:
                 continue
             if route == LATE_FOR:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from holdfast.audit.compare import CODE, FATES, NO_FATE, Holding, Judgement
 from holdfast.audit.model import BUCKETS_MAX, KEYS_MAX, Fate, Finding, PartitionAccount, SinkAccount, Timeline
-from holdfast.audit.source import RECORD, TICK_MS, LogEnds, SourceWalk, keys_at
+from holdfast.audit.source import RECORD, TICK_MS, LogEnds, PartitionWalk, SourceWalk, keys_at
 from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
@@ -124,10 +124,7 @@ def named(
         if number >= NAMED_MAX or each.place is None or each.place not in walk.partitions:
             done.append(each)
             continue
-        part = walk.partitions[each.place]
-        offsets = _first_offsets(
-            each, lambda offset, part=part: bool(_is_record(part.codes, offset - part.start))
-        )
+        offsets = _first_records(each, walk.partitions[each.place])
         keys = each.keys or tuple(keys_at(cluster, each.place, offsets))
         detail = each.detail
         if each.fate in (Fate.DUPLICATED, Fate.EXTRA) and each.sink in readers and each.ranges:
@@ -138,17 +135,15 @@ def named(
     return tuple(done)
 
 
-def _is_record(codes: npt.NDArray[np.uint8], at: int) -> bool:
-    return 0 <= at < len(codes) and bool(codes[at] == RECORD)
-
-
-def _first_offsets(finding: Finding, is_record: Callable[[int], bool]) -> list[int]:
-    """Records at the beginning of the finding's ranges."""
+def _first_records(finding: Finding, part: PartitionWalk) -> list[int]:
+    """Records at the beginning of the finding's ranges; none where the ranges only say among which it is."""
+    if sum(last - first + 1 for first, last in finding.ranges) > finding.count:
+        return []
     found: list[int] = []
     for first, last in finding.ranges[:KEYS_MAX]:
-        for offset in range(first, min(last, first + KEYS_MAX) + 1):
-            if is_record(offset):
-                found.append(offset)
-            if len(found) >= KEYS_MAX:
-                return found
-    return found
+        found += [
+            offset
+            for offset in range(first, min(last, first + KEYS_MAX) + 1)
+            if part.start <= offset < part.end and part.codes[offset - part.start] == RECORD
+        ]
+    return found[:KEYS_MAX]

@@ -106,7 +106,21 @@ def decide_scope(
                 scope.notes.append(
                     f"sink {name!r} begins at {own} of {place.topic}-{place.partition}: it was added later"
                 )
+    _note_unread(scope, places, logs)
     return scope
+
+
+def _note_unread(scope: PipelineScope, known: list[Place], logs: Mapping[Place, LogEnds]) -> None:
+    """Partitions that no ledger names yet: all they hold is pending."""
+    named = {(place.topic, place.partition) for place in known}
+    for place, log in sorted(logs.items()):
+        if (place.topic, place.partition) in named:
+            continue
+        scope.pending[place] = log.end - log.start
+        if log.end > log.start:
+            scope.notes.append(
+                f"{place.topic}-{place.partition} is new: the pipeline has taken nothing of it yet"
+            )
 
 
 def _decide(

@@ -75,7 +75,8 @@ class PartitionWalk:
 
     @property
     def records(self) -> npt.NDArray[np.bool_]:
-        return self.codes == RECORD
+        found: npt.NDArray[np.bool_] = self.codes == RECORD
+        return found
 
     def kinds(self) -> dict[str, int]:
         counted = np.bincount(self.codes, minlength=len(KINDS))

@@ -1,0 +1,114 @@
+"""`holdfast audit`: prove that every record of a source is in the sinks, or accounted for.
+
+It reads and changes nothing. Exit codes: 0 proven, 1 failed, 2 usage, 3 cannot be read, 4 inconclusive.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.options import CommandConfigOption, OutputOption, examples
+from holdfast.cli.output import Output, print_json
+from holdfast.cli.pipeline_shared import BootstrapOption, load, located
+
+if TYPE_CHECKING:
+    from holdfast.audit.model import Report
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+PipelineArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="PIPELINE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."
+    ),
+]
+FromOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="PLACE",
+        help="Where the audit begins: earliest, for what the source still has, or a time such as "
+        "2026-01-31T12:00:00Z. Without it: where the pipeline began.",
+    ),
+]
+CertificateOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--certificate",
+        metavar="PATH",
+        help="Write the report as a certificate: to a file, or into a directory, where each names the one before it.",
+    ),
+]
+HtmlOption: TypeAlias = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write the report as one page with its plots.")
+]
+JunitOption: TypeAlias = Annotated[
+    str | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit's XML, for CI.")
+]
+
+
+@app.command(
+    help="Prove, offset by offset, that every record of a pipeline's source is in its sinks, or accounted for: as a "
+    "dead letter, filtered, a duplicate, late, superseded or in a window. Source and sinks are read independently of "
+    "the pipeline and never written to. Lost, duplicated and extra records are named by offset and key; what cannot "
+    "be proven is listed.",
+    epilog=examples(
+        "holdfast audit orders.yaml",
+        "holdfast audit orders.yaml --from earliest --output json",
+        "holdfast audit orders.yaml --certificate proofs/ --html audit.html",
+    )
+    + "\n\nExit codes: 0 proven, 1 failed, 2 usage, 3 cannot be read, 4 inconclusive.",
+)
+def audit(
+    pipeline: PipelineArgument,
+    bootstrap_server: BootstrapOption = None,
+    command_config: CommandConfigOption = None,
+    start: FromOption = None,
+    certificate: CertificateOption = None,
+    html: HtmlOption = None,
+    junit: JunitOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    loaded = load(pipeline)
+    from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
+    from holdfast.cli.client_settings import read_properties
+
+    settings = {} if command_config is None else read_properties(command_config)
+    options = AuditOptions(start=start, settings=settings, tell=_tell if sys.stderr.isatty() else None)
+    with located(loaded):
+        report = audit_pipeline(loaded.definition, bootstrap=bootstrap_server, options=options)
+    give_out(report, output, certificate=certificate, html=html, junit=junit)
+
+
+def give_out(
+    report: Report, output: Output, *, certificate: str | None, html: str | None, junit: str | None
+) -> None:
+    """Write what was asked for, show the report, and end with the exit code of its verdict."""
+    from holdfast.audit import certificate as certificates
+    from holdfast.audit import html as pages
+    from holdfast.audit import junit as tests
+    from holdfast.audit import text
+
+    made = None if certificate is None else certificates.write(report, certificate)
+    if html is not None:
+        _write(html, pages.page(report, made))
+    if junit is not None:
+        _write(junit, tests.junit(report))
+    if output is Output.JSON:
+        print_json(report.as_json())
+    else:
+        text.print_report(report)
+    raise Exit(report.verdict.exit_code)
+
+
+def _write(path: str, content: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(content)
+
+
+def _tell(what: str) -> None:
+    print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
