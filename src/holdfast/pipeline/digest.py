@@ -40,6 +40,13 @@ def digest_of_offsets(topic: str, partition: int, offsets: Any) -> int:
 
     if len(offsets) == 0:
         return 0
+    return int(np.sum(hashes_of_offsets(topic, partition, offsets), dtype=np.uint64))
+
+
+def hashes_of_offsets(topic: str, partition: int, offsets: Any) -> Any:
+    """The hash of each of these offsets of one partition, as uint64."""
+    import numpy as np
+
     with np.errstate(over="ignore"):
         mixed = offsets.astype(np.uint64) * np.uint64(P2)
         mixed = ((mixed << np.uint64(31)) | (mixed >> np.uint64(33))) * np.uint64(P1)
@@ -47,8 +54,7 @@ def digest_of_offsets(topic: str, partition: int, offsets: Any) -> int:
         value = ((value << np.uint64(27)) | (value >> np.uint64(37))) * np.uint64(P1) + np.uint64(P4)
         value = (value ^ (value >> np.uint64(33))) * np.uint64(P2)
         value = (value ^ (value >> np.uint64(29))) * np.uint64(P3)
-        value = value ^ (value >> np.uint64(32))
-        return int(np.sum(value, dtype=np.uint64))
+        return value ^ (value >> np.uint64(32))
 
 
 def hash_sql(lineage: str = "_hf") -> str:

@@ -126,6 +126,9 @@ class Entry:
     """By step, the version of the reference table that the batch was made with."""
     taps: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By step with a memory, what it counted: `taken`, `late`, `rows`, and its own counters."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of the rows of each route that had some, in hexadecimal: `main`, `dead_letter`, `filtered`, `duplicate`, `late`,
+    and `late-for:<step>` of those that were late for a tap. Entries of an earlier holdfast have none."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -142,6 +145,7 @@ class Entry:
             "rows": self.rows,
             "watermark_ms": self.watermark_ms,
             **self._memory(),
+            **({"digests": dict(self.digests)} if self.digests else {}),
         }
 
     def _memory(self) -> dict[str, Any]:
@@ -177,6 +181,7 @@ class Entry:
             state=document.get("state", _unwritten_state(document["number"])),
             lookups=document.get("lookups", {}),
             taps=document.get("taps", {}),
+            digests=document.get("digests", {}),
         )
 
 

@@ -23,6 +23,7 @@ POINTS = (
     "prepared:dead-letter",
     "prepared:second",
     "balanced",
+    "aside-written",
     "committed:dead-letter",
     "committed:main",
     "committed:second",

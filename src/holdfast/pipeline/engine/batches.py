@@ -8,12 +8,13 @@ The order is what the guarantees rest on:
    that or while the first sink takes them;
 4. the routes agree with the intake, by number and by digest;
 5. the sinks' counts agree with the routes;
-6. only now each sink commits, rows and ledger entry in one act, the dead letter first.
+6. the places of rows that left the chain are written down, durably (`engine.aside`);
+7. only now each sink commits, rows and ledger entry in one act, the dead letter first.
 
 With a memory, steps take their turns in 3, before any sink has rows; when the routes agree, the version they made is
 durable, and only then sinks prepare. Versions that no sink stands at go after the batch.
 
-A failure before 6 leaves nothing visible anywhere. A failure within 6 leaves some sinks ahead, and their ledgers say
+A failure before 7 leaves nothing visible anywhere. A failure within 7 leaves some sinks ahead, and their ledgers say
 so: the others catch up alone.
 """
 
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
+from holdfast.pipeline.engine.aside import AsideFiles, collect_rows
 from holdfast.pipeline.engine.failures import PipelineError, Unbalanced
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
@@ -94,6 +96,10 @@ class Workshop:
     faults: Faults = no_faults
     ledgers: dict[str, Entry | None] = field(default_factory=dict)
     """The newest entry of each sink, as the sinks said or we committed."""
+    aside: AsideFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.aside = AsideFiles(self.home.path)
 
     def read_ledgers(self) -> None:
         self.ledgers = {name: sink.last_entry() for name, sink in self.sinks.items()}
@@ -210,7 +216,12 @@ class Workshop:
             self._balance_sinks(prepared, routed)
             self.faults("balanced")
             counts = {name: each.rows for name, each in prepared.items()}
-            made = Made(plan, staged.intake, routed.routes, turns.counts if turns else {}, version)
+            with watch.phase("aside"):
+                self._set_aside(plan, routed, directory)
+            self.faults("aside-written")
+            made = Made(
+                plan, staged.intake, routed.routes, turns.counts if turns else {}, version, routed.digests
+            )
             for name in targets:
                 with watch.phase("commit"):
                     self._commit(name, prepared.pop(name), made, counts[name])
@@ -221,6 +232,7 @@ class Workshop:
         finally:
             self.home.remove_stage(label)
         self._forget(watch)
+        self.aside.merge(self._entries())
         return BatchResult(
             staged.intake, routed.routes, routed.warned, counts, watch.times_ms, made.turns, version
         )
@@ -249,6 +261,15 @@ class Workshop:
             version = self.memory.publish(turns.version, is_catch_up=plan.is_catch_up)
         self.faults("state-published")
         return version
+
+    def _set_aside(self, plan: Plan, routed: Routed, scratch: str) -> None:
+        """Write down which rows left the chain, before any sink has the batch."""
+        topics = sorted({place.topic for place in plan.range.spans})
+        rows = collect_rows(routed.aside, topics, scratch)
+        self.aside.write(plan.range, self.fingerprint, rows, self._entries())
+
+    def _entries(self) -> list[Entry]:
+        return [entry for entry in self.ledgers.values() if entry is not None]
 
     def _forget(self, watch: Stopwatch) -> None:
         if self.memory is not None:
@@ -288,6 +309,7 @@ class Workshop:
             state=STATELESS if made.version is None else made.version.number,
             lookups=plan.lookups,
             taps=made.turns,
+            digests=made.digests,
         )
         try:
             prepared.commit(entry)
@@ -318,6 +340,7 @@ class Made:
     routes: Routes
     turns: Mapping[str, Mapping[str, int]]
     version: Version | None
+    digests: Mapping[str, str]
 
 
 def _discard(prepared: Iterable[Prepared]) -> None:

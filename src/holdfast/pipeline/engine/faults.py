@@ -10,6 +10,7 @@ The engine calls its `faults` with the name of each point it passes:
     state-published    the version is durable; no sink has the batch
     prepared:<sink>    one sink has written its rows aside
     balanced           all counts agree; nothing is committed yet
+    aside-written      the places of rows that left the chain are flushed; nothing is committed yet
     committed:<sink>   one sink has the batch
     monitored          positions went to the monitoring group
     done               the plan is marked as done

@@ -5,11 +5,12 @@
     definition.json the definition that made the newest batch, without secrets
     stage/<label>/  the rows of a batch while it is under way; removed after it
     state/          what steps remember, in versions (`state.store`)
+    aside/          which rows left the chain, batch by batch (`pipeline.aside`): what an audit asks for
     log.jsonl       one line per batch
     spark.log       Spark's own words
 
-Positions are in the sinks: losing the directory costs the batch under way, which is then read again, and the state,
-which is then missed and made again from the source.
+Positions are in the sinks: losing the directory costs the batch under way, which is then read again, the state,
+which is then missed and made again from the source, and the proof of which rows were let go.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class BatchDone:
     """For the sinks this batch went to; more than these when one of them was behind."""
     duration_ms: int
     times_ms: Mapping[str, int]
-    """By phase: plan, stage, route, prepare, commit."""
+    """By phase: plan, stage, route, prepare, aside, commit."""
     lag: int
     turns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By step with a memory, what it counted: `taken`, `late`, `rows`, `closed`…"""

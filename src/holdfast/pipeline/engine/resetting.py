@@ -16,6 +16,7 @@ from holdfast.pipeline.changes.classifying import without_sinks
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
+from holdfast.pipeline.engine.aside import forget_aside
 from holdfast.pipeline.engine.failures import DefinitionWrong
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.planning import Ledgers, Log, openings
@@ -128,6 +129,7 @@ def _forget_definition(home: Home, names: set[str], opened: Mapping[str, Sink]) 
     kept = home.kept_definition()
     if all(sink.last_entry() is None for sink in opened.values()):
         home.forget_definition()
+        forget_aside(home.path)
     elif kept is not None:
         home.note_definition(without_sinks(kept, names))
 

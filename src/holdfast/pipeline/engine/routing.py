@@ -21,12 +21,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
 from holdfast.pipeline.digest import MASK, place_hash
+from holdfast.pipeline.engine.aside import Gathering, gather, route_digests
 from holdfast.pipeline.engine.counting import count_links
 from holdfast.pipeline.engine.decoding import KEY_PREFIX
 from holdfast.pipeline.engine.failures import DefinitionWrong, StepError, Unbalanced, spark_message
@@ -93,6 +94,10 @@ class Routed:
     dead: Stream
     routes: Routes
     warned: Mapping[str, int]
+    aside: tuple[Gathering, ...] = ()
+    """The rows that left the chain, and those that were late for a tap."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of each route that has rows, for the ledger."""
 
 
 # ---------------------------------------------------------------------------- checking
@@ -371,11 +376,14 @@ class Walk:
         count_links(self.links, decoded, have_run=have_run)
         end = self.links[-1].counts[ALIVE] if self.links else decoded
         routes, dead_tally = self._routes(end)
+        aside = gather(self.links)
         return Routed(
             streams={MAIN: Stream(self.main, end.tally), **self._beside()},
             dead=Stream(self._dead_letters(), dead_tally),
             routes=routes,
             warned={name: count for link in self.links for name, count in link.warned.items()},
+            aside=tuple(aside),
+            digests=route_digests(aside, end.tally, dead_tally),
         )
 
     def _beside(self) -> dict[str, Stream]:

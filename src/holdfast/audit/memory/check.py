@@ -1,0 +1,497 @@
+"""Steps with a memory, recomputed from the source's log and compared with the record and with the sinks.
+
+    check = MemoryCheck(definition, decoder)
+    observer = check.begin(spans)            # sees every record while the source is walked; None: nothing to do
+    check.left(topic, partition, offsets, step, route)      # what the pipeline recorded: rows that left the chain
+    check.late_for(topic, partition, offsets, step)         # and rows that were late for a tap
+    result = check.examine(readers, ends)
+
+It shares no code with the steps it judges: times, windows, duplicates and watermarks are computed here as
+docs/adr/0010 defines them, in whole arrays. Who reached a step is taken from the record of what left before it
+(`holdfast.pipeline.aside`, dead letters), which the ledgers' numbers and digests vouch for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdfast.audit.aggregates import columns_needed
+from holdfast.audit.decoding import Observer, SourceDecoder
+from holdfast.audit.memory.dedupe import judge
+from holdfast.audit.memory.keys import joint_codes
+from holdfast.audit.memory.lateness import Measure, is_past, reach_ms
+from holdfast.audit.memory.rows import ID_COLUMN, NOTHING, Clock, Flags, Numbers, Recorder, Rows, Times
+from holdfast.audit.memory.telling import record_findings, time_text
+from holdfast.audit.memory.turns import (
+    Chain,
+    Spans,
+    behind,
+    chain_of,
+    one_turn,
+    own_watermarks,
+    with_watermarks,
+)
+from holdfast.audit.memory.upserts import UpsertCheck
+from holdfast.audit.memory.window_check import Taken, WindowCheck
+from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.audit.plain_columns import plain_columns
+from holdfast.audit.sinks.base import SinkReader
+from holdfast.pipeline.definition.model import (
+    Dedupe,
+    Join,
+    Keyed,
+    PipelineDefinition,
+    PostgresSink,
+    Python,
+    SinkDefinition,
+    Sql,
+    Step,
+    Window,
+)
+from holdfast.pipeline.definition.streams import DUPLICATES, LATE, has_memory
+from holdfast.pipeline.positions import Place
+
+DUPLICATE: Final = "duplicate"
+LATE_ROUTE: Final = "late"
+PARSE: Final = "parse"
+
+
+class _Left(NamedTuple):
+    topic: str
+    partition: int
+    offsets: Numbers
+    step: str
+    route: str
+
+
+@dataclass(frozen=True)
+class MemoryResult:
+    """What became of records by steps with a memory, and what is wrong."""
+
+    examined: Examined = field(default_factory=Examined)
+    aggregated: Mapping[Place, Numbers] = field(default_factory=dict)
+    """Records in a window that was given out, of every window step that a sink takes and they were not late for."""
+    waiting: Mapping[Place, Numbers] = field(default_factory=dict)
+    """Records in a window that is not closed yet."""
+    superseded: Mapping[str, Mapping[Place, Numbers]] = field(default_factory=dict)
+    """By sink that keeps one row for each key: records whose key has a newer row, or was deleted."""
+
+
+class MemoryCheck:
+    """The steps with a memory of one pipeline, and its sinks that keep one row for each key."""
+
+    def __init__(self, definition: PipelineDefinition, decoder: SourceDecoder) -> None:
+        self._definition = definition
+        self._types = decoder.types
+        event = definition.source.event_time
+        self._clock = None if event is None else Clock.of(event)
+        self._numbers = {step.name: number for number, step in enumerate(definition.steps)}
+        self._left: list[_Left] = []
+        self._late_for: list[_Left] = []
+        self._recorder: Recorder | None = None
+        self._spans: Spans = {}
+        self.missing_record = ""
+        """Why the record of rows that left is not complete; nothing: it is."""
+
+    # -------------------------------------------------------------------- while reading
+
+    @property
+    def is_needed(self) -> bool:
+        return bool(self._stateful or self._upserts)
+
+    @property
+    def _stateful(self) -> list[Step]:
+        return [step for step in self._definition.steps if has_memory(step)]
+
+    @property
+    def _upserts(self) -> list[PostgresSink]:
+        steps = {step.name for step in self._definition.steps if has_memory(step)}
+        return [
+            sink
+            for sink in self._definition.sinks
+            if isinstance(sink, PostgresSink) and sink.mode == "upsert" and sink.rows not in steps
+        ]
+
+    def begin(self, spans: Spans) -> Observer | None:
+        """What has to see every record of these spans."""
+        if not self.is_needed:
+            return None
+        self._spans = dict(spans)
+        keeps_ids = any(isinstance(step, Dedupe) and step.by == "hf-id" for step in self._stateful)
+        wanted = sorted({name for name in self._wanted() if name in self._types})
+        self._recorder = Recorder(self._clock, wanted, keeps_ids=keeps_ids, spans=spans)
+        return self._recorder
+
+    def _wanted(self) -> Iterable[str]:
+        """Columns of the source that keys and aggregates are made of."""
+        for step in self._stateful:
+            plain = self._plain(step.name)
+            names = [*getattr(step, "key", ())]
+            if isinstance(step, Window):
+                names += columns_needed(step.aggregates)
+            yield from (plain[name] for name in names if name in plain)
+        for sink in self._upserts:
+            plain = self._plain(sink.rows)
+            yield from (plain[name] for name in sink.key if name in plain)
+            if sink.delete_when is not None:
+                yield from (field for name, field in plain.items() if name in sink.delete_when)
+
+    def _plain(self, rows: str) -> Mapping[str, str]:
+        return plain_columns(self._definition, self._types, rows).columns
+
+    # -------------------------------------------------------------------- the record
+
+    def left(self, topic: str, partition: int, offsets: Numbers, step: str, route: str = "") -> None:
+        """Rows that left the chain at a step; dead letters with their reason as the step."""
+        if self._recorder is not None:
+            self._left.append(_Left(topic, partition, offsets, step, route))
+
+    def late_for(self, topic: str, partition: int, offsets: Numbers, step: str) -> None:
+        """Rows that went on, and were late for a tap."""
+        if self._recorder is not None:
+            self._late_for.append(_Left(topic, partition, offsets, step, LATE_ROUTE))
+
+    # -------------------------------------------------------------------- the examination
+
+    def examine(self, readers: Sequence[SinkReader], ends: Mapping[Place, int]) -> MemoryResult:
+        """`readers` are all sinks of the pipeline, `ends` where the audit ends, by partition."""
+        if self._recorder is None:
+            return MemoryResult()
+        rows = self._recorder.finish()
+        self._recorder = None
+        scope = {
+            place: (start, min(end, ends.get(place, end))) for place, (start, end) in self._spans.items()
+        }
+        return _Examination(self, rows, scope, readers, ends).run()
+
+
+class _Examination:
+    """One look at all steps, with what the walk has brought."""
+
+    def __init__(
+        self,
+        check: MemoryCheck,
+        rows: Rows,
+        scope: Spans,
+        readers: Sequence[SinkReader],
+        ends: Mapping[Place, int],
+    ) -> None:
+        self._check = check
+        self._definition = check._definition
+        self._rows = rows
+        self._scope = scope
+        self._ends = ends
+        self._readers = {reader.name: reader for reader in readers}
+        self._found = Examined()
+        self._is_given: Flags = np.ones(len(rows), np.bool_)
+        self._is_in_a_window: Flags = np.zeros(len(rows), np.bool_)
+        self._is_open: Flags = np.zeros(len(rows), np.bool_)
+        self._left_at, self._routes = self._departures()
+        self._chains = {name: chain_of(reader.entries(), scope) for name, reader in self._readers.items()}
+        whole = [chain for chain in self._chains.values() if chain.is_whole]
+        self._main = max(whole, key=lambda chain: len(chain.turns), default=None)
+
+    def run(self) -> MemoryResult:
+        stateful = self._check._stateful
+        if stateful and self._can_recompute():
+            clock = self._check._clock
+            assert clock is not None
+            chain = self._with_watermarks(self._main or one_turn(self._scope), clock)
+            self._tell_watermarks(chain)
+            turns = chain.turns_of(self._rows)
+            watermarks = own_watermarks(self._rows, chain, turns, clock)
+            for step in stateful:
+                if self._is_expanded(step.name):
+                    self._not_proven(
+                        f"what step {step.name!r} did",
+                        "a step before it makes several rows of one record, which only Spark can do again",
+                    )
+                elif isinstance(step, Dedupe):
+                    self._dedupe(step, watermarks, turns)
+                else:
+                    self._tap(step, watermarks, turns, chain)
+        superseded = {sink.name: self._upsert(sink) for sink in self._check._upserts}
+        given = self._is_in_a_window & self._is_given
+        return MemoryResult(
+            self._found,
+            self._rows.offsets_by_place(given),
+            self._rows.offsets_by_place(self._is_open),
+            superseded,
+        )
+
+    # -------------------------------------------------------------------- what is there to go by
+
+    def _departures(self) -> tuple[npt.NDArray[np.int32], dict[tuple[str, str], Flags]]:
+        """For each record the number of the step at which it left; and by step and route those that did."""
+        steps = self._check._numbers
+        left_at = np.full(len(self._rows), len(steps), np.int32)
+        left_at[~self._rows.is_decoded] = -1
+        routes: dict[tuple[str, str], Flags] = {}
+        for each in (*self._check._left, *self._check._late_for):
+            at = self._rows.match(each.topic, each.partition, each.offsets)
+            at = at[at >= 0]
+            flags = routes.setdefault((each.step, each.route), np.zeros(len(self._rows), np.bool_))
+            flags[at] = True
+        for each in self._check._left:
+            at = self._rows.match(each.topic, each.partition, each.offsets)
+            left_at[at[at >= 0]] = steps.get(each.step, -1)
+        return left_at, routes
+
+    def _recorded(self, step: str, route: str) -> Flags:
+        return self._routes.get((step, route), np.zeros(len(self._rows), np.bool_))
+
+    def _reached(self, step: str) -> Flags:
+        """Records that came as far as this step."""
+        return self._left_at >= self._check._numbers[step]
+
+    def _is_expanded(self, step: str) -> bool:
+        before = self._definition.steps[: self._check._numbers[step]] if step else self._definition.steps
+        return any(isinstance(each, Sql | Python) and each.expand for each in before)
+
+    def _can_recompute(self) -> bool:
+        clock = self._check._clock
+        if clock is None:
+            return False
+        if self._check.missing_record:
+            self._not_proven("what steps with a memory did", self._check.missing_record, is_gap=True)
+            return False
+        begun = self._beginnings()
+        cut = [place for place, (start, _) in self._scope.items() if start > begun.get(place, start)]
+        if cut:
+            place = min(cut)
+            self._not_proven(
+                "windows, duplicates and late rows",
+                f"the audit begins at {self._scope[place][0]} of {place.topic}-{place.partition}, and the pipeline "
+                f"began at {begun[place]}: what it remembered from before is not known",
+                is_gap=True,
+            )
+            return False
+        if self._main is None and clock.idle_ms is not None:
+            self._not_proven(
+                "windows, duplicates and late rows",
+                "partitions may idle, so what is late depends on batches, and no sink's ledger has them all",
+                is_gap=True,
+            )
+            return False
+        return True
+
+    def _beginnings(self) -> dict[Place, int]:
+        """Where the pipeline began, as far as ledgers have it."""
+        found: dict[Place, int] = {}
+        for reader in self._readers.values():
+            for entry in reader.entries():
+                for place, span in entry.range.spans.items():
+                    found[place] = min(span.start, found.get(place, span.start))
+        return found
+
+    def _with_watermarks(self, chain: Chain, clock: Clock) -> Chain:
+        return with_watermarks(chain, self._rows, clock, self._definition.source)
+
+    def _tell_watermarks(self, chain: Chain) -> None:
+        differing = chain.differing()
+        if not differing:
+            return
+        turn, must = differing[0]
+        has = "none" if turn.told_ms is None else time_text(turn.told_ms)
+        wants = "none" if must == NOTHING else time_text(must)
+        self._add(
+            Finding(
+                Fate.ALTERED,
+                "",
+                count=len(differing),
+                detail=f"the ledger has the watermark {has} where batch {turn.number} began, and the records "
+                f"say {wants}",
+            )
+        )
+
+    def _add(self, *findings: Finding) -> None:
+        self._found += Examined(findings=findings)
+
+    def _not_proven(self, what: str, why: str, *, is_gap: bool = False) -> None:
+        self._found += Examined(unproven=(Unproven(what, why, is_gap),))
+
+    # -------------------------------------------------------------------- deduplication
+
+    def _dedupe(self, step: Dedupe, watermarks: Times, turns: npt.NDArray[np.int32]) -> None:
+        rows, reached = self._rows, self._reached(step.name)
+        columns = self._key_columns(step)
+        within = reach_ms(step)
+        late, doubled = self._recorded(step.name, LATE_ROUTE), self._recorded(step.name, DUPLICATE)
+        if columns is None:
+            past = is_past(rows.events, watermarks, within)
+            self._late(step.name, reached & past, late, is_all=False)
+            self._not_proven(
+                f"that step {step.name!r} was right to let {int(doubled.sum())} records go as duplicates",
+                f"its key ({', '.join(step.key)}) is computed by a step; --spark evaluates it again",
+            )
+            return
+        keyless = np.ones(len(rows), np.bool_)
+        for column in columns:
+            keyless &= np.asarray(column.is_null().to_numpy(), np.bool_)
+        past = is_past(rows.events, watermarks, within) & ~keyless
+        self._late(step.name, reached & past, late, is_all=True)
+        judged = reached & ~past & ~keyless
+        codes, _ = joint_codes(columns, columns, rows=len(rows), others=0)
+        order = np.empty(len(rows), np.int64)
+        order[np.lexsort((np.arange(len(rows)), turns))] = np.arange(len(rows))
+        went_on = judged & (self._left_at > self._check._numbers[step.name])
+        found = judge(codes, rows.events, order, went_on, doubled & judged, within)
+        self._add(
+            *record_findings(
+                Fate.DUPLICATED,
+                "",
+                rows,
+                found.repeated,
+                f"went on at step {step.name!r}, though its key had before",
+            ),
+            *record_findings(
+                Fate.LOST,
+                "",
+                rows,
+                found.lost,
+                f"left as a duplicate at step {step.name!r}, and is the first of its key",
+            ),
+            *record_findings(
+                Fate.LOST,
+                "",
+                rows,
+                np.flatnonzero(doubled & keyless),
+                f"left as a duplicate at step {step.name!r}, and has no key",
+            ),
+        )
+
+    def _key_columns(self, step: Dedupe | Window) -> list[pa.ChunkedArray] | None:
+        if isinstance(step, Dedupe) and step.by == "hf-id":
+            column = self._rows.columns.get(ID_COLUMN)
+            return [] if column is None else [column]
+        plain = self._check._plain(step.name)
+        names = [plain.get(name) for name in step.key]
+        if any(name is None or name not in self._check._types for name in names):
+            return None
+        return [self._column(name) for name in names if name is not None]
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        return self._rows.columns.get(name, pa.chunked_array([], self._check._types[name]))
+
+    # -------------------------------------------------------------------- what is late
+
+    def _late(self, step: str, must: Flags, told: Flags, *, is_all: bool) -> None:
+        """Late rows are exactly those that were recorded; without `is_all`, at least no others were."""
+        wrong = np.flatnonzero(told & ~must)
+        self._add(
+            *record_findings(
+                Fate.LOST,
+                "",
+                self._rows,
+                wrong,
+                f"recorded as late for step {step!r}, and is in time by the log",
+            )
+        )
+        if is_all:
+            missed = np.flatnonzero(must & ~told)
+            self._add(
+                *record_findings(
+                    Fate.ALTERED,
+                    "",
+                    self._rows,
+                    missed,
+                    f"late for step {step!r} by the log, and not recorded so",
+                )
+            )
+
+    def _tap(self, step: Step, watermarks: Times, turns: npt.NDArray[np.int32], chain: Chain) -> None:
+        rows, reached = self._rows, self._reached(step.name)
+        told = self._recorded(step.name, LATE_ROUTE)
+        if isinstance(step, Window):
+            late = Measure.of(step).is_late(rows.events, watermarks)
+            self._late(step.name, reached & late, told, is_all=True)
+            self._windows(step, reached & ~late, watermarks, chain)
+            return
+        assert isinstance(step, Keyed | Join)
+        late = is_past(rows.events, watermarks, reach_ms(step))
+        sided = self._sided(step) if isinstance(step, Join) else np.ones(len(rows), np.bool_)
+        if sided is not None:
+            late &= sided
+        self._late(step.name, reached & late, told, is_all=sided is not None)
+        if any(sink.rows == step.name for sink in self._definition.sinks):
+            kind = "keyed" if isinstance(step, Keyed) else "join"
+            self._not_proven(
+                f"the rows that step {step.name!r} made",
+                f"a {kind} step's rows are not made again; which records it took and which were late for it is proven",
+            )
+
+    def _sided(self, step: Join) -> Flags | None:
+        """Records on a side of a join, where both sides are topics."""
+        topics = self._definition.source.topics
+        if step.left not in topics or step.right not in topics:
+            return None
+        is_side = np.array([place.topic in (step.left, step.right) for place in self._rows.places], np.bool_)
+        return is_side[self._rows.place_numbers()] if len(is_side) else np.zeros(0, np.bool_)
+
+    # -------------------------------------------------------------------- windows
+
+    def _windows(self, step: Window, taken: Flags, watermarks: Times, main: Chain) -> None:
+        columns = self._key_columns(step)
+        keys = None if columns is None else dict(zip(step.key, columns, strict=True))
+        plain = {
+            name: self._column(field)
+            for name, field in self._check._plain(step.name).items()
+            if field in self._rows.columns
+        }
+        hashes = self._rows.hashes()
+        for sink in self._definition.sinks:
+            reader = self._readers.get(sink.name)
+            if sink.rows != step.name or reader is None:
+                continue
+            chain = self._chain_for(sink.name, main)
+            turns = chain.turns_of(self._rows).astype(np.int64)
+            given = Taken(
+                step, Measure.of(step), np.flatnonzero(taken), keys, plain, watermarks, turns, hashes
+            )
+            check = WindowCheck(given, self._rows, chain, sink, reader)
+            self._found += check.examine()
+            self._is_in_a_window |= taken
+            self._is_open |= check.is_open
+            self._is_given &= ~check.is_open
+
+    def _chain_for(self, sink: str, main: Chain) -> Chain:
+        """The batches of this sink; those before it began are the others'."""
+        own = self._chains[sink]
+        if own is self._main:
+            return main
+        if own.is_whole and self._main is not None:
+            own = behind(self._main, own)
+        clock = self._check._clock
+        assert clock is not None
+        return self._with_watermarks(own if own.is_whole else one_turn(self._scope), clock)
+
+    # -------------------------------------------------------------------- one row for each key
+
+    def _upsert(self, sink: PostgresSink) -> dict[Place, Numbers]:
+        reader = self._readers.get(sink.name)
+        if reader is None:
+            return {}
+        reaching = self._stream(sink)
+        columns = {
+            name: self._column(field)
+            for name, field in self._check._plain(sink.rows).items()
+            if field in self._rows.columns
+        }
+        chain = self._chains[sink.name]
+        turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None
+        check = UpsertCheck(sink, reader, self._rows, columns, np.flatnonzero(reaching), turns, self._ends)
+        self._found += check.examine()
+        return self._rows.offsets_by_place(check.superseded)
+
+    def _stream(self, sink: SinkDefinition) -> Flags:
+        """The records whose rows this sink takes."""
+        if not sink.rows:
+            return np.asarray(self._left_at == len(self._definition.steps), np.bool_)
+        step, _, kind = sink.rows.partition(".")
+        return self._recorded(step, {LATE: LATE_ROUTE, DUPLICATES: DUPLICATE}[kind])

@@ -1,0 +1,221 @@
+"""The records of the scope as arrays: what steps with a memory are recomputed from.
+
+One pass over the source fills them, partition by partition in the order of offsets; when it is done they stand by
+topic, partition and offset, the order in which the pipeline itself judges rows of one batch. Of the values only the
+columns that some step goes by are kept.
+
+What event time does is decided here, from the log alone (docs/adr/0010): a record's event in whole milliseconds,
+rounded down, and the greatest event *before* it in its own partition, of those that are not too far ahead of the time
+Kafka keeps with their record. A record that cannot be decoded has no event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.audit.decoding import Decode
+from holdfast.pipeline.definition.model import EventTime
+from holdfast.pipeline.definition.units import parse_duration_ms
+from holdfast.pipeline.digest import hashes_of_offsets
+from holdfast.pipeline.positions import Place
+
+Times = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+NOTHING: Final = -(2**63)
+"""In place of a time that is not there: before everything."""
+RECORD_TIME: Final = "_timestamp"
+ID_HEADER: Final = "hf-id"
+ID_COLUMN: Final = "hf-id"
+"""The column of a spooling producer's numbers, beside those of the values."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The rules of a source's event time."""
+
+    field: str
+    delay_ms: int
+    idle_ms: int | None
+    ahead_ms: int
+
+    @classmethod
+    def of(cls, event: EventTime) -> Clock:
+        idle_ms = None if event.idle is None else parse_duration_ms(event.idle)
+        return cls(event.field, parse_duration_ms(event.delay), idle_ms, parse_duration_ms(event.ahead))
+
+
+@dataclass
+class Rows:
+    """All records of the scope, by topic, partition and offset."""
+
+    places: tuple[Place, ...]
+    bounds: Numbers
+    """Where each place begins, and the end."""
+    offsets: Numbers
+    events: Times
+    """`NOTHING`: the record has none."""
+    seen: Times
+    """The greatest event before it in its partition."""
+    greatest: tuple[int, ...]
+    """By place, of all its events that count."""
+    is_decoded: Flags
+    is_tombstone: Flags
+    columns: Mapping[str, pa.ChunkedArray]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def slice_of(self, number: int) -> slice:
+        return slice(int(self.bounds[number]), int(self.bounds[number + 1]))
+
+    def place_numbers(self) -> npt.NDArray[np.int32]:
+        return np.repeat(np.arange(len(self.places), dtype=np.int32), np.diff(self.bounds))
+
+    def hashes(self) -> Hashes:
+        """Of the places, as lineage digests have them."""
+        parts = [
+            hashes_of_offsets(place.topic, place.partition, self.offsets[self.slice_of(number)])
+            for number, place in enumerate(self.places)
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+    def seen_by(self, number: int, ends: Numbers) -> Times:
+        """The greatest event of a place before each of these offsets."""
+        part = self.slice_of(number)
+        at = np.searchsorted(self.offsets[part], ends)
+        through = np.concatenate((self.seen[part], [self.greatest[number]]))
+        return through[at]
+
+    def match(self, topic: str, partition: int, offsets: Numbers) -> Numbers:
+        """The row of each of these offsets; -1 for one that is no record of the scope."""
+        found = np.full(len(offsets), -1, np.int64)
+        for number, place in enumerate(self.places):
+            part = self.slice_of(number)
+            if (place.topic, place.partition) == (topic, partition) and part.stop > part.start:
+                ours = self.offsets[part]
+                at = np.minimum(np.searchsorted(ours, offsets), len(ours) - 1)
+                found = np.where(ours[at] == offsets, at + part.start, -1)
+        return found
+
+    def offsets_by_place(self, chosen: Flags) -> dict[Place, Numbers]:
+        """Offsets of the rows that are chosen."""
+        return {
+            place: self.offsets[self.slice_of(number)][chosen[self.slice_of(number)]]
+            for number, place in enumerate(self.places)
+        }
+
+
+@dataclass
+class _Part:
+    offsets: list[Numbers] = field(default_factory=list)
+    events: list[Times] = field(default_factory=list)
+    seen: list[Times] = field(default_factory=list)
+    decoded: list[Flags] = field(default_factory=list)
+    tombstones: list[Flags] = field(default_factory=list)
+    columns: dict[str, list[pa.Array]] = field(default_factory=dict)
+    greatest: int = NOTHING
+
+
+class Recorder:
+    """Sees every record of the source, and keeps what steps with a memory go by."""
+
+    def __init__(
+        self, clock: Clock | None, columns: Sequence[str], *, keeps_ids: bool, spans: Iterable[Place]
+    ) -> None:
+        self._clock = clock
+        self._columns = tuple(columns)
+        self._keeps_ids = keeps_ids
+        self._parts: dict[Place, _Part] = {place: _Part() for place in spans}
+
+    def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:
+        if batch.num_rows == 0:
+            return
+        part = self._parts.setdefault(place, _Part())
+        found = decoded()
+        part.offsets.append(_numbers(batch.column("offset")))
+        part.decoded.append(_flags(found.errors.is_null()))
+        part.tombstones.append(_flags(batch.column("value").is_null()))
+        for name in self._columns:
+            part.columns.setdefault(name, []).append(found.columns[name])
+        if self._keeps_ids:
+            part.columns.setdefault(ID_COLUMN, []).append(header_values(batch.column("headers"), ID_HEADER))
+        if self._clock is None:
+            nothing = np.full(batch.num_rows, NOTHING, np.int64)
+            part.events.append(nothing)
+            part.seen.append(nothing)
+            return
+        times = _milliseconds(batch.column("timestamp"))
+        if self._clock.field == RECORD_TIME:
+            events = np.where(part.decoded[-1] & (times >= 0), times, NOTHING)
+        else:
+            events = _milliseconds(found.columns[self._clock.field])
+        part.events.append(events)
+        counting = np.where(events <= times + self._clock.ahead_ms, events, NOTHING)
+        running = np.maximum.accumulate(np.concatenate(([part.greatest], counting)))
+        part.seen.append(running[:-1])
+        part.greatest = int(running[-1])
+
+    def finish(self) -> Rows:
+        places = tuple(sorted(self._parts))
+        parts = [self._parts.pop(place) for place in places]
+        sizes = [sum(map(len, part.offsets)) for part in parts]
+        names = [*self._columns, *([ID_COLUMN] if self._keeps_ids else [])]
+        return Rows(
+            places,
+            np.concatenate(([0], np.cumsum(sizes, dtype=np.int64))),
+            _joined([each for part in parts for each in part.offsets], np.int64),
+            _joined([each for part in parts for each in part.events], np.int64),
+            _joined([each for part in parts for each in part.seen], np.int64),
+            tuple(part.greatest for part in parts),
+            _joined([each for part in parts for each in part.decoded], np.bool_),
+            _joined([each for part in parts for each in part.tombstones], np.bool_),
+            {
+                name: pa.chunked_array(chunks)
+                for name in names
+                if (chunks := [each for part in parts for each in part.columns.get(name, ())])
+            },
+        )
+
+
+def header_values(headers: pa.Array, name: str) -> pa.Array:
+    """Of each record the value of its first header of this name; null where it has none."""
+    lists = headers.flatten()
+    rows = pc.list_parent_indices(headers)
+    chosen = pc.equal(pc.struct_field(lists, "key"), name)
+    at = pc.filter(rows, chosen)
+    values = pc.filter(pc.struct_field(lists, "value"), chosen)
+    numbers = at.to_numpy(zero_copy_only=False)
+    firsts = np.concatenate(([True], np.diff(numbers) != 0)) if len(numbers) else np.zeros(0, np.bool_)
+    places = np.full(len(headers), -1, np.int64)
+    places[numbers[firsts]] = np.flatnonzero(firsts)
+    return values.take(pa.array(places, mask=places < 0))
+
+
+def _milliseconds(times: pa.Array) -> Times:
+    """Rounded down; `NOTHING` for null."""
+    micros = times.cast(pa.timestamp("us", tz=times.type.tz)).cast(pa.int64())
+    known = _flags(micros.is_valid())
+    filled = _numbers(pc.fill_null(micros, 0))
+    return np.where(known, filled // 1000, NOTHING)
+
+
+def _numbers(column: pa.Array) -> Numbers:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _flags(column: pa.Array) -> Flags:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], kind: type) -> npt.NDArray[Any]:
+    return np.concatenate(parts) if parts else np.zeros(0, kind)

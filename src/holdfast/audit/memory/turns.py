@@ -1,0 +1,200 @@
+"""The batches a sink took, from its ledger, and the watermark before and after each, recomputed from the log.
+
+A ledger names the range of every batch and the time that stood for "now" in it; the log says what was in the range.
+From both follows the pipeline's watermark where each batch began: the least, over the partitions that were known, of
+the greatest event less the delay; partitions that were idle left out; never going back. The ledger has it too, and the
+two must be equal.
+
+A chain of batches is *whole* when it starts where the sink first knew each partition and goes on without a gap up to
+the audit's end. Without a whole chain, a source whose partitions never idle needs none: what is late and what is closed
+then depends on the log alone, and everything up to the end is treated as one batch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.audit.memory.rows import NOTHING, Clock, Numbers, Rows, Times
+from holdfast.pipeline.definition.model import Source
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place
+
+Spans = Mapping[Place, tuple[int, int]]
+UNNUMBERED = -1
+"""The number of a batch whose rows of taps nobody has: taken before the steps had a memory, or not by this sink."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One batch."""
+
+    spans: Spans
+    known: tuple[Place, ...]
+    """The partitions the sink knew after it."""
+    time_ms: int
+    number: int
+    """Of the version of the state it made: the `offset` in the lineage of taps' rows."""
+    told_ms: int | None = None
+    """The watermark where it began, as the ledger has it."""
+    rows: int | None = None
+    """That the sink wrote for it."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Batches in their order, up to the audit's end."""
+
+    turns: tuple[Turn, ...]
+    is_whole: bool
+    beyond: int | None = None
+    """The lowest number of a batch past the audit's end."""
+    starts: Times = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The watermark where each batch began; `NOTHING` before the first."""
+    ends: Times = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def watermark(self) -> int:
+        """Where the last one ended."""
+        return int(self.ends[-1]) if len(self.ends) else NOTHING
+
+    def turns_of(self, rows: Rows) -> npt.NDArray[np.int32]:
+        """The number, within the chain, of the batch that took each row."""
+        found = np.zeros(len(rows), np.int32)
+        for number, place in enumerate(rows.places):
+            cuts = [(turn.spans[place][1], at) for at, turn in enumerate(self.turns) if place in turn.spans]
+            if cuts:
+                ends, turns = (np.array(each, np.int64) for each in zip(*cuts, strict=True))
+                part = rows.slice_of(number)
+                at = np.searchsorted(ends, rows.offsets[part], side="right")
+                found[part] = turns[np.minimum(at, len(turns) - 1)]
+        return found
+
+    def differing(self) -> list[tuple[Turn, int]]:
+        """The batches whose ledger has another watermark, and what it should be."""
+        found = []
+        for turn, start in zip(self.turns, self.starts.tolist(), strict=True):
+            is_told = turn.number != UNNUMBERED
+            if is_told and (NOTHING if turn.told_ms is None else turn.told_ms) != start:
+                found.append((turn, start))
+        return found
+
+
+def chain_of(entries: Sequence[Entry], scope: Spans) -> Chain:
+    """The batches of a ledger that lie within the scope."""
+    at: dict[Place, int] = {}
+    turns: list[Turn] = []
+    is_whole = bool(entries) and entries[0].number == 0
+    numbers = [entry.number for entry in entries]
+    is_whole = is_whole and numbers == list(range(len(numbers)))
+    beyond = None
+    for entry in entries:
+        for place, span in entry.range.spans.items():
+            at.setdefault(place, span.start)
+            if place not in scope or (at[place] == span.start and span.start < scope[place][0]):
+                is_whole = False
+        spans = {place: (span.start, span.end) for place, span in entry.range.spans.items() if span.offsets}
+        if not spans:
+            continue
+        if any(place in scope and end > scope[place][1] for place, (_, end) in spans.items()):
+            beyond = entry.state
+            break
+        number = UNNUMBERED if entry.state is None else entry.state
+        known = tuple(sorted(entry.positions.at))
+        turns.append(Turn(spans, known, entry.batch_time_ms, number, entry.watermark_ms, entry.rows))
+    covered = {place: end for turn in turns for place, (_, end) in turn.spans.items()}
+    is_whole = is_whole and all(covered.get(place, start) == end for place, (start, end) in scope.items())
+    return Chain(tuple(turns), is_whole, beyond)
+
+
+def behind(main: Chain, own: Chain) -> Chain:
+    """A sink that began later: what the others took before it is of batches it has no rows of."""
+    first: dict[Place, int] = {}
+    for turn in own.turns:
+        for place, (start, _) in turn.spans.items():
+            first.setdefault(place, start)
+    before = [
+        replace(turn, number=UNNUMBERED, rows=None)
+        for turn in main.turns
+        if all(end <= first.get(place, end) for place, (_, end) in turn.spans.items())
+        and not (own.turns and turn.spans == own.turns[0].spans)
+    ]
+    return replace(own, turns=(*before, *own.turns))
+
+
+def one_turn(scope: Spans) -> Chain:
+    """Everything up to the end as one batch: for a source without idle partitions."""
+    known = tuple(sorted(scope))
+    return Chain((Turn({place: scope[place] for place in known}, known, 0, UNNUMBERED),), is_whole=False)
+
+
+def with_watermarks(chain: Chain, rows: Rows, clock: Clock, source: Source) -> Chain:
+    """The chain with the watermark before and after each batch, from the rows that were in it."""
+    numbers = {place: number for number, place in enumerate(rows.places)}
+    greatest: dict[Place, int] = {}
+    active: dict[Place, int] = {}
+    shown = _shown(chain, rows)
+    starts, ends = [], []
+    now = NOTHING
+    for at, turn in enumerate(chain.turns):
+        starts.append(now)
+        for place in turn.spans:
+            found = shown.get((at, numbers.get(place, -1)))
+            if found is not None:
+                greatest[place] = max(found, greatest.get(place, NOTHING))
+                active[place] = turn.time_ms
+        awake = [
+            greatest.get(place, NOTHING)
+            for place in turn.known
+            if _reads(source, place) and not _is_idle(active.get(place), turn.time_ms, clock)
+        ]
+        if awake and min(awake) != NOTHING:
+            now = max(now, min(awake) - clock.delay_ms)
+        ends.append(now)
+    return replace(chain, starts=np.array(starts, np.int64), ends=np.array(ends, np.int64))
+
+
+def _shown(chain: Chain, rows: Rows) -> dict[tuple[int, int], int]:
+    """By batch and place that had records in it: the greatest event up to its end."""
+    found: dict[tuple[int, int], int] = {}
+    for number, place in enumerate(rows.places):
+        turns = [at for at, turn in enumerate(chain.turns) if place in turn.spans]
+        spans = np.array([chain.turns[at].spans[place] for at in turns], np.int64).reshape(-1, 2)
+        offsets = rows.offsets[rows.slice_of(number)]
+        counts = np.searchsorted(offsets, spans[:, 1]) - np.searchsorted(offsets, spans[:, 0])
+        events = rows.seen_by(number, spans[:, 1])
+        for at, count, event in zip(turns, counts.tolist(), events.tolist(), strict=True):
+            if count:
+                found[at, number] = event
+    return found
+
+
+def _is_idle(active_ms: int | None, now_ms: int, clock: Clock) -> bool:
+    if clock.idle_ms is None:
+        return False
+    return active_ms is None or (now_ms > active_ms and now_ms - active_ms >= clock.idle_ms)
+
+
+def _reads(source: Source, place: Place) -> bool:
+    return place.topic in source.topics or (
+        source.pattern is not None and re.fullmatch(source.pattern, place.topic) is not None
+    )
+
+
+def own_watermarks(rows: Rows, chain: Chain, turns: npt.NDArray[np.int32], clock: Clock) -> Times:
+    """Of each row: what ends at or before it, the row is late for. `NOTHING`: it is late for nothing."""
+    own = np.where(rows.seen == NOTHING, NOTHING, rows.seen - clock.delay_ms)
+    if len(chain.starts) == 0:
+        return own
+    return np.maximum(own, chain.starts[turns])
+
+
+def ranks(chain: Chain, numbers: Numbers) -> Numbers:
+    """Where in the chain the batches with these numbers stand; -1 for a number of none."""
+    known = {turn.number: at for at, turn in enumerate(chain.turns) if turn.number != UNNUMBERED}
+    unique, inverse = np.unique(numbers, return_inverse=True)
+    return np.array([known.get(number, -1) for number in unique.tolist()], np.int64)[inverse]

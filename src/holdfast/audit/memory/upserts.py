@@ -1,0 +1,258 @@
+"""Which record must stand in a table that keeps one row for each key, and which are superseded.
+
+A batch writes, of the rows of a key, the last by topic, partition and offset; a later batch replaces it, and a row for
+which `delete_when` is true removes the key. So the record that stands is the last of its key by batch, topic, partition
+and offset, and every other one is superseded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.audit.memory.keys import Codes, KeysDiffer, joint_codes, key_text
+from holdfast.audit.memory.rows import Flags, Numbers, Rows
+from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.audit.sinks.base import SinkReader
+from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.positions import Place
+
+NAMED_MAX: Final = 20
+_EQUALS: Final = re.compile(r"\s*`?(?P<column>[A-Za-z_]\w*)`?\s*={1,2}\s*'(?P<text>[^'\\]*)'\s*")
+_IS_NULL: Final = re.compile(r"\s*`?(?P<column>[A-Za-z_]\w*)`?\s+is\s+null\s*", re.IGNORECASE)
+_NAME: Final = re.compile(r"\s*`?(?P<column>[A-Za-z_]\w*)`?\s*")
+TOMBSTONE: Final = "_tombstone"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table holds: for each of its rows the key, and the record it came from."""
+
+    keys: Mapping[str, pa.ChunkedArray]
+    records: Numbers
+    """By row of the source; -1: none of the scope."""
+    is_later: Flags
+    """From a record past the audit's end."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+def read_table(reader: SinkReader, names: Sequence[str], rows: Rows, ends: Mapping[Place, int]) -> Table:
+    batches: list[pa.RecordBatch] = []
+    records: list[Numbers] = []
+    later: list[Flags] = []
+    limits = {(place.topic, place.partition): end for place, end in ends.items()}
+    for batch in reader.keys_of(names):
+        lineage = batch.lineage
+        batches.append(batch.keys)
+        found = np.full(len(lineage), -1, np.int64)
+        known = rows.match(lineage.topic, lineage.partition, lineage.offsets)
+        found[known >= 0] = known[known >= 0]
+        records.append(found)
+        later.append(lineage.offsets >= limits.get((lineage.topic, lineage.partition), 2**62))
+    if not batches:
+        return Table({}, np.zeros(0, np.int64), np.zeros(0, np.bool_))
+    table = pa.concat_tables(
+        [pa.Table.from_batches([each]) for each in batches], promote_options="permissive"
+    )
+    return Table({name: table.column(name) for name in names}, np.concatenate(records), np.concatenate(later))
+
+
+def condition_flags(sql: str, rows: Rows, columns: Mapping[str, pa.ChunkedArray]) -> Flags | None:
+    """Rows for which a plain condition is true; nothing for one that only Spark can evaluate."""
+    match = _NAME.fullmatch(sql)
+    if match is not None and match["column"] == TOMBSTONE:
+        return rows.is_tombstone
+    for pattern in (_EQUALS, _IS_NULL, _NAME):
+        match = pattern.fullmatch(sql)
+        column = None if match is None else columns.get(match["column"])
+        if match is None or column is None:
+            continue
+        if pattern is _IS_NULL:
+            return _flags(column.is_null())
+        if pattern is _EQUALS and pa.types.is_string(column.type):
+            return _flags(pc.fill_null(pc.equal(column, match["text"]), False))
+        if pattern is _NAME and pa.types.is_boolean(column.type):
+            return _flags(pc.fill_null(column, False))
+    return None
+
+
+def _flags(column: pa.ChunkedArray) -> Flags:
+    return np.asarray(column.to_numpy(), np.bool_)
+
+
+def standing(keys: Codes, reaching: Numbers, turns: Numbers) -> Numbers:
+    """Of each key the record that was written last; `reaching` are rows in the order of their places."""
+    order = reaching[np.lexsort((reaching, turns[reaching], keys[reaching]))]
+    if len(order) == 0:
+        return order
+    is_last = np.ones(len(order), np.bool_)
+    is_last[:-1] = np.diff(keys[order]) != 0
+    return np.sort(order[is_last])
+
+
+class UpsertCheck:
+    """One table against the records that reach it."""
+
+    def __init__(
+        self,
+        sink: PostgresSink,
+        reader: SinkReader,
+        rows: Rows,
+        columns: Mapping[str, pa.ChunkedArray],
+        reaching: Numbers,
+        turns: Numbers | None,
+        ends: Mapping[Place, int],
+    ) -> None:
+        self._sink = sink
+        self._reader = reader
+        self._rows = rows
+        self._columns = columns
+        self._reaching = reaching
+        self._turns = turns
+        self._ends = ends
+        self.superseded: Flags = np.zeros(len(rows), np.bool_)
+
+    def examine(self) -> Examined:
+        names = list(self._sink.key)
+        table = read_table(self._reader, names, self._rows, self._ends)
+        missing = [name for name in names if name not in self._columns]
+        if missing:
+            return self._without_key(table, missing[0])
+        source = [self._columns[name] for name in names]
+        try:
+            held = (
+                [table.keys[name] for name in names]
+                if len(table)
+                else [pa.chunked_array([], c.type) for c in source]
+            )
+            ours, theirs = joint_codes(source, held, rows=len(self._rows), others=len(table))
+        except KeysDiffer as error:
+            return self._without_key(table, f"{names[0]} ({error})")
+        return self._compare(table, ours, theirs)
+
+    def _without_key(self, table: Table, name: str) -> Examined:
+        """What the table has stands; what it has not may be superseded, or lost."""
+        stands = np.zeros(len(self._rows), np.bool_)
+        stands[table.records[table.records >= 0]] = True
+        self.superseded[self._reaching] = ~stands[self._reaching]
+        return Examined(
+            unproven=(
+                Unproven(
+                    f"which records of sink {self._sink.name!r} are superseded by a newer one of their key",
+                    f"its key ({name}) is not a column of the source; --spark computes it",
+                    is_gap=bool(self.superseded.any()),
+                ),
+            )
+        )
+
+    def _compare(self, table: Table, ours: Codes, theirs: Codes) -> Examined:
+        turns = np.zeros(len(self._rows), np.int64) if self._turns is None else self._turns
+        last = standing(ours, self._reaching, turns)
+        self.superseded[self._reaching] = True
+        self.superseded[last] = False
+        gone, unproven = self._deleted(last)
+        self.superseded[last[gone]] = True
+        later = np.isin(ours[last], theirs[table.is_later])
+        unsure = self._unsure(ours)
+        sorted_last = np.argsort(ours[last])
+        at = np.searchsorted(ours[last][sorted_last], theirs)
+        at = np.minimum(at, max(len(last) - 1, 0))
+        of = np.where(len(last) > 0, sorted_last[at] if len(last) else -1, -1)
+        known = (ours[last][of] == theirs) if len(last) else np.zeros(len(theirs), np.bool_)
+        findings: list[Finding] = []
+        held_keys = set(theirs.tolist())
+        is_missing = np.array([code not in held_keys for code in ours[last].tolist()], np.bool_)
+        if unproven and (is_missing & ~later).any():
+            unproven = [Unproven(each.what, each.why, is_gap=True) for each in unproven]
+            is_missing[:] = False
+        lost = np.flatnonzero(is_missing & ~gone & ~later)
+        findings += self._told(Fate.LOST, last[lost], "its key is not in the table")
+        wrong = (
+            known & ~table.is_later & (table.records != np.where(known, last[of] if len(last) else -1, -1))
+        )
+        wrong &= ~np.isin(theirs, unsure)
+        older = np.flatnonzero(wrong & (table.records >= 0))
+        findings += self._told(Fate.LOST, last[of[older]], "the table holds an older record of its key")
+        if not unproven:
+            deleted = np.flatnonzero(known & ~wrong & (gone[of] if len(last) else False) & ~table.is_later)
+            findings += self._told(
+                Fate.EXTRA, last[of[deleted]], "it deletes its key, which stands in the table"
+            )
+        findings += self._strangers(table, theirs, known)
+        return Examined(tuple(findings), tuple(unproven))
+
+    def _deleted(self, last: Numbers) -> tuple[Flags, list[Unproven]]:
+        condition = self._sink.delete_when
+        if condition is None:
+            return np.zeros(len(last), np.bool_), []
+        flags = condition_flags(condition, self._rows, self._columns)
+        if flags is not None:
+            return flags[last], []
+        why = f"`delete_when` ({condition}) is evaluated by Spark alone; --spark does it again"
+        what = f"that keys missing in sink {self._sink.name!r} were deleted by a record"
+        return np.zeros(len(last), np.bool_), [Unproven(what, why)]
+
+    def _unsure(self, keys: Codes) -> Codes:
+        """Keys of several partitions, where the ledger no longer says in which order batches took them."""
+        if self._turns is not None or len(self._rows.places) < 2:
+            return np.zeros(0, np.int64)
+        places = self._rows.place_numbers()[self._reaching].astype(np.int64)
+        codes = keys[self._reaching]
+        order = np.lexsort((places, codes))
+        changes = (np.diff(codes[order]) == 0) & (np.diff(places[order]) != 0)
+        return np.unique(codes[order][1:][changes])
+
+    def _strangers(self, table: Table, theirs: Codes, known: Flags) -> Iterator[Finding]:
+        """Rows of keys that no record has, and keys that stand twice."""
+        nobodys = np.flatnonzero(~known & (table.records >= 0))
+        for row in nobodys[:NAMED_MAX].tolist():
+            yield Finding(
+                Fate.ALTERED,
+                self._sink.name,
+                count=1,
+                keys=(key_text(list(table.keys), table.keys, row),),
+                detail="the record that the row names has another key",
+            )
+        _, firsts = np.unique(theirs, return_index=True)
+        again = np.setdiff1d(np.arange(len(theirs)), firsts)
+        for row in again[:NAMED_MAX].tolist():
+            yield Finding(
+                Fate.DUPLICATED,
+                self._sink.name,
+                count=1,
+                keys=(key_text(list(table.keys), table.keys, row),),
+                detail="its key stands twice",
+            )
+
+    def _told(self, fate: Fate, which: Numbers, what: str) -> list[Finding]:
+        found = []
+        places = self._rows.place_numbers()
+        for row in which[:NAMED_MAX].tolist():
+            offset = int(self._rows.offsets[row])
+            key = key_text(list(self._sink.key), self._columns, row)
+            found.append(
+                Finding(
+                    fate,
+                    self._sink.name,
+                    self._rows.places[places[row]],
+                    ((offset, offset),),
+                    1,
+                    (key,),
+                    what,
+                )
+            )
+        if len(which) > NAMED_MAX:
+            found.append(
+                Finding(
+                    fate, self._sink.name, count=len(which) - NAMED_MAX, detail=f"more like these: {what}"
+                )
+            )
+        return found

@@ -1,0 +1,357 @@
+"""One sink that takes the rows of a window step, against what the source says the windows must hold.
+
+Three proofs, from the strongest that can be had:
+
+- By batch: the sink's ledger is whole, so it is known which rows each batch gave out; a sink that appends must hold
+  each of them once, with the number and digest of that time, and nothing else.
+- By the end: of each window only what stands in the end is known (sessions that grow, tables that keep one row for a
+  key, a ledger that keeps its last entries only).
+- By sum: the key is a column that some step computed. Then the rows of all keys in a window's time are added up, and
+  number and digest must be those of all records that belong there: each record is in exactly one window of that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.audit.memory.held import Compared, Held, NotWindows, compare, held_rows, joint_ids, last_of_each
+from holdfast.audit.memory.keys import Codes, KeysDiffer, joint_codes, key_text
+from holdfast.audit.memory.lateness import Measure
+from holdfast.audit.memory.rows import Flags, Hashes, Numbers, Rows, Times
+from holdfast.audit.memory.telling import Told, span_text
+from holdfast.audit.memory.turns import UNNUMBERED, Chain, ranks
+from holdfast.audit.memory.window_values import differing_values
+from holdfast.audit.memory.windows import NEVER, Parts, Windows, assign, given_out, last_states, sessions
+from holdfast.audit.model import Examined, Fate, Unproven, WindowAccount
+from holdfast.audit.sinks.base import SinkReader
+from holdfast.pipeline.definition.model import PostgresSink, SinkDefinition, Window
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The rows that a window step used, and what is known of them."""
+
+    step: Window
+    measure: Measure
+    rows: Numbers
+    """Of the source, those that reached the step and were not late."""
+    keys: Mapping[str, pa.ChunkedArray] | None
+    """The key's columns, by row of the source; nothing when they are not the source's own."""
+    plain: Mapping[str, pa.ChunkedArray]
+    """Columns that aggregates may go by."""
+    watermarks: Times
+    turns: Numbers
+    """The batch that took each row of the source."""
+    hashes: Hashes
+
+
+@dataclass(frozen=True)
+class Due:
+    """What a sink must hold."""
+
+    windows: Windows
+    growing: Windows
+    """Sessions that were given out and may have grown since: nothing is expected, and what is there is no fault."""
+    parts: Parts
+    """The rows of the source in their windows."""
+    is_by_batch: bool
+
+
+class WindowCheck:
+    """The comparison of one step with one sink."""
+
+    def __init__(
+        self, taken: Taken, source: Rows, chain: Chain, sink: SinkDefinition, reader: SinkReader
+    ) -> None:
+        self._taken = taken
+        self._source = source
+        self._chain = chain
+        self._reader = reader
+        self._is_upsert = isinstance(sink, PostgresSink) and sink.mode == "upsert"
+        self._told = Told(reader.name, taken.step.name)
+        self._unproven: list[Unproven] = []
+        self._account = WindowAccount(reader.name, taken.step.name)
+        self.is_open: Flags = np.zeros(len(source), np.bool_)
+        """Rows of the source in windows that are not given out yet."""
+
+    def examine(self) -> Examined:
+        try:
+            held = held_rows(self._reader.windows())
+        except NotWindows as missing:
+            return self._cannot(f"its rows lack {missing}", "they are not stored as they were given out")
+        held, later = self._within(held)
+        if self._taken.keys is None:
+            self._by_sum(held, later)
+        else:
+            try:
+                ours, theirs = self._codes(held)
+                due = self._due(ours)
+                due = self._without_later(due, later)
+            except KeysDiffer as error:
+                return self._cannot("its key cannot be compared with the source's", str(error))
+            self._compare(due, held, theirs)
+        self._account = replace(self._account, windows=len(held), records=int(held.counts.sum()))
+        return Examined(tuple(self._told.found), tuple(self._unproven), (self._account,))
+
+    def _cannot(self, what: str, why: str) -> Examined:
+        name = f"the windows of step {self._taken.step.name!r} in sink {self._reader.name!r}"
+        return Examined(unproven=(Unproven(f"{name}: {what}", why, is_gap=True),), windows=(self._account,))
+
+    # -------------------------------------------------------------------- what the sink has
+
+    def _within(self, held: Held) -> tuple[Held, Held]:
+        """Rows up to the audit's end, and those of later batches; those that are nobody's are told."""
+        foreign = np.array([step != self._taken.step.name for step in held.steps], np.bool_)
+        self._told.add(
+            Fate.EXTRA, np.flatnonzero(foreign), lambda at: ("", f"a row of {held.steps[at]!r} stands there")
+        )
+        held = held.where(~foreign)
+        is_later = np.zeros(len(held), np.bool_)
+        if self._chain.is_whole:
+            is_later = held.numbers > max((turn.number for turn in self._chain.turns), default=UNNUMBERED)
+            if self._chain.beyond is None and self._reader.is_exact:
+                self._tell(Fate.EXTRA, held, np.flatnonzero(is_later), "is of a batch that no ledger has")
+        return held.where(~is_later), held.where(is_later)
+
+    def _codes(self, held: Held) -> tuple[Codes, Codes]:
+        assert self._taken.keys is not None
+        theirs = []
+        for name, column in self._taken.keys.items():
+            if name in held.table.column_names:
+                theirs.append(held.table.column(name))
+            elif len(held):
+                raise KeysDiffer(f"there is no column {name!r}")
+            else:
+                theirs.append(pa.chunked_array([], column.type))
+        ours = list(self._taken.keys.values())
+        return joint_codes(ours, theirs, rows=len(self._source), others=len(held))
+
+    # -------------------------------------------------------------------- what it must have
+
+    def _due(self, keys: Codes) -> Due:
+        taken, chain = self._taken, self._chain
+        events = self._source.events[taken.rows]
+        is_closed = taken.step.emit == "closed"
+        if taken.measure.kind == "session":
+            parts = Parts(taken.rows, keys[taken.rows], events)
+            windows, starts = sessions(taken.measure, parts, taken.hashes, chain.ends)
+            parts = replace(parts, starts=starts)
+        else:
+            parts = assign(taken.measure, taken.rows, keys[taken.rows], events, taken.watermarks[taken.rows])
+            windows = given_out(
+                taken.measure, parts, taken.turns, taken.hashes, chain.ends, is_closed=is_closed
+            )
+        is_given = windows.turns != NEVER
+        self._account = replace(self._account, open=len(last_states(windows.where(~is_given))))
+        if is_closed:
+            self._note_open(windows, parts)
+        is_fixed = is_closed and taken.measure.hold_ms == 0
+        growing = windows.where(np.zeros(len(windows), np.bool_))
+        if taken.measure.kind == "session" and not is_fixed:
+            due = windows.where(is_given) if is_closed else windows
+            return Due(due, windows.where(~is_given) if is_closed else growing, parts, is_by_batch=False)
+        due = windows.where(is_given)
+        if chain.is_whole:
+            numbers = np.array([turn.number for turn in chain.turns], np.int64)
+            due = due.where(numbers[due.turns] != UNNUMBERED)
+            if not self._is_upsert:
+                return Due(due, growing, parts, is_by_batch=True)
+        return Due(last_states(due), growing, parts, is_by_batch=False)
+
+    def _note_open(self, windows: Windows, parts: Parts) -> None:
+        """Which records wait in a window that is not closed."""
+        waiting = last_states(windows.where(windows.turns == NEVER))
+        ours, theirs, _ = joint_ids([(parts.keys, waiting.keys), (parts.starts, waiting.starts)])
+        self.is_open[parts.rows[np.isin(ours, theirs)]] = True
+
+    def _without_later(self, due: Due, later: Held) -> Due:
+        """Of a table that keeps one row for each key: those that a batch past the end has replaced are not judged."""
+        if not self._is_upsert or len(later) == 0:
+            return due
+        ours, theirs = self._codes(later)
+        windows = due.windows
+        one, other, _ = joint_ids([(ours[windows.sample], theirs), (windows.starts, later.starts)])
+        return replace(due, windows=windows.where(~np.isin(one, other)))
+
+    # -------------------------------------------------------------------- both together
+
+    def _compare(self, due: Due, held: Held, theirs: Codes) -> None:
+        rows, keys = held, theirs
+        turns = ranks(self._chain, held.numbers) if due.is_by_batch else None
+        if not due.is_by_batch:
+            self._count_batches(held)
+            chosen = self._standing(due, held, theirs)
+            rows, keys = held.where(chosen), theirs[chosen]
+        found = compare(due.windows, rows, keys, turns)
+        self._account = replace(
+            self._account, expected=len(due.windows), recomputed=len(found.matched), open=self._account.open
+        )
+        self._tell_compared(due.windows, rows, found)
+        last = last_states(due.windows)
+        for at, text in differing_values(
+            self._taken.step, self._taken.plain, last, due.parts, rows, keys, turns
+        ):
+            self._told.add(
+                Fate.ALTERED,
+                np.array([at]),
+                lambda at, text=text: (self._held_key(rows, at), text),  # type: ignore[misc]
+            )
+
+    def _standing(self, due: Due, held: Held, keys: Codes) -> Numbers:
+        """Of each window the newest row, unless it takes the window back."""
+        chosen = last_of_each(held, keys)
+        is_fixed = self._taken.step.emit == "closed" and self._taken.measure.hold_ms == 0
+        again = np.setdiff1d(np.arange(len(held)), chosen)
+        if is_fixed:
+            self._tell(Fate.DUPLICATED, held, again, "is there twice")
+        elif len(again) and not self._is_upsert:
+            self._unproven.append(
+                Unproven(
+                    f"that {len(again)} rows of step {self._taken.step.name!r} in sink {self._reader.name!r} were "
+                    "right when they were written",
+                    "later rows have replaced them; what stands now is recomputed from the source",
+                )
+            )
+        if self._taken.measure.kind == "session":
+            chosen = chosen[held.counts[chosen] > 0]
+        if len(due.growing):
+            columns = [(due.growing.keys, keys[chosen]), (due.growing.starts, held.starts[chosen])]
+            one, other, _ = joint_ids(columns)
+            chosen = chosen[~np.isin(other, one)]
+        return chosen
+
+    def _count_batches(self, held: Held) -> None:
+        """Where rows cannot be told one by one: how many each batch wrote, as its ledger says."""
+        if self._is_upsert or not self._chain.is_whole:
+            return
+        wanted = {turn.number: turn.rows for turn in self._chain.turns if turn.rows is not None}
+        numbers, counts = np.unique(held.numbers, return_counts=True)
+        there = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        for number in sorted({*wanted, *there}):
+            has, must = there.get(number, 0), wanted.get(number, 0) or 0
+            if has != must:
+                fate = Fate.LOST if has < must else Fate.EXTRA
+                text = f"{has} rows of batch {number} are there, and its ledger says {must}"
+                self._told.add(fate, np.zeros(1, np.int64), lambda _, text=text: ("", text))  # type: ignore[misc]
+
+    def _tell_compared(self, due: Windows, rows: Held, found: Compared) -> None:
+        def lost(at: int) -> tuple[str, str]:
+            span = span_text(int(due.starts[at]), int(due.ends[at]))
+            return self._source_key(due, at), f"the window {span} with {due.counts[at]} records is not there"
+
+        self._told.add(Fate.LOST, found.missing, lost)
+        self._tell(Fate.EXTRA, rows, found.extra, "is not one of the source, or is not closed")
+        self._tell(Fate.DUPLICATED, rows, found.repeated, "is there twice")
+        of = dict(zip(found.altered.tolist(), found.altered_of.tolist(), strict=True))
+
+        def altered(at: int) -> tuple[str, str]:
+            return self._held_key(rows, at), _difference(rows, at, due, of[at])
+
+        self._told.add(Fate.ALTERED, found.altered, altered)
+
+    # -------------------------------------------------------------------- without the key
+
+    def _by_sum(self, held: Held, later: Held) -> None:
+        taken = self._taken
+        name = f"of step {taken.step.name!r} in sink {self._reader.name!r}"
+        if taken.measure.kind == "session" and taken.step.emit == "closed":
+            self._unproven.append(
+                Unproven(
+                    f"the sessions {name}",
+                    "their key is computed by a step, and without it nobody can say which are closed; --spark can",
+                    is_gap=True,
+                )
+            )
+            return
+        if self._is_upsert and len(later):
+            self._unproven.append(
+                Unproven(
+                    f"the windows {name}",
+                    "their key is computed by a step, and later batches have replaced some of them",
+                    is_gap=True,
+                )
+            )
+            return
+        others = [each for each in taken.step.key if each in held.table.column_names]
+        columns = [held.table.column(each) for each in others]
+        _, theirs = joint_codes(columns, columns, rows=len(held), others=len(held))
+        due = self._due(np.zeros(len(self._source), np.int64))
+        due = replace(due, is_by_batch=False, windows=last_states(due.windows))
+        chosen = self._standing(due, held, theirs)
+        rows, is_session = held.where(chosen), taken.measure.kind == "session"
+        self._unproven.append(
+            Unproven(
+                f"in which key's window each record is, {name}",
+                f"the key ({', '.join(taken.step.key)}) is computed by a step; number and digest of all keys together "
+                "are those of the records",
+            )
+        )
+        summed = _summed(rows, merge_all=is_session)
+        expected = _merged(due.windows) if is_session else due.windows
+        found = compare(expected, summed, np.zeros(len(summed), np.int64), None)
+        self._account = replace(self._account, expected=len(expected), recomputed=len(found.matched))
+        self._tell_compared(expected, summed, found)
+
+    # -------------------------------------------------------------------- words
+
+    def _tell(self, fate: Fate, held: Held, which: Numbers, what: str) -> None:
+        def text(at: int) -> tuple[str, str]:
+            span = span_text(int(held.starts[at]), int(held.ends[at]))
+            return self._held_key(held, at), f"the window {span} with {held.counts[at]} records {what}"
+
+        self._told.add(fate, which, text)
+
+    def _held_key(self, held: Held, row: int) -> str:
+        names = [name for name in self._taken.step.key if name in held.table.column_names]
+        return key_text(names, {name: held.table.column(name) for name in names}, row)
+
+    def _source_key(self, windows: Windows, at: int) -> str:
+        keys = self._taken.keys or {}
+        return key_text(list(keys), keys, int(windows.sample[at]))
+
+
+def _difference(held: Held, row: int, due: Windows, at: int) -> str:
+    span = span_text(int(held.starts[row]), int(held.ends[row]))
+    if held.ends[row] != due.ends[at]:
+        return f"the window {span} must be {span_text(int(due.starts[at]), int(due.ends[at]))}"
+    if held.counts[row] != due.counts[at]:
+        return f"the window {span} holds {held.counts[row]} records, and the source has {due.counts[at]}"
+    return (
+        f"the window {span} has the digest {int(held.digests[row]):016x} of {held.counts[row]} records, and those of "
+        f"the source have {int(due.digests[at]):016x}: other records are in it"
+    )
+
+
+def _summed(held: Held, *, merge_all: bool) -> Held:
+    """All keys together, by start; or all there is as one."""
+    starts = np.zeros(len(held), np.int64) if merge_all else held.starts
+    order = np.argsort(starts, kind="stable")
+    firsts = np.flatnonzero(np.concatenate(([True], np.diff(starts[order]) != 0))) if len(order) else order
+    found = held.where(order[firsts])
+    if len(order) == 0:
+        return found
+    return replace(
+        found,
+        starts=starts[order][firsts],
+        ends=starts[order][firsts] if merge_all else found.ends,
+        counts=np.add.reduceat(held.counts[order], firsts),
+        digests=np.add.reduceat(held.digests[order], firsts),
+    )
+
+
+def _merged(windows: Windows) -> Windows:
+    if len(windows) == 0:
+        return windows
+    first = windows.where(np.zeros(1, np.int64))
+    zero = np.zeros(1, np.int64)
+    return replace(
+        first,
+        starts=zero,
+        ends=zero,
+        counts=windows.counts.sum(keepdims=True),
+        digests=windows.digests.sum(keepdims=True, dtype=np.uint64),
+    )

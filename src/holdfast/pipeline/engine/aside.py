@@ -1,0 +1,423 @@
+"""Writing down which rows left the steps, before any sink has the batch (`holdfast.pipeline.aside`).
+
+When the routes are settled, each knows the rows that are its own. Those that leave the chain are asked for once more,
+by their lineage alone, in one job for all of them; the driver counts and digests what it got, compares that with what
+the routes counted, and writes one file. A batch whose rows all stayed costs nothing.
+
+- The file is durable, and so is its name, before the first sink commits.
+- A batch repeated replaces its own file, byte for byte: rows are sorted by place.
+- What an attempt left that no sink ever took goes when another batch takes the same offsets.
+- Only batches that every sink has are merged, 64 files of about the same size to one, so that a record of years is some
+  hundreds of files. The merged file is durable before the ones it is made of go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.atomic import write_atomically
+from holdfast.pipeline.aside import (
+    DUPLICATE,
+    FILTERED,
+    FOOTER,
+    LATE,
+    LATE_FOR,
+    SUFFIX,
+    VERSION,
+    AsideBatch,
+    aside_path,
+    batch_name,
+    batches_in,
+    read_file,
+    schema,
+)
+from holdfast.pipeline.digest import MASK, digest_of_offsets
+from holdfast.pipeline.engine.failures import Unbalanced
+from holdfast.pipeline.engine.staging import Tally
+from holdfast.pipeline.engine.walking import DUPLICATE as DUPLICATE_ROUTE
+from holdfast.pipeline.engine.walking import LATE as LATE_ROUTE
+from holdfast.pipeline.engine.walking import LINEAGE, ROUTE, Link, is_quarantine, missing_rows, tagged
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import BatchRange, to_text
+from holdfast.pipeline.state.operator import DUPLICATES
+from holdfast.pipeline.state.operator import LATE as LATE_ROWS
+from holdfast.real import RealFileSystem
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+FANOUT: Final = 64
+"""Files of one tier that are merged to one of the next."""
+MERGED_ROWS_MAX: Final = 65_536
+"""Files with more rows are large enough to stay: a merge holds 64 times this in memory at most, some 100 MB."""
+COLLECTED_ROWS_MAX: Final = 4_000_000
+"""More than these, at some 24 bytes each, do not go through the driver's JVM but through files of the stage."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows that left at one step, by one route."""
+
+    route: str
+    step: str
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """The rows of some parts: the number of a row's part is its `code`."""
+
+    frame: DataFrame
+    codes: Mapping[int, Part]
+
+
+def gather(links: Sequence[Link]) -> list[Gathering]:
+    """What left at these links, as they are counted; empty when every row stayed."""
+    found: list[Gathering] = []
+    base = 0
+    for link in links:
+        if link.turn is not None:
+            found += _of_turn(link, base)
+            base += 2
+        elif link.rules:
+            found += _of_rules(link, base)
+            base += len(link.turned_away)
+        elif link.step is not None and 1 in link.counts:
+            part = Part(FILTERED, link.step.name, link.counts[1].tally)
+            found.append(
+                Gathering(missing_rows(link).frame.selectExpr(LINEAGE, f"{base} AS code"), {base: part})
+            )
+            base += 1
+    return [gathering for gathering in found if gathering.codes]
+
+
+def _of_rules(link: Link, base: int) -> list[Gathering]:
+    codes = {
+        base + number: Part(FILTERED, rule.name, link.counts[number].tally)
+        for number, rule in link.turned_away
+        if number in link.counts and not is_quarantine(rule)
+    }
+    if not codes:
+        return []
+    # Tagged anew: the frame of the link may carry the counting that another job had.
+    frame = tagged(link.given, link.rules).selectExpr(LINEAGE, f"{ROUTE} + {base} AS code")
+    return [Gathering(frame.where(f"code IN ({', '.join(map(str, codes))})"), codes)]
+
+
+def _of_turn(link: Link, base: int) -> list[Gathering]:
+    assert link.turn is not None
+    assert link.step is not None
+    turn, name = link.turn, link.step.name
+    if link.is_tap:
+        parts = {LATE_ROWS: Part(LATE_FOR, name, turn.late)}
+    else:
+        tallies = {
+            route: link.counts[route].tally if route in link.counts else Tally()
+            for route in (DUPLICATE_ROUTE, LATE_ROUTE)
+        }
+        parts = {
+            DUPLICATES: Part(DUPLICATE, name, tallies[DUPLICATE_ROUTE]),
+            LATE_ROWS: Part(LATE, name, tallies[LATE_ROUTE]),
+        }
+    return [
+        Gathering(turn.streams[stream].selectExpr(LINEAGE, f"{base + at} AS code"), {base + at: part})
+        for at, (stream, part) in enumerate(parts.items())
+        if part.tally.rows
+    ]
+
+
+def route_digests(aside: Sequence[Gathering], main: Tally, dead_letter: Tally) -> dict[str, str]:
+    """For the ledger: the digest of each route that has rows, and of what was late for each tap."""
+    totals = {"main": main, "dead_letter": dead_letter}
+    for gathering in aside:
+        for part in gathering.codes.values():
+            name = f"{part.route}:{part.step}" if part.route == LATE_FOR else part.route
+            totals[name] = totals.get(name, Tally()) + part.tally
+    return {name: f"{tally.digest:016x}" for name, tally in totals.items() if tally.rows}
+
+
+# ---------------------------------------------------------------------------- the rows of a batch
+
+
+def collect_rows(gatherings: Sequence[Gathering], topics: Sequence[str], scratch: str) -> pa.Table | None:
+    """The places of the rows, sorted, with route and step; `Unbalanced` when they are not what was counted."""
+    import numpy as np
+
+    if not gatherings:
+        return None
+    parts = {code: part for gathering in gatherings for code, part in gathering.codes.items()}
+    names = ", ".join(f"'{_text(topic)}'" for topic in topics)
+    columns = (
+        f"CAST(array_position(array({names}), {LINEAGE}.topic) AS INT) AS topic",
+        *(f"{LINEAGE}.`{name}` AS `{name}`" for name in ("partition", "offset", "index")),
+        "CAST(code AS INT) AS code",
+    )
+    frames = [gathering.frame.selectExpr(*columns) for gathering in gatherings]
+    total = sum(part.tally.rows for part in parts.values())
+    table = _collected(reduce(lambda one, other: one.unionAll(other), frames), total, scratch)
+    topic, partition, offset, index, code = (
+        table.column(name).to_numpy() for name in ("topic", "partition", "offset", "index", "code")
+    )
+    place = ((topic.astype(np.int64) - 1) << 32) | partition
+    order = np.lexsort((code, index, offset, place))
+    place, offset, index, code = place[order], offset[order], index[order], code[order]
+    _balance(parts, topics, place, offset, code)
+    return _table(parts, topics, place, offset, index, code)
+
+
+def _collected(frame: DataFrame, rows: int, scratch: str) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    if rows <= COLLECTED_ROWS_MAX:
+        return frame.toArrow()
+    directory = os.path.join(scratch, "aside")
+    frame.write.parquet(directory)
+    return pq.read_table(directory)
+
+
+def _text(topic: str) -> str:
+    return topic.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _balance(
+    parts: Mapping[int, Part],
+    topics: Sequence[str],
+    place: npt.NDArray[Any],
+    offset: npt.NDArray[Any],
+    code: npt.NDArray[Any],
+) -> None:
+    """By number and digest, part by part."""
+    import numpy as np
+
+    starts = [0, *(np.flatnonzero(np.diff(place)) + 1).tolist(), len(place)] if len(place) else [0]
+    found = dict.fromkeys(parts, Tally())
+    for begin, end in pairwise(starts):
+        at = int(place[begin])
+        codes = code[begin:end]
+        for each in np.unique(codes).tolist():
+            offsets = offset[begin:end][codes == each]
+            digest = digest_of_offsets(topics[at >> 32], at & 0xFFFFFFFF, offsets)
+            found[each] = found.get(each, Tally()) + Tally(len(offsets), digest & MASK)
+    for each, part in parts.items():
+        if found[each] != part.tally:
+            raise Unbalanced(
+                f"{part.tally.rows} rows left as {part.route} at step {part.step!r} (digest {part.tally.digest:016x}), "
+                f"and {found[each].rows} were found to be written down (digest {found[each].digest:016x}). Nothing was "
+                "committed: a step gives other rows when it is asked again; please report this with its definition"
+            )
+
+
+def _table(
+    parts: Mapping[int, Part],
+    topics: Sequence[str],
+    place: npt.NDArray[Any],
+    offset: npt.NDArray[Any],
+    index: npt.NDArray[Any],
+    code: npt.NDArray[Any],
+) -> pa.Table:
+    import numpy as np
+    import pyarrow as pa
+
+    routes, steps = (sorted({getattr(part, name) for part in parts.values()}) for name in ("route", "step"))
+    of_code = np.zeros((max(parts) + 1, 2), np.int32)
+    for number, part in parts.items():
+        of_code[number] = routes.index(part.route), steps.index(part.step)
+    columns = [
+        pa.DictionaryArray.from_arrays((place >> 32).astype(np.int32), pa.array(topics, pa.string())),
+        pa.array((place & 0xFFFFFFFF).astype(np.int32)),
+        pa.array(offset.astype(np.int64, copy=False)),
+        pa.array(index.astype(np.int32, copy=False)),
+        pa.DictionaryArray.from_arrays(of_code[code, 0], pa.array(routes, pa.string())),
+        pa.DictionaryArray.from_arrays(of_code[code, 1], pa.array(steps, pa.string())),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema())
+
+
+# ---------------------------------------------------------------------------- files
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    tier: int
+    batches: tuple[AsideBatch, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(batch.rows for batch in self.batches)
+
+
+class AsideFiles:
+    """The record of one pipeline, written by the one process that runs it."""
+
+    def __init__(self, home: str) -> None:
+        self.path = aside_path(home)
+        self._disk = RealFileSystem()
+        self._known: dict[str, _File] | None = None
+        """By path; nothing before the first look."""
+
+    def write(
+        self, batch: BatchRange, fingerprint: str, table: pa.Table | None, ledgers: Iterable[Entry]
+    ) -> None:
+        """Record this batch, durably; with nothing to record, only what stood in its place goes."""
+        name = batch_name(batch, fingerprint)
+        own = os.path.join(self.path, name + SUFFIX)
+        if table is not None:
+            self._create()
+            entry = AsideBatch(name, batch, fingerprint, table.num_rows, own)
+            write_atomically(self._disk, own, _encoded(table, [entry]))
+            self._files()[own] = _File(own, 0, (entry,))
+        entries = list(ledgers)
+        stale = [
+            file
+            for file in self._files().values()
+            if (file.path != own or table is None)
+            and (file.path == own or (_overlap(file, batch) and not _any_has(file, entries)))
+        ]
+        self._remove(stale)
+
+    def merge(self, ledgers: Iterable[Entry]) -> None:
+        """Make one file of many, where every sink has what they hold."""
+        if self._known is None:
+            return
+        entries = list(ledgers)
+        by_tier: dict[int, list[_File]] = {}
+        for file in self._known.values():
+            if file.rows <= MERGED_ROWS_MAX:
+                by_tier.setdefault(file.tier, []).append(file)
+        for tier, files in sorted(by_tier.items()):
+            if len(files) >= FANOUT:
+                settled = [file for file in files if _all_have(file, entries)]
+                if len(settled) >= FANOUT:
+                    self._merge(tier + 1, sorted(settled, key=_order)[:FANOUT])
+
+    def _merge(self, tier: int, files: Sequence[_File]) -> None:
+        import pyarrow as pa
+
+        batches: list[AsideBatch] = []
+        slices: list[pa.Table] = []
+        for file in files:
+            table = read_file(file.path)
+            for batch in file.batches:
+                slices.append(table.slice(batch.first_row, batch.rows))
+                batches.append(batch)
+        merged = pa.concat_tables(slices).unify_dictionaries()
+        digest = batch_name(BatchRange({}), to_text({"batches": sorted(batch.name for batch in batches)}))
+        path = os.path.join(self.path, f"merged-{tier}-{digest}{SUFFIX}")
+        write_atomically(self._disk, path, _encoded(merged, batches))
+        self._remove(files)
+        self._files()[path] = _File(path, tier, tuple(_placed(batches, path)))
+
+    def _files(self) -> dict[str, _File]:
+        if self._known is None:
+            self._known = self._look()
+        return self._known
+
+    def _look(self) -> dict[str, _File]:
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return {}
+        found: dict[str, _File] = {}
+        for name in names:
+            path = os.path.join(self.path, name)
+            if not name.endswith(SUFFIX):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)  # written half
+                continue
+            tier = int(name.split("-")[1]) if name.startswith("merged-") else 0
+            found[path] = _File(path, tier, tuple(batches_in(path)))
+        merged = {batch.name for file in found.values() if file.tier for batch in file.batches}
+        left = [
+            file
+            for file in found.values()
+            if file.tier == 0 and all(batch.name in merged for batch in file.batches)
+        ]
+        for file in left:  # a merge was cut short before it had removed what it merged
+            os.unlink(file.path)
+            del found[file.path]
+        return found
+
+    def _remove(self, files: Sequence[_File]) -> None:
+        if not files:
+            return
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file.path)
+            self._files().pop(file.path, None)
+        self._disk.flush_directory(self.path)
+
+    def _create(self) -> None:
+        if not os.path.isdir(self.path):
+            os.makedirs(self.path, exist_ok=True)
+            self._disk.flush_directory(os.path.dirname(self.path))
+
+
+def forget_aside(home: str) -> None:
+    """No sink knows the pipeline any more: what its batches let go belongs to a life before."""
+    import shutil
+
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(aside_path(home))
+
+
+def _placed(batches: Sequence[AsideBatch], path: str) -> Iterable[AsideBatch]:
+    first = 0
+    for batch in batches:
+        yield replace(batch, path=path, first_row=first)
+        first += batch.rows
+
+
+def _order(file: _File) -> list[tuple[Any, ...]]:
+    return sorted((*place, span.start) for place, span in file.batches[0].range.spans.items())
+
+
+def _overlap(file: _File, batch: BatchRange) -> bool:
+    return any(
+        place in batch.spans and span.start < batch.spans[place].end and batch.spans[place].start < span.end
+        for each in file.batches
+        for place, span in each.range.spans.items()
+    )
+
+
+def _has(entry: Entry, batch: BatchRange) -> bool:
+    at = entry.positions.at
+    return all(
+        place in at and at[place].offset >= span.end for place, span in batch.spans.items() if span.offsets
+    )
+
+
+def _any_has(file: _File, entries: Sequence[Entry]) -> bool:
+    return any(_has(entry, batch.range) for batch in file.batches for entry in entries)
+
+
+def _all_have(file: _File, entries: Sequence[Entry]) -> bool:
+    return all(_has(entry, batch.range) for batch in file.batches for entry in entries)
+
+
+def _encoded(table: pa.Table, batches: Sequence[AsideBatch]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    document = {"version": VERSION, "batches": [batch.as_json() for batch in batches]}
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        use_dictionary=["topic", "route", "step"],
+        column_encoding=dict.fromkeys(("partition", "offset", "index"), "DELTA_BINARY_PACKED"),
+        store_schema=False,
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({FOOTER: to_text(document)})
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
