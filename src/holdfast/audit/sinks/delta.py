@@ -288,7 +288,17 @@ class DeltaReader:
             ):
                 self._name_rows(f"{what}: {path} is in no version of the log", batches)
                 return
-        self._altered(f"{what}: a file was taken out of the log" if added < entry.rows else what)
+        if added > entry.rows:
+            self._altered(what)
+            return
+        if self.log.checkpoint is not None and commit.version <= self.log.checkpoint:
+            self._altered(f"{what}: readers take what it added from checkpoint {self.log.checkpoint}")
+            return
+        left = files.readable([self._located(add.path) for add in commit.adds])
+        lacking = files.gone({} if self._is_tap else spans, left, entry.rows - added)
+        at = None if lacking.place is None else self.positions().of(*lacking.place)
+        detail = f"{what}: a file was taken out of the log{lacking.words}"
+        self._altered(detail, None if at is None else at[0], lacking.ranges)
 
     def _orphans(self) -> Iterator[tuple[str, list[LineageBatch]]]:
         """Files in the table's directory that no version names, and their rows."""
@@ -340,7 +350,7 @@ class DeltaReader:
     def _check_file(self, add: Add, located: str) -> None:
         size = files.size_of(located)
         if size is None:
-            self._altered(f"{add.path} is in the log and not in {self.path}{_counted(add)}")
+            self._gone(f"{add.path} is in the log and not in {self.path}", add)
             return
         why = self._damaged.get(add.path)
         try:
@@ -348,13 +358,22 @@ class DeltaReader:
         except files.Damaged as damage:
             why, rows = str(damage), 0
         if why is not None:
-            self._altered(f"{add.path}: {why}{_counted(add)}")
+            self._gone(f"{add.path}: {why}", add)
         elif add.rows is not None and rows != add.rows:
             self._altered(f"{add.path} holds {rows:,} rows, and the log says {add.rows:,}")
         elif size != add.size:
             self._altered(
                 f"{add.path} has {size:,} bytes, and the log says {add.size:,}: it was written again"
             )
+
+    def _gone(self, what: str, add: Add) -> None:
+        """A file that cannot be read; the others of its commit tell which offsets it had."""
+        commit = self.log.commits.get(self._added_in.get(add.path, -1))
+        others = [] if commit is None else [self._located(each.path) for each in commit.adds if each != add]
+        lacking = files.gone(self._spans_of(add), files.readable(others), add.rows or 0)
+        at = None if lacking.place is None else self.positions().of(*lacking.place)
+        words = lacking.words or ("" if add.rows is None else f"; it had {add.rows:,} rows")
+        self._altered(what + words, None if at is None else at[0], lacking.ranges)
 
     def gaps(self) -> Sequence[Unproven]:
         found = []
@@ -391,10 +410,6 @@ class DeltaReader:
 
     def close(self) -> None:
         """Nothing is held open."""
-
-
-def _counted(add: Add) -> str:
-    return "" if add.rows is None else f"; it had {add.rows:,} rows"
 
 
 def _leads_to(before: Entry, after: Entry) -> bool:

@@ -6,10 +6,11 @@ come before the damage are given, so that what is missing is no more than what i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, Offsets, as_ranges, split_struct
-from holdfast.audit.model import Range
+from holdfast.audit.model import Range, ranges_text
 from holdfast.audit.sinks.base import SinkScope, SinkUnreadable, WindowBatch
 from holdfast.pipeline.positions import BatchRange, Place
 
@@ -111,13 +112,21 @@ def text_of(path: str) -> str:
 def _batches(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches with the number of their first row."""
     row = 0
-    with opened(path, read_dictionary=[f"{LINEAGE}.topic"]) as file:
+    with _opened_with_lineage(path) as file:
         try:
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 yield row, batch
                 row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise Damaged(f"it cannot be read from row {row:,} on ({_first_line(error)})") from error
+
+
+def _opened_with_lineage(path: str) -> Any:
+    """Topics repeat: they are read as a dictionary, where the file has them."""
+    try:
+        return opened(path, read_dictionary=[f"{LINEAGE}.topic"])
+    except KeyError:
+        return opened(path)
 
 
 def _first_line(error: BaseException) -> str:
@@ -329,3 +338,43 @@ def not_there(
             left = np.setdiff1d(np.arange(start, end, dtype=np.int64), seen, assume_unique=True)
             missing.setdefault(key, []).extend(as_ranges(left))
     return {key: ranges for key, ranges in missing.items() if ranges}
+
+
+class Gone(NamedTuple):
+    """What a batch lacks."""
+
+    place: tuple[str, int] | None
+    """The one partition it is of, where the offsets are known for certain."""
+    ranges: tuple[Range, ...]
+    words: str
+    """For the end of a sentence."""
+
+
+def gone(
+    spans: Mapping[tuple[str, int], Sequence[tuple[int, int]]], left: Sequence[LineageBatch], missing: int
+) -> Gone:
+    """Which offsets of a batch are gone with `missing` of its rows: exactly, if each offset was to have a row, else
+    among which they are."""
+    if missing <= 0 or not spans:
+        return Gone(None, (), "")
+    absent = not_there(spans, left)
+    count = sum(last - first + 1 for ranges in absent.values() for first, last in ranges)
+    words = f"; {missing:,} rows are gone"
+    if count == missing and len(absent) == 1:
+        key, ranges = next(iter(absent.items()))
+        return Gone(key, tuple(ranges), words)
+    parts = [
+        f"{topic}-{partition} {ranges_text(ranges)}" for (topic, partition), ranges in sorted(absent.items())
+    ]
+    if not parts:
+        return Gone(None, (), words)
+    return Gone(None, (), f"{words}: {'' if count == missing else 'among '}{'; '.join(parts)}")
+
+
+def readable(paths: Sequence[str]) -> list[LineageBatch]:
+    """The rows of those of these files that can be read."""
+    found: list[LineageBatch] = []
+    for path in paths:
+        with contextlib.suppress(Damaged):
+            found += lineage(path, path)
+    return found

@@ -22,7 +22,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, as_ranges
-from holdfast.audit.model import Fate, Finding, Range, Unproven, ranges_text
+from holdfast.audit.model import Fate, Finding, Range, Unproven
 from holdfast.audit.sinks import files
 from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
 from holdfast.audit.sinks.ledger import NOWHERE_YET, hole_findings, read_entry
@@ -296,17 +296,16 @@ class ParquetReader:
         held = sum(counts.values())
         found = []
         for path, why in damaged.items():
-            ranges, words = self._gone(directory, directory.rows - held)
-            found.append(self._altered(f"{os.path.relpath(path, self.path)}: {why}{words}", *ranges))
+            what = f"{os.path.relpath(path, self.path)}: {why}"
+            found.append(self._gone(what, directory, directory.rows - held))
         if damaged:
             return found
         if held < directory.rows:
-            ranges, words = self._gone(directory, directory.rows - held)
             what = (
                 f"the entries of {directory.name} count {directory.rows:,} rows, and its {len(counts)} files hold "
-                f"{held:,}: a file or rows were removed{words}"
+                f"{held:,}: a file or rows were removed"
             )
-            found.append(self._altered(what, *ranges))
+            found.append(self._gone(what, directory, directory.rows - held))
         elif held > directory.rows:
             found.append(self._altered(self._surplus(directory, counts, held)))
         else:
@@ -331,28 +330,12 @@ class ParquetReader:
         names = ", ".join(os.path.basename(path) for path in suspects[:FILES_NAMED])
         return f"{what}, in {names}"
 
-    def _gone(self, directory: Directory, missing: int) -> tuple[tuple[Place | None, tuple[Range, ...]], str]:
-        """Which offsets a batch lacks: exactly, if it was to have a row of each, else in words, among which."""
-        nowhere: tuple[Place | None, tuple[Range, ...]] = (None, ())
-        if missing <= 0 or not directory.spans:
-            return nowhere, ""
-        left: list[LineageBatch] = []
-        for path, _ in directory.files:
-            try:
-                left += files.lineage(path, path)
-            except files.Damaged:
-                continue
-        absent = files.not_there(directory.spans, left)
-        count = sum(last - first + 1 for ranges in absent.values() for first, last in ranges)
-        if count == missing and len(absent) == 1:
-            ((topic, partition), ranges) = next(iter(absent.items()))
-            return (self._place_of(topic, partition), tuple(ranges)), f"; {missing:,} rows are gone"
-        parts = [
-            f"{topic}-{partition} {ranges_text(ranges)}"
-            for (topic, partition), ranges in sorted(absent.items())
-        ]
-        among = "" if count == missing else "among "
-        return nowhere, f"; {missing:,} rows are gone: {among}{'; '.join(parts)}" if parts else ""
+    def _gone(self, what: str, directory: Directory, missing: int) -> Finding:
+        """The finding of a batch that lacks rows, with their offsets where they are known."""
+        left = files.readable([path for path, _ in directory.files])
+        lacking = files.gone({} if self._is_tap else directory.spans, left, missing)
+        place = None if lacking.place is None else self._place_of(*lacking.place)
+        return self._altered(what + lacking.words, place, lacking.ranges)
 
     def gaps(self) -> Sequence[Unproven]:
         old = [each for each in self._directories if each.number < self._forgotten_below]
