@@ -335,7 +335,10 @@ class ApacheKafka:
         data_dir: str | os.PathLike[str] | None = None,
         heap_options: tuple[str, ...] = HEAP_OPTIONS,
         jvm_options: tuple[str, ...] = (),
+        is_detached: bool = False,
     ) -> None:
+        """With `is_detached` the process outlives this one, and whoever started it has to end it."""
+        self._is_detached = is_detached
         self._owns_directory = directory is None
         self.directory = Path(directory) if directory is not None else Path(tempfile.mkdtemp(prefix="kafka-"))
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -425,8 +428,9 @@ class ApacheKafka:
         command += [*_log4j_options(level="INFO", stream="OUT"), f"-Dkafka.logs.dir={self.directory}"]
         command += ["-cp", f"{jars()}/*", "kafka.Kafka", str(self.directory / "server.properties")]
         with open(self.log_file, "ab") as log:
-            self._process = _spawn(command, log, self.directory)
-        atexit.register(self.kill)
+            self._process = _spawn(command, log, self.directory, dies_with_us=not self._is_detached)
+        if not self._is_detached:
+            atexit.register(self.kill)
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Return once the broker has answered a Metadata request that lists it."""
@@ -526,7 +530,9 @@ class ApacheKafka:
         (self.directory / "server.properties").write_text(text, encoding="utf-8")
 
 
-def _spawn(command: list[str], log: IO[bytes], directory: Path) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: list[str], log: IO[bytes], directory: Path, *, dies_with_us: bool
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -534,5 +540,5 @@ def _spawn(command: list[str], log: IO[bytes], directory: Path) -> subprocess.Po
         stderr=subprocess.STDOUT,
         cwd=directory,
         start_new_session=True,
-        preexec_fn=die_with_parent(),
+        preexec_fn=die_with_parent() if dies_with_us else None,
     )

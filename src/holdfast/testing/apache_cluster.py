@@ -10,7 +10,8 @@ Node 1 is broker and controller, nodes 2 and 3 are brokers. Each is a process th
         cluster.thaw(1, 3)
 
 While node 1 is frozen nobody is elected: what happens in between is not a race with the controller. Kill nodes 2 and 3
-only: with node 1 the controller would go.
+only: with node 1 the controller would go. `ApacheCluster(with_controller=True)` has a controller apart, and then any of
+the three may be killed, lose its disk (`destroy_disk`) and be started again (`revive`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import signal
 import tempfile
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -32,6 +33,7 @@ from holdfast.testing.apache import START_TIMEOUT_S, ApacheKafka
 from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
 
 NODES: Final = (1, 2, 3)
+CONTROLLER: Final = 9
 HEAP_OPTIONS: Final = ("-Xmx256M", "-Xms96M")
 JVM_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UseG1GC")
 PROPERTIES: Final[Mapping[str, str]] = {
@@ -52,8 +54,21 @@ PROPERTIES: Final[Mapping[str, str]] = {
 class _Broker(ApacheKafka):
     """A broker without a controller of its own, in the cluster of another node."""
 
-    def __init__(self, node: int, controller: ApacheKafka, cluster_id: str, directory: Path) -> None:
-        super().__init__(directory=directory, heap_options=HEAP_OPTIONS, jvm_options=JVM_OPTIONS)
+    def __init__(
+        self,
+        node: int,
+        controller: ApacheKafka,
+        cluster_id: str,
+        directory: Path,
+        *,
+        is_detached: bool = False,
+    ) -> None:
+        super().__init__(
+            directory=directory,
+            heap_options=HEAP_OPTIONS,
+            jvm_options=JVM_OPTIONS,
+            is_detached=is_detached,
+        )
         self._node = node
         self._controller = controller
         self._cluster_id = cluster_id
@@ -64,6 +79,8 @@ class _Broker(ApacheKafka):
             self._choose_ports()
         self._write_properties()
         self.data_dir.mkdir(parents=True, exist_ok=True)
+        if (self.data_dir / "meta.properties").exists():
+            return
         (self.data_dir / "meta.properties").write_text(
             f"version=1\ncluster.id={self._cluster_id}\nnode.id={self._node}\ndirectory.id={_new_id()}\n",
             encoding="ascii",
@@ -83,18 +100,49 @@ class _Broker(ApacheKafka):
         super()._write_properties()
 
 
+class _Controller(ApacheKafka):
+    """A controller that is no broker."""
+
+    def _write_properties(self) -> None:
+        listener = f"CONTROLLER://{self.host}:{self.controller_port}"
+        self.properties = {
+            **PROPERTIES,
+            "process.roles": "controller",
+            "node.id": str(CONTROLLER),
+            "listeners": listener,
+            "advertised.listeners": listener,
+            **self.properties,
+        }
+        super()._write_properties()
+
+
 class ApacheCluster:
     """Replication factor 3 is possible, and min.insync.replicas 2 means something."""
 
-    def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="kafka-cluster-"))
-        self._first = ApacheKafka(
-            PROPERTIES,
-            directory=self.directory / "1",
+    def __init__(
+        self,
+        *,
+        with_controller: bool = False,
+        directory: Path | None = None,
+        brokers: int = len(NODES),
+        is_detached: bool = False,
+    ) -> None:
+        """With `is_detached` the processes outlive this one, and whoever started them has to end them."""
+        self._owns_directory = directory is None
+        self.directory = directory or Path(tempfile.mkdtemp(prefix="kafka-cluster-"))
+        self.numbers = NODES[:brokers]
+        self._is_detached = is_detached
+        kind, number = (_Controller, CONTROLLER) if with_controller else (ApacheKafka, 1)
+        self._first = kind(
+            {} if with_controller else PROPERTIES,
+            directory=self.directory / str(number),
             heap_options=HEAP_OPTIONS,
             jvm_options=JVM_OPTIONS,
+            is_detached=is_detached,
         )
-        self._nodes: dict[int, ApacheKafka] = {1: self._first}
+        self._nodes: dict[int, ApacheKafka] = {} if with_controller else {1: self._first}
+        self._frozen: set[int] = set()
+        self._cluster_id = ""
         self._admin: Any = None
 
     def __enter__(self) -> Self:
@@ -121,55 +169,103 @@ class ApacheCluster:
         """Start all nodes at the same time, and wait until each knows of the others."""
         self._first.prepare()
         meta = (self._first.data_dir / "meta.properties").read_text(encoding="ascii")
-        cluster_id = next(
+        self._cluster_id = next(
             line.partition("=")[2] for line in meta.splitlines() if line.startswith("cluster.id=")
         )
-        for number in NODES[1:]:
-            broker = _Broker(number, self._first, cluster_id, self.directory / str(number))
-            self._nodes[number] = broker
-            broker.prepare()
-        for node in self._nodes.values():
+        for number in self.numbers:
+            if number not in self._nodes:
+                self._nodes[number] = self._broker(number)
+        for node in self.processes.values():
             node.launch()
         for node in self._nodes.values():
             node.wait_until_ready()
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, **QUIET})
+        self._await_all()
+
+    def _broker(self, number: int) -> ApacheKafka:
+        directory = self.directory / str(number)
+        broker = _Broker(number, self._first, self._cluster_id, directory, is_detached=self._is_detached)
+        broker.prepare()
+        return broker
+
+    def _await_all(self) -> None:
         wait_until(
-            lambda: len(self._admin.list_topics(timeout=WAIT_SECONDS).brokers) == len(NODES),
+            lambda: len(self._admin.list_topics(timeout=WAIT_SECONDS).brokers) == len(self.numbers),
             "all brokers are known",
             START_TIMEOUT_S,
         )
 
+    @property
+    def processes(self) -> dict[int, ApacheKafka]:
+        """Every node, the controller first."""
+        controller = {} if self._first in self._nodes.values() else {CONTROLLER: self._first}
+        return {**controller, **self._nodes}
+
     def close(self) -> None:
-        for node in self._nodes.values():
+        self.thaw(*self._frozen)
+        for node in self.processes.values():
             node.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if self._owns_directory:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     # Breaking things
 
     def freeze(self, *nodes: int) -> None:
         """Nodes that do nothing any more, and hold on to their connections."""
         for number in nodes:
-            os.kill(self._nodes[number].pid, signal.SIGSTOP)
+            os.kill(self.processes[number].pid, signal.SIGSTOP)
+            self._frozen.add(number)
 
     def thaw(self, *nodes: int) -> None:
         for number in nodes:
-            os.kill(self._nodes[number].pid, signal.SIGCONT)
+            self._frozen.discard(number)
+            if self.processes[number].running:
+                os.kill(self.processes[number].pid, signal.SIGCONT)
 
     def kill(self, node: int) -> None:
         """As if its machine had gone."""
         self._nodes[node].kill()
+
+    def destroy_disk(self, node: int) -> None:
+        """A killed node's disk is gone; it starts again with an empty one."""
+        shutil.rmtree(self._nodes[node].data_dir)
+        self._nodes[node].prepare()
+
+    def revive(self, *nodes: int) -> None:
+        """Start killed nodes on what they have, all at once."""
+        for number in nodes:
+            self._nodes[number].launch()
+        for number in nodes:
+            self._nodes[number].wait_until_ready()
+
+    def restore(self) -> None:
+        """Every broker up and known."""
+        self.thaw(*self._frozen)
+        self.revive(*(number for number, node in self._nodes.items() if not node.running))
+        self._await_all()
 
     # Looking
 
     def engine(self) -> Engine:
         return Engine("a cluster of Apache Kafka", self.bootstrap_servers)
 
-    def create_topic(self, name: str, *, leader: int) -> str:
-        """A topic of one partition on all nodes, two of which must have a message before acks=all confirms it."""
-        replicas = [leader, *(number for number in NODES if number != leader)]
-        topic = NewTopic(name, 1, replica_assignment=[replicas], config={"min.insync.replicas": "2"})
+    def create_topic(
+        self,
+        name: str,
+        *,
+        leader: int,
+        config: Mapping[str, str] | None = None,
+        replicas: Sequence[int] | None = None,
+    ) -> str:
+        """A topic of one partition on all nodes, two of which must have a message before acks=all confirms it.
+
+        Unless these settings or replicas, the leader first, say otherwise.
+        """
+        on = list(replicas or [leader, *(number for number in NODES if number != leader)])
+        settings = {"min.insync.replicas": "2", **(config or {})}
+        topic = NewTopic(name, 1, replica_assignment=[on], config=settings)
         self._admin.create_topics([topic])[name].result(WAIT_SECONDS)
-        wait_until(lambda: self._in_sync(name) == set(NODES), f"all nodes have {name}")
+        wait_until(lambda: self.in_sync(name) == set(on), f"all its nodes have {name}")
         return name
 
     def leader(self, topic: str) -> int:
@@ -177,7 +273,7 @@ class ApacheCluster:
         found = self._admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions
         return int(found[0].leader) if 0 in found else -1
 
-    def _in_sync(self, topic: str) -> set[int]:
+    def in_sync(self, topic: str) -> set[int]:
         found = self._admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions
         return set(found[0].isrs) if 0 in found else set()
 

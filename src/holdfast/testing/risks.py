@@ -17,11 +17,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, NotComeAbout, wait_until
 
 SETTINGS: Final[Mapping[str, str]] = {
@@ -51,7 +50,9 @@ class Report:
 class Program:
     """A Python program of a test's own, that says what it does line by line."""
 
-    def __init__(self, text: str, *arguments: str) -> None:
+    def __init__(self, text: str, *arguments: str, on_line: Callable[[str], None] = lambda _: None) -> None:
+        self._on_line = on_line
+        """Is given every line the program says, up to its last."""
         self._process = subprocess.Popen(
             [sys.executable, "-c", text, *arguments],
             stdin=subprocess.DEVNULL,
@@ -69,6 +70,7 @@ class Program:
         try:
             for said in self._process.stdout:
                 heard.append(said.rstrip())
+                self._on_line(heard[-1])
                 if heard[-1] == line:
                     return
         finally:
@@ -77,12 +79,22 @@ class Program:
         raise NotComeAbout(f"{line!r}: the program said {heard}, and {errors}")
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        if self._process.returncode is None:
+            self._process.kill()
+            self.ends()
 
     def ends(self) -> tuple[int, str]:
         """Wait for its end: exit code, and what it complained of."""
-        _, errors = self._process.communicate(timeout=WAIT_SECONDS)
+        assert self._process.stdout is not None
+        patience = threading.Timer(WAIT_SECONDS, self._process.kill)
+        patience.start()
+        try:
+            # What it has said and nobody has read yet; `communicate` would pass over what is buffered here.
+            for said in self._process.stdout:
+                self._on_line(said.rstrip())
+            _, errors = self._process.communicate()
+        finally:
+            patience.cancel()
         return self._process.returncode, errors
 
 
@@ -196,11 +208,25 @@ def _hang_up(connection: socket.socket) -> None:
     connection.close()
 
 
-class Scene(Engine):
-    """Our broker as a process, with plain clients for it. What a test breaks, `restore` mends."""
+class Machine(Protocol):
+    """A broker as a process that may be frozen, killed, and started again on its data."""
 
-    def __init__(self, broker: BrokerProcess) -> None:
-        super().__init__("holdfast", broker.bootstrap_servers)
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    def crash(self) -> None: ...
+
+    def start(self) -> object: ...
+
+
+class Scene(Engine):
+    """A broker as a process, with plain clients for it. What a test breaks, `restore` mends."""
+
+    def __init__(self, broker: Machine, name: str = "holdfast") -> None:
+        super().__init__(name, broker.bootstrap_servers)
         self.broker = broker
         self._programs: list[Program] = []
         self._is_dead = False
@@ -265,9 +291,9 @@ class Scene(Engine):
 
     # Programs
 
-    def program(self, text: str, *arguments: str) -> Program:
+    def program(self, text: str, *arguments: str, on_line: Callable[[str], None] = lambda _: None) -> Program:
         """Start a program with the address of the broker as its first argument; it does not outlive the test."""
-        self._programs.append(Program(text, self.bootstrap_servers, *arguments))
+        self._programs.append(Program(text, self.bootstrap_servers, *arguments, on_line=on_line))
         return self._programs[-1]
 
 

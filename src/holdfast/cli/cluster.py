@@ -1,0 +1,78 @@
+"""`holdfast cluster`: brokers to try things on, in the background, that end when told and no sooner."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from holdfast.cli.exits import CommandFailed
+from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.output import Output, print_json, print_table
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    help="Brokers on the loopback interface to try things on: one of ours, or one or three of Apache Kafka.",
+)
+
+
+class EngineChoice(StrEnum):
+    HOLDFAST = "holdfast"
+    KAFKA = "kafka"
+
+
+DirectoryOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--directory", metavar="DIR", help="Where the cluster's data, logs and process ids are."),
+]
+
+
+@app.command(
+    help="Start a cluster in the background and print where it is. Apache Kafka is fetched by Maven the first time; "
+    "its controller is a process apart.",
+    epilog=examples("holdfast cluster up --engine kafka --brokers 3 --directory ./cluster"),
+)
+def up(
+    directory: DirectoryOption,
+    engine: Annotated[
+        EngineChoice,
+        typer.Option(
+            "--engine", case_sensitive=False, help="Whose brokers: holdfast's own, or Apache Kafka's."
+        ),
+    ] = EngineChoice.HOLDFAST,
+    brokers: Annotated[
+        int, typer.Option("--brokers", metavar="N", help="How many: 1, or 3 of Apache Kafka.")
+    ] = 1,
+) -> None:
+    from holdfast.lab.clusters import start_cluster
+
+    cluster = start_cluster(engine.value, brokers, Path(directory))
+    print(cluster.bootstrap_servers)
+
+
+@app.command(help="End a cluster: exactly the processes that `up` started. Its data stays.")
+def down(directory: DirectoryOption) -> None:
+    from holdfast.lab.clusters import load_cluster
+
+    ended = load_cluster(Path(directory)).stop()
+    print(f"{ended} {'process' if ended == 1 else 'processes'} ended")
+
+
+@app.command(help="Whether a cluster's processes live, and where. Exit code 1 when one does not.")
+def status(directory: DirectoryOption, output: OutputOption = Output.TABLE) -> None:
+    from holdfast.lab.clusters import load_cluster
+
+    cluster = load_cluster(Path(directory))
+    states = [(each, "running" if each.is_alive() else "gone") for each in cluster.nodes]
+    if output is Output.JSON:
+        nodes = [{"node": each.name, "pid": each.pid, "state": state} for each, state in states]
+        print_json({"engine": cluster.engine, "bootstrap_servers": cluster.bootstrap_servers, "nodes": nodes})
+    else:
+        print_table(("node", "pid", "state"), [(each.name, str(each.pid), state) for each, state in states])
+        print(cluster.bootstrap_servers)
+    if any(state == "gone" for _, state in states):
+        raise CommandFailed(f"not every process of the cluster in {directory} lives")

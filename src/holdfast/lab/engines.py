@@ -1,0 +1,164 @@
+"""The brokers of the lab: started when the first experiment asks, shared by all that leave them whole.
+
+    with Engines(directory) as engines:
+        engines.scene("holdfast")     # the embedded broker, one process
+        engines.scene("kafka")        # Apache Kafka, one node
+        engines.cluster()             # three Apache Kafka brokers and a controller that is never faulted
+        engines.spark()               # one Spark session, with Spark's own Kafka connector
+
+Everything is on the loopback interface and in the given directory, and ends with the `with`. An experiment whose fault
+damages what it uses asks for one of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
+
+from holdfast.errors import HoldfastError
+from holdfast.testing.apache import ApacheKafka, ApacheKafkaUnavailable, free_ports, jars
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.risks import SETTINGS, Scene, Swallowing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from holdfast.testing.apache_cluster import ApacheCluster
+
+EngineName = Literal["holdfast", "kafka"]
+ENGINES: Final[tuple[EngineName, ...]] = ("holdfast", "kafka")
+SMALL_HEAP: Final = ("-Xmx384M", "-Xms128M")
+
+
+class EngineUnavailable(HoldfastError):
+    """The machine lacks what an engine needs (Java, Maven, Spark); the message says what."""
+
+    exit_code = 3
+
+
+class ApacheMachine:
+    """One Apache Kafka node with the words of our own broker's process."""
+
+    def __init__(self, kafka: ApacheKafka) -> None:
+        self.kafka = kafka
+
+    @property
+    def bootstrap_servers(self) -> str:
+        advertised = self.kafka.properties.get("advertised.listeners", "")
+        _, _, address = advertised.partition("PLAINTEXT://")
+        return address.partition(",")[0] or self.kafka.bootstrap_servers
+
+    @property
+    def pid(self) -> int:
+        return self.kafka.pid
+
+    def crash(self) -> None:
+        self.kafka.kill()
+
+    def start(self) -> object:
+        self.kafka.start()
+        return self
+
+
+class Engines:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._stack = contextlib.ExitStack()
+        self._scenes: dict[tuple[EngineName, tuple[tuple[str, str], ...]], Scene] = {}
+        self._links: dict[EngineName, tuple[Scene, Swallowing]] = {}
+        self._cluster: ApacheCluster | None = None
+        self._spark: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def scene(self, engine: EngineName, settings: Mapping[str, str] | None = None) -> Scene:
+        """One broker with these settings over the usual ones; the same for everybody who asks for the same."""
+        key = (engine, tuple(sorted((settings or {}).items())))
+        if key not in self._scenes:
+            machine = self._machine(engine, f"broker-{engine}-{len(self._scenes)}", dict(settings or {}))
+            self._scenes[key] = Scene(machine, engine)
+        return self._scenes[key]
+
+    def _machine(self, engine: EngineName, name: str, settings: Mapping[str, str]) -> Any:
+        given = {**SETTINGS, **settings}
+        if engine == "holdfast":
+            return self._stack.enter_context(BrokerProcess(str(self.directory / name), settings=given))
+        require_kafka()
+        kafka = ApacheKafka(given, directory=self.directory / name, heap_options=SMALL_HEAP)
+        self._stack.enter_context(kafka)
+        return ApacheMachine(kafka)
+
+    def behind_a_link(self, engine: EngineName) -> tuple[Scene, Swallowing]:
+        """A broker whose answers may get lost on the way."""
+        if engine in self._links:
+            return self._links[engine]
+        between = Swallowing()
+        self._stack.callback(between.close)
+        port, controller_port = free_ports(2)
+        directory = self.directory / f"link-{engine}"
+        machine: Any
+        if engine == "holdfast":
+            settings = {"advertised.listeners": f"PLAINTEXT://{between.address}"}
+            machine = BrokerProcess(str(directory), settings=settings, listen=f"127.0.0.1:{port}")
+            self._stack.enter_context(machine)
+        else:
+            require_kafka()
+            listeners = f"PLAINTEXT://{between.address},CONTROLLER://127.0.0.1:{controller_port}"
+            kafka = ApacheKafka(
+                {"advertised.listeners": listeners}, directory=directory, heap_options=SMALL_HEAP
+            )
+            kafka.port, kafka.controller_port = port, controller_port
+            between.serve(port)  # it talks to itself through its advertised address
+            self._stack.enter_context(kafka)
+            machine = ApacheMachine(kafka)
+        if engine == "holdfast":
+            between.serve(port)
+        self._links[engine] = (Scene(machine, engine), between)
+        return self._links[engine]
+
+    def cluster(self) -> ApacheCluster:
+        """Three Apache Kafka brokers, all up, and their controller."""
+        if self._cluster is None:
+            from holdfast.testing.apache_cluster import ApacheCluster
+
+            require_kafka()
+            self._cluster = self._stack.enter_context(ApacheCluster(with_controller=True))
+        self._cluster.restore()
+        return self._cluster
+
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            from holdfast.pipeline.session import spark_session
+            from holdfast.testing.spark_connector import ConnectorUnavailable, connector_jars
+
+            try:
+                settings = {"spark.jars": ",".join(map(str, connector_jars()))}
+            except ConnectorUnavailable as missing:
+                raise EngineUnavailable(str(missing)) from missing
+            home = str(self.directory / "spark")
+            self._spark = spark_session("lab", home, master="local[2]", settings=settings)
+            self._stack.callback(self._spark.stop)
+        return self._spark  # type: ignore[no-any-return]
+
+    def restore(self) -> None:
+        """Mend what the last half broke, and end its programs."""
+        for scene in self._scenes.values():
+            scene.restore()
+        for scene, _ in self._links.values():
+            scene.restore()
+
+
+def require_kafka() -> None:
+    try:
+        jars()
+    except ApacheKafkaUnavailable as missing:
+        raise EngineUnavailable(str(missing)) from missing

@@ -1,0 +1,243 @@
+"""HF201 to HF204 and HF209: copies that are too few, too far behind, or cut off; on three Apache Kafka brokers.
+
+The controller is a process apart. Brokers are killed, frozen, lose their disks and come back; the experiment waits for
+what the cluster makes of it (the in-sync set, the leader) before it goes on, so that the order is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+from holdfast.client import Producer as OurProducer
+from holdfast.lab.checking import LOST
+from holdfast.lab.experiment import Claim, Experiment, Lab
+from holdfast.testing.apache_cluster import CONTROLLER, ApacheCluster
+from holdfast.testing.engines import QUIET, wait_until
+from holdfast.testing.risks import numbers
+
+LEADER: Final = 2
+FOLLOWERS: Final = (1, 3)
+ELECTION_SECONDS: Final = 90.0
+DISK_LOST: Final = "the leader is killed and its disk is gone"
+ALONE: Final = "the leader is the only one left in sync"
+ONE_DOWN: Final = "a follower is killed"
+UNCLEAN: Final = "both replicas in sync are killed, and the one that is behind comes back"
+CUT_OFF: Final = "the leader is cut off from the others, and they elect another"
+PATIENT: Final[dict[str, Any]] = {"message.timeout.ms": 120_000, "log_level": 0}
+
+
+def plain(cluster: ApacheCluster, settings: dict[str, Any] | None = None) -> Producer:
+    return Producer({"bootstrap.servers": cluster.bootstrap_servers, **QUIET, **(settings or {})})
+
+
+def send_all(lab: Lab, producer: Producer, topic: str, ids: Iterable[str]) -> None:
+    """One by one, each until something is said about it."""
+    for message in ids:
+        lab.sends("program", topic, [message])
+        producer.produce(topic, message, on_delivery=lab.report("program"))
+        wait_until(lambda: producer.flush(0.1) == 0, f"something is said about {message}", ELECTION_SECONDS)
+
+
+def some(lab: Lab) -> list[str]:
+    return numbers(0, lab.random.randint(3, 8))
+
+
+def await_leader(cluster: ApacheCluster, topic: str, among: Iterable[int] = (1, 2, 3)) -> None:
+    allowed = set(among)
+    wait_until(lambda: cluster.leader(topic) in allowed, f"{topic} has a leader", ELECTION_SECONDS)
+
+
+def await_in_sync(cluster: ApacheCluster, topic: str, wanted: set[int]) -> None:
+    wait_until(lambda: cluster.in_sync(topic) == wanted, f"{sorted(wanted)} in sync", ELECTION_SECONDS)
+
+
+# ---------------------------------------------------------------- HF201: one copy
+
+
+def hf201(lab: Lab, replicas: list[int]) -> None:
+    cluster = lab.engines.cluster()
+    topic = cluster.create_topic(
+        lab.name("orders"), leader=LEADER, replicas=replicas, config={"min.insync.replicas": "1"}
+    )
+    lab.plan(DISK_LOST, successes=3)
+    send_all(lab, plain(cluster, {"acks": "all"}), topic, some(lab))
+    cluster.kill(LEADER)
+    cluster.destroy_disk(LEADER)
+    lab.fault(DISK_LOST)
+    if len(replicas) > 1:
+        await_leader(cluster, topic, FOLLOWERS)
+    cluster.revive(LEADER)
+    await_leader(cluster, topic)
+    lab.scan(cluster.engine(), topic)
+
+
+# ---------------------------------------------------------------- HF202: the leader is alone
+
+
+def hf202(lab: Lab, minimum: int) -> None:
+    cluster = lab.engines.cluster()
+    topic = cluster.create_topic(
+        lab.name("orders"), leader=LEADER, config={"min.insync.replicas": str(minimum)}
+    )
+    lab.plan(ALONE, successes=1)
+    lab.plan(DISK_LOST)
+    with OurProducer(cluster.bootstrap_servers, config=PATIENT) as producer:
+        lab.sends("program", topic, ["before"])
+        lab.delivered("program", "before", topic, producer.send(topic, "before"))
+        for node in FOLLOWERS:
+            cluster.kill(node)
+        await_in_sync(cluster, topic, {LEADER})
+        lab.fault(ALONE)
+        ids = lab.sends("program", topic, some(lab))
+        deliveries = producer.send_many(topic, ids)
+        producer.flush(5.0)
+        for message, delivery in zip(ids, deliveries, strict=True):
+            if delivery.is_acknowledged:
+                lab.delivered("program", message, topic, delivery)
+        cluster.kill(LEADER)
+        cluster.destroy_disk(LEADER)
+        lab.fault(DISK_LOST)
+        cluster.revive(*FOLLOWERS, LEADER)
+        await_leader(cluster, topic)
+        for message, delivery in zip(ids, deliveries, strict=True):
+            lab.delivered("program", message, topic, delivery)
+    lab.scan(cluster.engine(), topic)
+
+
+# ---------------------------------------------------------------- HF203: every replica must be up
+
+
+def hf203(lab: Lab, minimum: int) -> None:
+    cluster = lab.engines.cluster()
+    topic = cluster.create_topic(
+        lab.name("orders"), leader=LEADER, config={"min.insync.replicas": str(minimum)}
+    )
+    lab.plan(ONE_DOWN, successes=1)
+    producer = plain(cluster, {"acks": "all", "message.timeout.ms": 4000})
+    send_all(lab, producer, topic, ["before"])
+    cluster.kill(FOLLOWERS[0])
+    await_in_sync(cluster, topic, {LEADER, FOLLOWERS[1]})
+    lab.fault(ONE_DOWN)
+    ids = some(lab)
+    lab.sends("program", topic, ids)
+    for message in ids:
+        producer.produce(topic, message, on_delivery=lab.report("program"))
+    wait_until(lambda: producer.flush(0.1) == 0, "something is said about each", ELECTION_SECONDS)
+    told = {event.id for event in lab.recorder.history().of("ack")}
+    lab.drops("program", [each for each in ids if each not in told], "it cannot hold what cannot be sent")
+    cluster.revive(FOLLOWERS[0])
+    lab.scan(cluster.engine(), topic)
+
+
+# ---------------------------------------------------------------- HF204: unclean election
+
+
+def hf204(lab: Lab, *, unclean: bool) -> None:
+    cluster = lab.engines.cluster()
+    settings = {"unclean.leader.election.enable": str(unclean).lower()}
+    topic = cluster.create_topic(lab.name("orders"), leader=LEADER, config=settings)
+    lab.plan(UNCLEAN, successes=1)
+    producer = plain(cluster, {"acks": "all"})
+    send_all(lab, producer, topic, ["before"])
+    late, second = FOLLOWERS
+    cluster.kill(late)
+    await_in_sync(cluster, topic, {LEADER, second})
+    send_all(lab, producer, topic, some(lab))
+    cluster.kill(LEADER)
+    cluster.kill(second)
+    cluster.revive(late)
+    lab.fault(UNCLEAN)
+    if unclean:
+        await_leader(cluster, topic, {late})
+    cluster.revive(LEADER, second)
+    await_leader(cluster, topic)
+    lab.scan(cluster.engine(), topic)
+
+
+# ---------------------------------------------------------------- HF209: a leader that is cut off
+
+
+def hf209(lab: Lab, acks: str) -> None:
+    """The leader sees nobody: the others stand still. Then it stands still, and they see that it is gone."""
+    cluster = lab.engines.cluster()
+    topic = cluster.create_topic(lab.name("orders"), leader=LEADER)
+    lab.plan(CUT_OFF, successes=1)
+    others = (*FOLLOWERS, CONTROLLER)
+    producer = plain(cluster, {"acks": acks, "message.timeout.ms": 120_000})
+    send_all(lab, producer, topic, ["before"])
+    cluster.freeze(*others)
+    ids = lab.sends("program", topic, some(lab))
+    for message in ids:
+        producer.produce(topic, message, on_delivery=lab.report("program"))
+    producer.flush(1.5)
+    cluster.freeze(LEADER)
+    cluster.thaw(*others)
+    await_leader(cluster, topic, FOLLOWERS)
+    lab.fault(CUT_OFF)
+    cluster.thaw(LEADER)
+    wait_until(lambda: producer.flush(0.1) == 0, "something is said about each", ELECTION_SECONDS)
+    await_in_sync(cluster, topic, {1, 2, 3})
+    lab.scan(cluster.engine(), topic)
+
+
+REPLICATED: Final[dict[str, Any]] = {
+    "engines": ("kafka",),
+    "needs": frozenset({"java", "three brokers"}),
+    "brokers": 3,
+    "fast": False,
+}
+EXPERIMENTS: Final = (
+    Experiment(
+        "HF201",
+        "too few replicas",
+        lambda lab: hf201(lab, [LEADER]),
+        lambda lab: hf201(lab, [LEADER, *FOLLOWERS]),
+        Claim({LOST: 1}),
+        "replication factor 1",
+        "replication factor 3",
+        **REPLICATED,
+    ),
+    Experiment(
+        "HF202",
+        "a leader that is alone acknowledges alone",
+        lambda lab: hf202(lab, 1),
+        lambda lab: hf202(lab, 2),
+        Claim({LOST: 1}),
+        "min.insync.replicas=1",
+        "min.insync.replicas=2",
+        **REPLICATED,
+    ),
+    Experiment(
+        "HF203",
+        "every replica must be up to write",
+        lambda lab: hf203(lab, 3),
+        lambda lab: hf203(lab, 2),
+        Claim({LOST: 1}),
+        "min.insync.replicas=3 of 3 replicas",
+        "min.insync.replicas=2 of 3 replicas",
+        **REPLICATED,
+    ),
+    Experiment(
+        "HF204",
+        "a replica that is behind may lead",
+        lambda lab: hf204(lab, unclean=True),
+        lambda lab: hf204(lab, unclean=False),
+        Claim({LOST: 1}),
+        "unclean.leader.election.enable=true",
+        "unclean.leader.election.enable=false",
+        **REPLICATED,
+    ),
+    Experiment(
+        "HF209",
+        "a leader that is cut off acknowledges",
+        lambda lab: hf209(lab, "1"),
+        lambda lab: hf209(lab, "all"),
+        Claim({LOST: 1}),
+        "acks=1",
+        "acks=all with min.insync.replicas=2",
+        **REPLICATED,
+    ),
+)

@@ -1,0 +1,277 @@
+"""HF205, HF206, HF210, HF211: power, retention, compaction and forgotten positions, on a disk and a clock of our own.
+
+The whole broker runs in this process, on a disk that forgets what was not flushed and a clock that is moved: hours
+pass in milliseconds, and one seed decides what the power failure leaves. What the requests say is what real clients
+would be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from holdfast.lab.checking import LOST, MOVED_BACK
+from holdfast.lab.experiment import Claim, Experiment, Lab
+from holdfast.testing.bare_groups import BareMember
+from holdfast.testing.bare_node import BareClient, BareNode
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.disk import SimulatedDisk
+from holdfast.wire.batch import Record, build_batch, iterate_records, read_header
+
+HOUR_MS: Final = 3_600_000
+WEEK_MS: Final = 168 * HOUR_MS
+TICK_MS: Final = 60_000
+"""Time is passed in steps of this, so that everything that is due comes in its turn."""
+TOPIC: Final = "orders"
+GROUP: Final = "readers"
+SMALL_SEGMENTS: Final = {"segment_ms": "60000", "internal_segment_bytes": "200", "file_delete_delay_ms": "0"}
+"""What is written in a minute is a segment of its own: whole segments are removed and compacted."""
+
+
+class Simulated:
+    """A broker in this process, and what its clients see, as events."""
+
+    def __init__(self, lab: Lab, settings: Mapping[str, str] | None = None) -> None:
+        self.lab = lab
+        clock = ManualClock()
+        disk = SimulatedDisk(lab.seed, clock)
+        disk.prepare("/data")
+        self.node = BareNode(settings, disk=disk, clock=clock)
+        self.client: BareClient = self.node.connect()
+
+    def create(self, partitions: int = 1, configs: Mapping[str, str] | None = None) -> None:
+        self.client.create_topic(TOPIC, partitions, **dict(configs or {}))
+
+    def pass_time(self, ms: int) -> None:
+        end_ms = self.node.clock.now().monotonic_ms + ms
+        while (now_ms := self.node.clock.now().monotonic_ms) < end_ms:
+            self.node.advance(min(TICK_MS, end_ms - now_ms))
+            self._settle()
+
+    def _settle(self) -> None:
+        self.node.settle()
+        while self.node.worker.run_one():
+            self.node.settle()
+
+    def lose_power(self) -> None:
+        self.node = self.node.lose_power()
+        self.client = self.node.connect()
+
+    # Clients
+
+    def send(self, message: str, partition: int = 0, key: str | None = None) -> None:
+        self.lab.sends("program", TOPIC, [message])
+        record = Record(0, 0, None if key is None else key.encode(), message.encode())
+        batch = build_batch([record], base_timestamp=self.node.clock.now().wall_ms)
+        answer = self.client.produce(TOPIC, batch, partition)
+        if answer.error_code:
+            self.lab.note("fail", "program", id=message, error=answer.error_code.name)
+            return
+        place = {"topic": TOPIC, "partition": partition, "offset": answer.base_offset}
+        self.lab.note("ack", "program", id=message, **place)
+
+    def fetch(self, offset: int, partition: int = 0) -> tuple[int, list[tuple[int, str]]]:
+        """The start of the log, and what lies there from an offset on; −1 and nothing when that is out of range."""
+        found: list[tuple[int, str]] = []
+        start = 0
+        while True:
+            part = self.client.fetch(TOPIC, offset, partition)
+            if part.error_code:
+                return -1, []
+            start = part.log_start_offset
+            records, end = records_of(part.records)
+            found += [each for each in records if each[0] >= offset]
+            if end is None:
+                return start, found
+            offset = end
+
+    def scan(self, partitions: int = 1, *, compacted: bool = False) -> None:
+        for partition in range(partitions):
+            start = self.start_of(partition)
+            for offset, message in self.fetch(start, partition)[1]:
+                place = {"topic": TOPIC, "partition": partition, "offset": offset}
+                self.lab.note("stored", "log", id=message, **place)
+            self.lab.note(
+                "log-end", "log", topic=TOPIC, partition=partition, start=start, compacted=compacted or None
+            )
+
+    def start_of(self, partition: int = 0) -> int:
+        earliest = {"partition_index": partition, "timestamp": -2}
+        answer = self.client.ask(2, 3, replica_id=-1, topics=[{"name": TOPIC, "partitions": [earliest]}])
+        return int(answer.topics[0].partitions[0].offset)
+
+    def handle(self, found: list[tuple[int, str]]) -> None:
+        for offset, message in found:
+            place = {"topic": TOPIC, "partition": 0, "offset": offset}
+            self.lab.note("deliver", "member", id=message, group=GROUP, **place)
+            self.lab.note("handle", "member", id=message, group=GROUP, **place)
+
+    # A group's position
+
+    def commit(self, offset: int) -> None:
+        BareMember(self.node, GROUP).commit({(TOPIC, 0): offset})
+        self.position()
+
+    def position(self) -> int:
+        found = BareMember(self.node, GROUP).positions().get((TOPIC, 0), -1)
+        self.lab.note("position", "lab", group=GROUP, topic=TOPIC, partition=0, offset=found)
+        return found
+
+
+def records_of(data: Any) -> tuple[list[tuple[int, str]], int | None]:
+    """Offsets and messages of fetched batches, and where they end: compaction leaves batches without a record."""
+    found: list[tuple[int, str]] = []
+    at, end = 0, None
+    buffer = bytes(data or b"")
+    while at < len(buffer):
+        header = read_header(buffer, at)
+        found += [
+            (header.base_offset + record.offset_delta, (record.value or b"").decode())
+            for record in iterate_records(buffer[at : at + header.size])
+        ]
+        at, end = at + header.size, header.last_offset + 1
+    return found, end
+
+
+# ---------------------------------------------------------------- HF205: power fails
+
+POWER: Final = "the power fails, of every broker that has it"
+PARTITIONS: Final = 8
+
+
+def hf205(lab: Lab, flush: str) -> None:
+    lab.plan(POWER, successes=PARTITIONS)
+    broker = Simulated(lab, {"holdfast.flush": flush})
+    broker.create(PARTITIONS)
+    for number in range(lab.random.randint(2, 6)):
+        for partition in range(PARTITIONS):
+            broker.send(f"{partition}.{number}", partition)
+    broker.lose_power()
+    lab.fault(POWER)
+    broker.scan(PARTITIONS)
+
+
+# ---------------------------------------------------------------- HF206: retention
+
+AWAY: Final = "the group is away for two hours"
+
+
+def hf206(lab: Lab, retention_ms: int) -> None:
+    lab.plan(AWAY, successes=4)
+    broker = Simulated(lab)
+    broker.create(configs={"retention_ms": str(retention_ms), **SMALL_SEGMENTS})
+    done, count = lab.random.randint(1, 3), lab.random.randint(6, 12)
+    for number in range(count):
+        broker.send(str(number))
+        broker.pass_time(TICK_MS)
+    broker.handle(broker.fetch(0)[1][:done])
+    broker.commit(done)
+    broker.pass_time(2 * HOUR_MS)
+    lab.fault(AWAY)
+    broker.send("later")
+    start, rest = broker.fetch(broker.position())
+    if start < 0:
+        lab.say("OFFSET_OUT_OF_RANGE: the reader goes on where the log begins now")
+        rest = broker.fetch(broker.start_of())[1]
+    broker.handle(rest)
+    broker.commit(rest[-1][0] + 1)
+    broker.scan()
+
+
+# ---------------------------------------------------------------- HF210: compaction
+
+COMPACTED: Final = "the reader is away while the topic is compacted"
+
+
+def hf210(lab: Lab, lag_ms: int) -> None:
+    lab.plan(COMPACTED, successes=4)
+    broker = Simulated(lab, {"log.cleaner.backoff.ms": "1000"})
+    settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.01", **SMALL_SEGMENTS}
+    broker.create(configs={"min_compaction_lag_ms": str(lag_ms), **settings})
+    done, count = lab.random.randint(1, 3), lab.random.randint(6, 12)
+    for number in range(count):
+        broker.send(f"balance-{number}", key="account")
+        if number < done:
+            broker.handle(broker.fetch(number)[1])
+            broker.commit(number + 1)
+        broker.pass_time(TICK_MS)
+    broker.pass_time(2 * HOUR_MS)
+    broker.send("balance-last", key="account")
+    lab.fault(COMPACTED)
+    rest = broker.fetch(broker.position())[1]
+    broker.handle(rest)
+    broker.commit(rest[-1][0] + 1)
+    broker.scan(compacted=True)
+
+
+# ---------------------------------------------------------------- HF211: positions expire
+
+
+def hf211(lab: Lab, retention_minutes: int) -> None:
+    lab.plan(AWAY, successes=4)
+    broker = Simulated(lab, {"offsets.retention.minutes": str(retention_minutes)})
+    broker.create()
+    done, count = lab.random.randint(1, 3), lab.random.randint(6, 12)
+    for number in range(count):
+        broker.send(str(number))
+    broker.handle(broker.fetch(0)[1][:done])
+    broker.commit(done)
+    broker.pass_time(2 * HOUR_MS)
+    lab.fault(AWAY)
+    position = broker.position()
+    if position < 0:
+        lab.say("no position: auto.offset.reset=latest begins at the end")
+        position = count
+    broker.send("later")
+    rest = broker.fetch(position)[1]
+    broker.handle(rest)
+    broker.commit(rest[-1][0] + 1)
+    broker.scan()
+
+
+EXPERIMENTS: Final = (
+    Experiment(
+        "HF205",
+        "acknowledged from the page cache",
+        lambda lab: hf205(lab, "os"),
+        lambda lab: hf205(lab, "group"),
+        Claim({LOST: 1}),
+        "acks=all, answered from the page cache (holdfast.flush=os; Apache Kafka's default)",
+        "flushed before it is acknowledged (holdfast.flush=group)",
+        engines=("holdfast",),
+        in_process=True,
+    ),
+    Experiment(
+        "HF206",
+        "retention removes what was not read",
+        lambda lab: hf206(lab, HOUR_MS),
+        lambda lab: hf206(lab, WEEK_MS),
+        Claim({LOST: 1}),
+        "retention.ms of an hour, and a reader that is away for two",
+        "retention.ms of a week",
+        engines=("holdfast",),
+        in_process=True,
+    ),
+    Experiment(
+        "HF210",
+        "compaction overtakes a reader",
+        lambda lab: hf210(lab, 0),
+        lambda lab: hf210(lab, WEEK_MS),
+        Claim({LOST: 1}),
+        "min.compaction.lag.ms=0",
+        "min.compaction.lag.ms of a week",
+        engines=("holdfast",),
+        in_process=True,
+    ),
+    Experiment(
+        "HF211",
+        "committed positions vanish",
+        lambda lab: hf211(lab, 60),
+        lambda lab: hf211(lab, 7 * 24 * 60),
+        Claim({MOVED_BACK: 1, LOST: 1}),
+        "offsets.retention.minutes of an hour, and a group that is away for two",
+        "offsets.retention.minutes of a week",
+        engines=("holdfast",),
+        in_process=True,
+    ),
+)

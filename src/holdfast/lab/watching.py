@@ -1,0 +1,186 @@
+"""Clients that are watched: what a plain client does, and what it is told, as events of a history.
+
+A message is known by the first word of its value; what follows is ballast. Errors that leave open whether the broker
+has the message are `unknown`, the others `fail`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from holdfast.lab.history import Event, Recorder
+from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, NotComeAbout
+
+UNDECIDED: Final = frozenset(
+    {
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.NETWORK_EXCEPTION,
+    }
+)
+"""After these the message may be in the log or not."""
+
+
+def id_of(value: bytes | str | None) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+    return text.partition(" ")[0]
+
+
+def field_of(message: Any, name: str) -> Any:
+    """A part of a message: a plain one, whose parts are methods, or one of ours."""
+    part = getattr(message, name)
+    return part() if callable(part) else part
+
+
+class Watching:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def note(self, event: str, actor: str, /, **fields: Any) -> Event:
+        return self.recorder.add(event, actor, **fields)
+
+    # Sending
+
+    def sends(self, actor: str, topic: str, ids: Iterable[str], **more: Any) -> list[str]:
+        """Messages that a program of this name hands to its client."""
+        taken = [id_of(each) for each in ids]
+        for each in taken:
+            self.note("send", actor, id=each, topic=topic, **more)
+        return taken
+
+    def report(self, actor: str, **more: Any) -> Callable[[KafkaError | None, Any], None]:
+        """A delivery callback that writes down what it is told."""
+
+        def told(error: KafkaError | None, message: Any) -> None:
+            self.outcome(actor, id_of(message.value()), error, message, **more)
+
+        return told
+
+    def outcome(
+        self, actor: str, message_id: str, error: KafkaError | None, message: Any = None, **more: Any
+    ) -> None:
+        if error is not None and error.code() in UNDECIDED:
+            self.note("unknown", actor, id=message_id, error=error.name(), **more)
+        elif error is not None:
+            self.note("fail", actor, id=message_id, error=error.name(), **more)
+        else:
+            offset = field_of(message, "offset")
+            place = {} if offset is None or offset < 0 else {"offset": offset}
+            topic, partition = field_of(message, "topic"), field_of(message, "partition")
+            self.note("ack", actor, id=message_id, topic=topic, partition=partition, **place, **more)
+
+    def delivered(self, actor: str, message_id: str, topic: str, delivery: Any, **more: Any) -> None:
+        """A delivery of our producer, waited for."""
+        done = delivery.wait(WAIT_SECONDS)
+        self.note(
+            "ack", actor, id=message_id, topic=topic, partition=done.partition, offset=done.offset, **more
+        )
+
+    def drops(self, actor: str, ids: Iterable[str], why: str) -> None:
+        """The program lets go of messages: it will never send them again."""
+        for each in ids:
+            self.note("drop", actor, id=each, why=why)
+
+    def write(
+        self, engine: Engine, topic: str, values: Sequence[str], partition: int = 0, actor: str = "writer"
+    ) -> None:
+        """Acknowledged messages, so that there is something to read."""
+        producer = Producer({"bootstrap.servers": engine.bootstrap_servers, "linger.ms": 5, **QUIET})
+        for value in values:
+            self.sends(actor, topic, [value])
+            producer.produce(topic, value.encode(), partition=partition, on_delivery=self.report(actor))
+        if producer.flush(WAIT_SECONDS):
+            raise NotComeAbout(f"not everything was sent to {topic}")
+
+    # Reading
+
+    def given(self, group: str, actor: str, message: Any) -> str:
+        """A message handed to a reader."""
+        return self._read("deliver", group, actor, message)
+
+    def handles(self, group: str, actor: str, message: Any) -> str:
+        """Its handling is done."""
+        return self._read("handle", group, actor, message)
+
+    def _read(self, event: str, group: str, actor: str, message: Any) -> str:
+        message_id = id_of(field_of(message, "value"))
+        self.note(
+            event,
+            actor,
+            id=message_id,
+            group=group,
+            topic=field_of(message, "topic"),
+            partition=field_of(message, "partition"),
+            offset=field_of(message, "offset"),
+        )
+        return message_id
+
+    def position(self, engine: Engine, group: str, topic: str, partition: int = 0) -> int:
+        """Where the broker says that a group stands; −1: nowhere."""
+        found = engine.committed(group).get(f"{topic}-{partition}", -1)
+        self.note("position", "lab", group=group, topic=topic, partition=partition, offset=found)
+        return found
+
+    # The log
+
+    def scan(self, engine: Engine, topic: str, partitions: int = 1, *, compacted: bool = False) -> list[str]:
+        """Everything that a reader of committed messages finds, to the end: what is not there is nowhere."""
+        found = read_log(engine.bootstrap_servers, topic, partitions)
+        for message in found:
+            self.note(
+                "stored",
+                "log",
+                id=id_of(message.value()),
+                topic=topic,
+                partition=message.partition(),
+                offset=message.offset(),
+            )
+        self.log_end(topic, start=None, compacted=compacted)
+        return [id_of(message.value()) for message in found]
+
+    def log_end(self, topic: str, start: int | None = None, *, compacted: bool = False) -> None:
+        self.note("log-end", "log", topic=topic, start=start, compacted=compacted or None)
+
+
+def read_log(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "reads-without-a-group",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+            **QUIET,
+        }
+    )
+    found: list[Any] = []
+    ended: set[int | None] = set()
+    deadline = time.monotonic() + WAIT_SECONDS
+    try:
+        consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in range(partitions)])
+        while len(ended) < partitions:
+            if time.monotonic() > deadline:
+                raise NotComeAbout(f"the end of {topic} was not reached")
+            message: Any = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                found.append(message)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                raise KafkaException(error)
+    finally:
+        consumer.close()
+    return found
