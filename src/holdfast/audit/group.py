@@ -39,13 +39,19 @@ def audit_group(
     starts: Mapping[TopicPartition, int] | str | int | None = None,
     dead_letters: str | None = None,
     sink_settings: Mapping[str, str] | None = None,
+    client_settings: Mapping[str, str] | None = None,
 ) -> Report:
     """Whether the sink holds what the group has committed, once each.
 
     `starts` is where the scope starts: offsets, or milliseconds since the epoch; nothing: at the log's start.
+    `client_settings` are the settings in librdkafka's words, where they differ.
     """
     conditions = () if where is None else parse_condition(where)
-    ends, said_by = positions(group, sink, settings, topics)
+    with Cluster(settings) as cluster:
+        cluster.refresh(
+            ()
+        )  # whether somebody answers at all is known before a client that retries for ever is asked
+    ends, said_by = positions(group, sink, client_settings or settings, topics)
     unproven = []
     if match is None:
         match = lineage_match(sink, sorted({place.topic for place in ends}))

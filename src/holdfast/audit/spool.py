@@ -36,6 +36,7 @@ from holdfast.audit.model import (
     ranges_text,
 )
 from holdfast.audit.record_walk import BATCH_BYTES, Ground, grounds_of
+from holdfast.audit.source import COMPACTED, EXPIRED, SourceWalk
 from holdfast.audit.spool_numbers import (
     Line,
     Range,
@@ -50,6 +51,7 @@ from holdfast.client.dedupe import ID_HEADER
 from holdfast.client.spool.home import SpoolHome, is_spool_id
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.errors import UsageError
+from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
 from holdfast.real import RealFileSystem, RealRandomness
 
@@ -128,14 +130,46 @@ def judge(
     files: SpoolFiles,
     grounds: Mapping[TopicPartition, Ground],
     missing: Mapping[TopicPartition, int],
+    *,
+    is_whole: bool = True,
 ) -> tuple[Examined, dict[Line, dict[Fate, int]]]:
-    """What the numbers say; `missing` are offsets in no batch, by partition. Also the fates of each line's numbers."""
-    judged = _Judgement(files, grounds, missing)
+    """What the numbers say, and the fates of each line's.
+
+    `missing` are offsets in no batch, by partition. `is_whole` when the topics were to be read from their first
+    records: then a head that is gone is a gap of the proof.
+    """
+    judged = _Judgement(files, grounds, missing, is_whole)
     for line in sorted({*lines.lines, *files.stored}):
         if TopicPartition(line.topic, line.partition) in grounds:
             judged.judge(line, lines.lines.get(line, Sequences()))
     judged.rest(lines)
     return Examined(tuple(judged.findings), tuple(judged.unproven), notes=tuple(judged.notes)), judged.fates
+
+
+class SpoolWatch:
+    """Looks on while a pipeline's source is walked (an `Observer`): numbers of spools that are not there show."""
+
+    needs_headers = True
+
+    def __init__(self) -> None:
+        self.lines = SpoolLines()
+
+    def take(self, place: Place, batch: pa.RecordBatch, decoded: object) -> None:
+        self.lines.take(batch)
+
+    def examine(self, walked: SourceWalk) -> Examined:
+        """What was found; nothing where no record has a number."""
+        if not self.lines.lines:
+            return Examined()
+        grounds: dict[TopicPartition, Ground] = {}
+        missing: dict[TopicPartition, int] = {}
+        for place, walk in walked.partitions.items():
+            expired = int((walk.codes == EXPIRED).sum())
+            name = TopicPartition(place.topic, place.partition)
+            grounds[name] = Ground(place, walk.start, walk.end, walk.start + expired, walk.end)
+            missing[name] = int((walk.codes == COMPACTED).sum())
+        examined, _ = judge(self.lines, SpoolFiles(), grounds, missing, is_whole=False)
+        return examined
 
 
 class _Judgement:
@@ -144,10 +178,14 @@ class _Judgement:
         files: SpoolFiles,
         grounds: Mapping[TopicPartition, Ground],
         missing: Mapping[TopicPartition, int],
+        is_whole: bool,
     ) -> None:
         self._files = files
         self._grounds = grounds
         self._missing = missing
+        self._is_whole = is_whole
+        self._open_ended: list[Line] = []
+        """Lines whose files nobody has shown us."""
         self.findings: list[Finding] = []
         self.unproven: list[Unproven] = []
         self.notes: list[str] = []
@@ -163,7 +201,7 @@ class _Judgement:
         if ground.log_start > 0:
             # What was at the log's head had numbers below those that are there now.
             first = seen.lowest if seen.ranges else end
-            if first:
+            if first and self._is_whole:
                 self.unproven.append(
                     Unproven(
                         f"numbers 0 to {first - 1} of {line}",
@@ -201,12 +239,7 @@ class _Judgement:
                 Finding(Fate.ALTERED, "", ground.place, offsets, seen.backwards, detail=detail)
             )
         if line.spool not in files.spools:
-            self.unproven.append(
-                Unproven(
-                    f"that nothing of {line} is missing behind number {seen.highest}",
-                    "only the spool's files know",
-                )
-            )
+            self._open_ended.append(line)
 
     def _lost(self, line: Line, lost: Sequence[Range], acknowledged: int, ground: Ground) -> None:
         missing = self._missing.get(TopicPartition(line.topic, line.partition), 0)
@@ -238,6 +271,14 @@ class _Judgement:
 
     def rest(self, lines: SpoolLines) -> None:
         files = self._files
+        if self._open_ended:
+            spools = len({line.spool for line in self._open_ended})
+            self.unproven.append(
+                Unproven(
+                    f"that nothing is missing behind the last numbers of {spools} spool{'s' if spools > 1 else ''}",
+                    "only their files know what was stored last (--spool)",
+                )
+            )
         for damage in files.damages:
             self.unproven.append(Unproven(f"a spool's file: {damage}", "it is damaged there", is_gap=True))
         for topic, count in sorted(files.undecided.items()):

@@ -11,6 +11,27 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer.exceptions import Exit
 
+from holdfast.cli.audit_other import (
+    CheckpointOption,
+    DeadLettersOption,
+    DistinctOption,
+    FinishedOption,
+    GroupOption,
+    KeyOption,
+    MatchOption,
+    OrderOption,
+    Other,
+    SinkOption,
+    SourceOption,
+    SpoolsOption,
+    ToBootstrapOption,
+    ToConfigOption,
+    TopicsOption,
+    ValuesOption,
+    WhereOption,
+    audit_other,
+    check_flags,
+)
 from holdfast.cli.options import CommandConfigOption, OutputOption, examples
 from holdfast.cli.output import Output, print_json
 from holdfast.cli.pipeline_shared import BootstrapOption, load, located
@@ -21,9 +42,10 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
 PipelineArgument: TypeAlias = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="PIPELINE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."
+        metavar="PIPELINE",
+        help="The pipeline: a YAML file, or a Python file that makes a Pipeline. Left out: what the flags name.",
     ),
 ]
 FromOption: TypeAlias = Annotated[
@@ -55,16 +77,21 @@ JunitOption: TypeAlias = Annotated[
     help="Prove, offset by offset, that every record of a pipeline's source is in its sinks, or accounted for: as a "
     "dead letter, filtered, a duplicate, late, superseded or in a window. Source and sinks are read independently of "
     "the pipeline and never written to. Lost, duplicated and extra records are named by offset and key; what cannot "
-    "be proven is listed.",
+    "be proven is listed. With flags instead of a pipeline: a Spark job by its checkpoint, a copy of a topic, a "
+    "consumer group, or what spooling producers sent.",
     epilog=examples(
         "holdfast audit orders.yaml",
         "holdfast audit orders.yaml --from earliest --output json",
         "holdfast audit orders.yaml --certificate proofs/ --html audit.html",
+        "holdfast audit --checkpoint /data/job/checkpoint --sink parquet:/data/orders --match 'id = value.id'",
+        "holdfast audit --topic orders --topic orders-copy --key key --values",
+        "holdfast audit --group billing --sink 'postgresql://db/shop?table=bills'",
+        "holdfast audit --topic orders --spool /var/spool/orders",
     )
     + "\n\nExit codes: 0 proven, 1 failed, 2 usage, 3 cannot be read, 4 inconclusive.",
 )
 def audit(
-    pipeline: PipelineArgument,
+    pipeline: PipelineArgument = None,
     bootstrap_server: BootstrapOption = None,
     command_config: CommandConfigOption = None,
     start: FromOption = None,
@@ -72,7 +99,47 @@ def audit(
     html: HtmlOption = None,
     junit: JunitOption = None,
     output: OutputOption = Output.TABLE,
+    checkpoint: CheckpointOption = None,
+    group: GroupOption = None,
+    topics: TopicsOption = None,
+    spools: SpoolsOption = None,
+    sink: SinkOption = None,
+    match: MatchOption = None,
+    where: WhereOption = None,
+    distinct: DistinctOption = False,
+    source: SourceOption = None,
+    dead_letters: DeadLettersOption = None,
+    key: KeyOption = None,
+    values: ValuesOption = False,
+    order: OrderOption = False,
+    finished: FinishedOption = False,
+    to_bootstrap_server: ToBootstrapOption = None,
+    to_command_config: ToConfigOption = None,
 ) -> None:
+    other = Other(
+        checkpoint=checkpoint,
+        group=group,
+        topics=topics or (),
+        spools=spools or (),
+        sink=sink,
+        match=match,
+        where=where,
+        is_distinct=distinct,
+        source=source,
+        dead_letters=dead_letters,
+        key=key,
+        with_values=values,
+        in_order=order,
+        is_finished=finished,
+        to_bootstrap=to_bootstrap_server,
+        to_config=to_command_config,
+        start=start,
+    )
+    check_flags(other, pipeline)
+    if pipeline is None:
+        report = audit_other(other, bootstrap_server, command_config)
+        give_out(report, output, certificate=certificate, html=html, junit=junit)
+        return
     loaded = load(pipeline)
     from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
     from holdfast.cli.client_settings import read_properties
