@@ -173,12 +173,12 @@ class Watch:
     now_s: Callable[[], float] = time.time
     count: int = field(default=0, init=False)
 
-    def run(self) -> Verdict | None:
+    def run(self, *, full_first: bool = False) -> Verdict | None:
         """The newest verdict when it ended; nothing if there was none."""
         newest: Verdict | None = None
         while True:
             began_s = self.now_s()
-            report = self._once()
+            report = self._once(full=full_first and self.count == 0)
             if report is not None:
                 newest = report.verdict
                 if newest is Verdict.FAILED:
@@ -187,10 +187,10 @@ class Watch:
             if self.wait(max(began_s + self.every_s - self.now_s(), 0.0)):
                 return newest
 
-    def _once(self) -> Report | None:
+    def _once(self, *, full: bool) -> Report | None:
         self.count += 1
         try:
-            report = self.audits.run()
+            report = self.audits.run(full=full)
         except UsageError:
             raise
         except (HoldfastError, OSError) as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.audit import plots, words
 from holdfast.audit.html_style import sheet
-from holdfast.audit.model import Fate, Finding, Kind, Report, Verdict
+from holdfast.audit.model import KEYS_MAX, Fate, Finding, Kind, Report, Verdict
 from holdfast.audit.text import Section, sections
 
 if TYPE_CHECKING:
@@ -124,9 +124,10 @@ def _finding(finding: Finding) -> str:
     where = escaped(words.place_text(finding.place)) if finding.place else "-"
     return (
         f'<tr><td class="n bad">{f"{finding.count:,}" if finding.count else "-"}</td>'
-        f'<td><span class="chip {finding.fate}"></span>{escaped(words.name(finding.fate))}</td>'
-        f"<td>{escaped(finding.sink) or '-'}</td><td>{where}</td><td>{offsets}</td><td>{keys}</td>"
-        f"<td>{escaped(finding.detail)}</td></tr>"
+        f'<td class="w"><span class="chip {finding.fate}"></span>{escaped(words.name(finding.fate))}</td>'
+        f"<td>{escaped(finding.sink) or '-'}</td><td>{where}</td>"
+        f'<td class="long">{offsets}</td><td class="long">{keys}</td>'
+        f'<td class="long">{escaped(finding.detail)}</td></tr>'
     )
 
 
@@ -138,13 +139,15 @@ def _first_lost(report: Report) -> str:
     rows: list[str] = []
     for finding in lost:
         offsets = (offset for first, last in finding.ranges for offset in range(first, last + 1))
+        # Records without a key leave none: only when all of the first have one is it known whose is whose.
+        keys = finding.keys if len(finding.keys) == min(finding.count, KEYS_MAX) else ()
         for at, offset in enumerate(offsets):
             if at == FIRST_LOST or len(rows) == FIRST_LOST:
                 break
             place = finding.place
             assert place is not None
             name = f"{place.topic}:{place.partition}@{offset}"
-            key = f"<code>{escaped(finding.keys[at])}</code>" if at < len(finding.keys) else "-"
+            key = f"<code>{escaped(keys[at])}</code>" if at < len(keys) else "-"
             rows.append(
                 f"<tr><td>{escaped(name)}</td><td>{key}</td><td>{escaped(finding.sink) or '-'}</td>"
                 f"<td><code>holdfast trace {escaped(name)}</code></td></tr>"
@@ -221,10 +224,14 @@ def _lag(report: Report) -> str:
         for sink in report.sinks
         if (position := sink.positions.get(label)) is not None
     ]
+    together: dict[tuple[str, int], list[str]] = {}
+    for label, sink_name, lag in rows:
+        together.setdefault((label, lag), []).append(sink_name)
+    rows = [(label, ", ".join(names), lag) for (label, lag), names in together.items()]
     behind: dict[str, int] = {}
     for label, _, lag in rows:
         behind[label] = max(behind.get(label, 0), lag)
-    rows.sort(key=lambda row: (-behind[row[0]], row[0], row[1]))
+    rows.sort(key=lambda row: (-behind[row[0]], row[0], row[2]))
     drawn = plots.lags(rows[:BARS_MAX])
     if not drawn:
         return ""

@@ -62,7 +62,9 @@ th {
   text-align: left; font-weight: 600; color: var(--soft); font-size: 12.5px; white-space: nowrap;
   border-bottom: 1px solid var(--rule); padding: 4px 14px 6px 0;
 }
-td { border-bottom: 1px solid var(--rule); padding: 7px 14px 7px 0; vertical-align: top; overflow-wrap: anywhere; }
+td { border-bottom: 1px solid var(--rule); padding: 7px 14px 7px 0; vertical-align: top; overflow-wrap: break-word; }
+td.w { white-space: nowrap; }
+td.long { overflow-wrap: anywhere; min-width: 9em; }
 tr:last-child td { border-bottom: 0; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.zero { color: var(--faint); }
@@ -70,6 +72,7 @@ td.bad { color: var(--failed); font-weight: 700; }
 tr.sum td { font-weight: 600; }
 code { font: 13px/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .chip { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px; }
+.legend li { white-space: normal; }
 .legend {
   display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: 13px; color: var(--soft);
   margin: 8px 0 0; padding: 0; list-style: none;

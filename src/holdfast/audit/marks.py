@@ -34,9 +34,10 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.definition.naming import resolve_path
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, resolve_path
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
+from holdfast.reader.errors import TopicMissing
 from holdfast.reader.model import TopicPartition
 
 DELTA_LOG: Final = "_delta_log"
@@ -93,6 +94,15 @@ def take(
                 return _kafka(sink, settings)
     except (OSError, HoldfastError) as error:
         return Seen(unseen=str(error))
+
+
+def take_all(
+    definition: PipelineDefinition, settings: Mapping[str, str], proven: Mapping[Place, int]
+) -> dict[str, Seen]:
+    """Of every sink of a pipeline, and of its dead letters."""
+    dead = dead_letter_of(definition)
+    topic = KafkaSink(dead.topic, DEAD_LETTER_NAME, dead.bootstrap, dead.settings)
+    return {sink.name: take(definition, sink, settings, proven) for sink in (*definition.sinks, topic)}
 
 
 # ------------------------------------------------------------------------ files
@@ -203,7 +213,10 @@ def _below(place: Place, offset: int) -> str:
 
 def _kafka(sink: KafkaSink, settings: Mapping[str, str]) -> Seen:
     with Cluster(sink_settings(sink, settings)) as cluster:
-        topic = cluster.topics([sink.topic])[sink.topic]
+        try:
+            topic = cluster.topics([sink.topic])[sink.topic]
+        except TopicMissing:
+            return Seen({"topic": "none"})
         places = [TopicPartition(sink.topic, number) for number in topic.partitions]
         starts = cluster.offsets(places, "earliest")
         ends = cluster.offsets(places, "last-stable")

@@ -78,7 +78,7 @@ def _sinks(report: Report) -> Section:
         (
             each.name,
             each.kind,
-            each.takes or "the last step",
+            each.takes or ("dead letters" if each.kind == "dead_letter" else "the last step"),
             f"{each.entries:,}",
             f"{each.rows:,}",
             f"{report.lag[each.name]:,}" if each.name in report.lag else "-",

@@ -36,6 +36,8 @@ COMMANDS: dict[str, CommandPlace] = {
     "spool": CommandPlace("holdfast.cli.spool"),
     "pipeline": CommandPlace("holdfast.cli.pipeline"),
     "audit": CommandPlace("holdfast.cli.audit"),
+    "audit verify": CommandPlace("holdfast.cli.audit_verify"),
+    "trace": CommandPlace("holdfast.cli.trace"),
     "doctor": CommandPlace("holdfast.cli.doctor"),
     "lab": CommandPlace("holdfast.cli.lab"),
     "check": CommandPlace("holdfast.cli.check"),
@@ -59,6 +61,13 @@ class LazyGroup(TyperGroup):
         command = typer.main.get_command(getattr(importlib.import_module(place.module), place.attribute))
         command.name = cmd_name
         return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Two words that are a command come before one: `audit verify` beside `audit PIPELINE`."""
+        name = " ".join(args[:2])
+        if name in COMMANDS and len(args) > 1:
+            return name, self.get_command(ctx, name), args[2:]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -6,11 +6,24 @@ It reads and changes nothing. Exit codes: 0 proven, 1 failed, 2 usage, 3 cannot 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
-from typer.exceptions import Exit
 
+from holdfast.cli.audit_every import (
+    CertificateOption,
+    EveryOption,
+    FullEveryOption,
+    FullOption,
+    HtmlOption,
+    JunitOption,
+    MetricsOption,
+    PipelineAuditor,
+    StateOption,
+    WholeAuditor,
+    Wishes,
+    give_out,
+)
 from holdfast.cli.audit_other import (
     CheckpointOption,
     DeadLettersOption,
@@ -33,11 +46,8 @@ from holdfast.cli.audit_other import (
     check_flags,
 )
 from holdfast.cli.options import CommandConfigOption, OutputOption, examples
-from holdfast.cli.output import Output, print_json
-from holdfast.cli.pipeline_shared import BootstrapOption, load, located
-
-if TYPE_CHECKING:
-    from holdfast.audit.model import Report
+from holdfast.cli.output import Output
+from holdfast.cli.pipeline_shared import BootstrapOption, load
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -57,20 +67,6 @@ FromOption: TypeAlias = Annotated[
         "2026-01-31T12:00:00Z. Without it: where the pipeline began.",
     ),
 ]
-CertificateOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--certificate",
-        metavar="PATH",
-        help="Write the report as a certificate: to a file, or into a directory, where each names the one before it.",
-    ),
-]
-HtmlOption: TypeAlias = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Write the report as one page with its plots.")
-]
-JunitOption: TypeAlias = Annotated[
-    str | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit's XML, for CI.")
-]
 
 
 @app.command(
@@ -83,6 +79,7 @@ JunitOption: TypeAlias = Annotated[
         "holdfast audit orders.yaml",
         "holdfast audit orders.yaml --from earliest --output json",
         "holdfast audit orders.yaml --certificate proofs/ --html audit.html",
+        "holdfast audit orders.yaml --every 5m --state orders.proven --metrics-port 9400",
         "holdfast audit --checkpoint /data/job/checkpoint --sink parquet:/data/orders --match 'id = value.id'",
         "holdfast audit --topic orders --topic orders-copy --key key --values",
         "holdfast audit --group billing --sink 'postgresql://db/shop?table=bills'",
@@ -98,6 +95,11 @@ def audit(
     certificate: CertificateOption = None,
     html: HtmlOption = None,
     junit: JunitOption = None,
+    every: EveryOption = None,
+    state: StateOption = None,
+    full: FullOption = False,
+    full_every: FullEveryOption = None,
+    metrics_port: MetricsOption = None,
     output: OutputOption = Output.TABLE,
     checkpoint: CheckpointOption = None,
     group: GroupOption = None,
@@ -136,9 +138,10 @@ def audit(
         start=start,
     )
     check_flags(other, pipeline)
+    wishes = Wishes(output, certificate, html, junit, every, state, full, full_every, metrics_port)
     if pipeline is None:
-        report = audit_other(other, bootstrap_server, command_config)
-        give_out(report, output, certificate=certificate, html=html, junit=junit)
+        subject = other.checkpoint or other.group or " and ".join(other.topics or other.spools)
+        give_out(WholeAuditor(lambda: audit_other(other, bootstrap_server, command_config), subject), wishes)
         return
     loaded = load(pipeline)
     from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
@@ -146,35 +149,7 @@ def audit(
 
     settings = {} if command_config is None else read_properties(command_config)
     options = AuditOptions(start=start, settings=settings, tell=_tell if sys.stderr.isatty() else None)
-    with located(loaded):
-        report = audit_pipeline(loaded.definition, bootstrap=bootstrap_server, options=options)
-    give_out(report, output, certificate=certificate, html=html, junit=junit)
-
-
-def give_out(
-    report: Report, output: Output, *, certificate: str | None, html: str | None, junit: str | None
-) -> None:
-    """Write what was asked for, show the report, and end with the exit code of its verdict."""
-    from holdfast.audit import certificate as certificates
-    from holdfast.audit import html as pages
-    from holdfast.audit import junit as tests
-    from holdfast.audit import text
-
-    made = None if certificate is None else certificates.write(report, certificate)
-    if html is not None:
-        _write(html, pages.page(report, made))
-    if junit is not None:
-        _write(junit, tests.junit(report))
-    if output is Output.JSON:
-        print_json(report.as_json())
-    else:
-        text.print_report(report)
-    raise Exit(report.verdict.exit_code)
-
-
-def _write(path: str, content: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(content)
+    give_out(PipelineAuditor(loaded, bootstrap_server, options, audit_pipeline), wishes)
 
 
 def _tell(what: str) -> None:

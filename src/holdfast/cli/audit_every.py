@@ -1,0 +1,252 @@
+"""How an audit is given out: once, on top of what was proven before (`--state`), or again and again (`--every`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+from typer.exceptions import Exit
+
+from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.output import Output, json_line, print_json
+from holdfast.cli.pipeline_shared import located
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.audit.certificate import Certificate
+    from holdfast.audit.continuous import Auditor
+    from holdfast.audit.marks import Seen
+    from holdfast.audit.model import Report
+    from holdfast.audit.pipeline_audit import AuditOptions
+    from holdfast.pipeline.definition.loading import Loaded
+    from holdfast.pipeline.positions import Place
+
+CertificateOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--certificate",
+        metavar="PATH",
+        help="Write the report as a certificate, chained to the one before it: into a directory, or to a file that "
+        "ends in .json.",
+    ),
+]
+HtmlOption: TypeAlias = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write the report as one page with its plots.")
+]
+JunitOption: TypeAlias = Annotated[
+    str | None, typer.Option("--junit", metavar="FILE", help="Write the report as JUnit's XML, for CI.")
+]
+EveryOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--every",
+        metavar="DURATION",
+        help="Audit again and again, such as every 5m, until one fails; the others are counted and told.",
+    ),
+]
+StateOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="FILE",
+        help="Keep here what is proven, so that the next audit looks at what is new alone.",
+    ),
+]
+FullOption: TypeAlias = Annotated[
+    bool, typer.Option("--full", help="With --state: look at everything this time.")
+]
+FullEveryOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--full-every",
+        min=0,
+        metavar="N",
+        help="With --state or --every: look at everything each Nth time (default: 12; 0: only when something asks for "
+        "it).",
+    ),
+]
+MetricsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="[HOST:]PORT",
+        help="With --every: serve Prometheus metrics at /metrics, to this machine alone unless a host is given.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is to become of a report, and how often there is one."""
+
+    output: Output
+    certificate: str | None = None
+    html: str | None = None
+    junit: str | None = None
+    every: str | None = None
+    state: str | None = None
+    full: bool = False
+    full_every: int | None = None
+    metrics: str | None = None
+
+    def check(self) -> None:
+        if self.metrics is not None and self.every is None:
+            raise UsageError("--metrics-port goes with --every: an audit that ends has nobody to ask it")
+        if self.full and self.state is None:
+            raise UsageError("--full goes with --state: without it, everything is looked at anyway")
+        if self.full_every is not None and self.state is None and self.every is None:
+            raise UsageError("--full-every goes with --state or --every")
+
+    def keep(self, report: Report) -> Certificate | None:
+        """Write the files that were asked for."""
+        from holdfast.audit import certificate, html, junit
+
+        made = None if self.certificate is None else certificate.write(report, self.certificate)
+        if self.html is not None:
+            _write(self.html, html.page(report, made))
+        if self.junit is not None:
+            _write(self.junit, junit.junit(report))
+        return made
+
+
+def _write(path: str, content: str) -> None:
+    """Whole or not at all: somebody may look while audits go on."""
+    from holdfast.atomic import write_atomically
+    from holdfast.real import RealFileSystem
+
+    whole = os.path.abspath(path)
+    os.makedirs(os.path.dirname(whole), exist_ok=True)
+    write_atomically(RealFileSystem(), whole, content.encode("utf-8", "backslashreplace"))
+
+
+@dataclass
+class PipelineAuditor:
+    """A pipeline, audited as its definition stands."""
+
+    loaded: Loaded
+    bootstrap: str | None
+    options: AuditOptions
+    audit_once: Callable[..., Report]
+    subject: str = field(init=False)
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        from holdfast.pipeline.definition.fingerprint import fingerprint
+
+        self.subject = self.loaded.definition.name
+        self.fingerprint = fingerprint(self.loaded.definition)
+
+    def audit(self, since: Mapping[Place, int] | None) -> Report:
+        options = replace(self.options, since=since)
+        with located(self.loaded):
+            return self.audit_once(self.loaded.definition, bootstrap=self.bootstrap, options=options)
+
+    def marks(self, proven: Mapping[Place, int]) -> Mapping[str, Seen]:
+        from holdfast.audit.marks import take_all
+        from holdfast.pipeline.definition.naming import client_settings
+        from holdfast.pipeline.definition.secrets import expand_definition
+
+        with located(self.loaded):
+            definition, _ = expand_definition(self.loaded.definition)
+            settings = {**client_settings(definition, self.bootstrap), **self.options.settings}
+            return take_all(definition, settings, proven)
+
+    def remembers(self) -> str:
+        from holdfast.audit.continuous import remembering
+
+        if self.options.start is not None:
+            return "--from says where it begins"
+        return remembering(self.loaded.definition)
+
+
+@dataclass
+class WholeAuditor:
+    """Something that is compared as a whole each time."""
+
+    audit_once: Callable[[], Report]
+    subject: str = ""
+    fingerprint: str = ""
+
+    def audit(self, since: Mapping[Place, int] | None) -> Report:
+        return self.audit_once()
+
+    def marks(self, proven: Mapping[Place, int]) -> Mapping[str, Seen]:
+        return {}
+
+    def remembers(self) -> str:
+        return "it is compared as a whole"
+
+
+def give_out(auditor: Auditor, wishes: Wishes) -> None:
+    """Audit as wished, show what was found, and end with the exit code of the verdict."""
+    wishes.check()
+    if wishes.every is not None:
+        _again_and_again(auditor, wishes)
+    if wishes.state is None:
+        report = auditor.audit(None)
+        wishes.keep(report)
+    else:
+        report = _incremental(auditor, wishes).run(full=wishes.full)
+    _show(report, wishes.output)
+    raise Exit(report.verdict.exit_code)
+
+
+def _incremental(auditor: Auditor, wishes: Wishes) -> Any:
+    from holdfast.audit.continuous import FULL_EVERY_DEFAULT, Incremental
+
+    if wishes.state is not None and isinstance(auditor, WholeAuditor):
+        raise UsageError("--state goes with a pipeline: anything else is compared as a whole each time")
+    full_every = FULL_EVERY_DEFAULT if wishes.full_every is None else wishes.full_every
+    return Incremental(auditor, wishes.state, full_every, wishes.keep)
+
+
+def _show(report: Report, output: Output) -> None:
+    from holdfast.audit import text
+
+    if output is Output.JSON:
+        print_json(report.as_json())
+    else:
+        text.print_report(report)
+
+
+def _again_and_again(auditor: Auditor, wishes: Wishes) -> None:
+    from holdfast.audit import continuous, metrics
+    from holdfast.audit.model import Verdict
+    from holdfast.pipeline.definition.units import parse_duration_ms
+
+    assert wishes.every is not None
+    try:
+        every_s = parse_duration_ms(wishes.every) / 1000
+    except ValueError as error:
+        raise UsageError(f"--every: {error}") from error
+    audits = _incremental(auditor, wishes)
+
+    def tell(report: Report) -> None:
+        if wishes.output is Output.JSON:
+            sys.stdout.write(json_line(report.as_json()))
+        elif report.verdict is Verdict.PROVEN:
+            print(continuous.summary(report, was_full=audits.was_full))
+        else:
+            _show(report, wishes.output)
+        sys.stdout.flush()
+
+    with ExitStack() as stack:
+        numbers = metrics.AuditMetrics(auditor.subject)
+        if wishes.metrics is not None:
+            host, port = metrics.parse_address(wishes.metrics)
+            taken = stack.enter_context(metrics.served(numbers, host, port))
+            complain(f"metrics at http://{host}:{taken}/metrics")
+        watch = continuous.Watch(audits, every_s, numbers, _wait, tell, complain)
+        newest = watch.run(full_first=wishes.full)
+    raise Exit(ExitCode.FINE if newest is None else newest.exit_code)
+
+
+def _wait(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
