@@ -151,6 +151,13 @@ class Judgement:
     unknown: Mask | None = None
     """Records that are not there, of which nobody can say whether they were."""
 
+    def blame_other(self, mask: Mask, sink: str, walk: PartitionWalk) -> None:
+        """What is missing here was to be elsewhere: it is lost, and not by this sink."""
+        self.findings = [each for each in self.findings if each.fate is not Fate.LOST]
+        own = self.lost & ~mask
+        if own.any():
+            self.findings.insert(0, finding(Fate.LOST, sink, walk.place, _offsets(own, walk.start)))
+
     def excuse(self) -> None:
         """What is missing is not said to be lost."""
         self.unknown = self.lost

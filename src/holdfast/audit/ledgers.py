@@ -298,6 +298,51 @@ def _routed(entry: Entry, books: Books, compacted: Mapping[Place, Offsets]) -> t
     return count, digest & MASK
 
 
+def missing_from_routes(
+    entries: Iterable[Entry], books: Books, lost: Mapping[Place, npt.NDArray[np.bool_]], known: Iterable[Fate]
+) -> dict[Fate, dict[Place, npt.NDArray[np.bool_]]]:
+    """Of the records that are nowhere, those that by the ledger had left by a route: it is short of just as many."""
+    routes = tuple(known)
+    found: dict[Fate, dict[Place, npt.NDArray[np.bool_]]] = {}
+    spans = books.spans()
+    for entry in entries:
+        if not is_whole(entry, spans) or _has_expired(entry, books.walk):
+            continue
+        nowhere = {
+            place: slice(span.start - spans[place][0], span.end - spans[place][0])
+            for place, span in entry.range.spans.items()
+            if span.offsets
+        }
+        count = sum(int(lost[place][chosen].sum()) for place, chosen in nowhere.items())
+        if not count:
+            continue
+        said = _said(entry)
+        short = {}
+        for fate in routes:
+            held = sum(
+                books.routes[fate].rows_between(place, span.start, span.end)
+                for place, span in entry.range.spans.items()
+            )
+            if held < said[fate]:
+                short[fate] = said[fate] - held
+        if len(short) != 1 or sum(short.values()) != count:
+            continue
+        (fate,) = short
+        masks = found.setdefault(fate, {place: np.zeros_like(mask) for place, mask in lost.items()})
+        for place, chosen in nowhere.items():
+            masks[place][chosen] = lost[place][chosen]
+    return found
+
+
+def _said(entry: Entry) -> dict[Fate, int]:
+    return {
+        Fate.DEAD_LETTER: sum(entry.routes.dead_letter.values()),
+        Fate.FILTERED: sum(entry.routes.filtered.values()),
+        Fate.DUPLICATE: entry.routes.duplicate,
+        Fate.LATE: entry.routes.late,
+    }
+
+
 ROUTE_NAMES: Final = {
     Fate.DEAD_LETTER: "dead letters",
     Fate.FILTERED: "filtered rows",
@@ -314,18 +359,9 @@ def check_routes(entries: Iterable[Entry], books: Books, known: Iterable[Fate]) 
     for entry in entries:
         if not is_whole(entry, spans) or _has_expired(entry, books.walk) or books.is_doubtful(entry):
             continue
-        said = {
-            Fate.DEAD_LETTER: sum(entry.routes.dead_letter.values()),
-            Fate.FILTERED: sum(entry.routes.filtered.values()),
-            Fate.DUPLICATE: entry.routes.duplicate,
-            Fate.LATE: entry.routes.late,
-        }
+        said = _said(entry)
         for fate in routes:
             found.extend(_count(entry, books.routes[fate], said[fate], fate, ROUTE_NAMES[fate]))
-        for holding in books.mains.values():
-            found.extend(
-                _count(entry, holding, entry.routes.main, Fate.OUTPUT, "rows of the end of the steps")
-            )
     return Examined(tuple(found))
 
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 import holdfast
 from holdfast.audit import ledgers, reporting
-from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, judge, judge_routes, strays
+from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, finding, judge, judge_routes, strays
 from holdfast.audit.content_check import ContentCheck
 from holdfast.audit.decoding import Observer, SourceDecoder
 from holdfast.audit.left import Left, expands, read_dead_letters, read_left
@@ -153,7 +153,7 @@ class PipelineAudit:
         tell("comparing the sinks")
         routes = {fate: left.routes[fate] for fate in (Fate.DEAD_LETTER, *left.routes) if fate in left.routes}
         self._settle_unrecorded(left, walked)
-        self._judge(routes, walked)
+        self._judge(left, routes, walked)
         self._sides(left, walked)
         self._ledgers(left, routes, walked)
         result = None
@@ -324,7 +324,7 @@ class PipelineAudit:
             if reader.kind != "dead_letter" and not reader.takes and not self._is_upsert(name)
         }
 
-    def _judge(self, routes: Mapping[Fate, Holding], walked: SourceWalk) -> None:
+    def _judge(self, left: Left, routes: Mapping[Fate, Holding], walked: SourceWalk) -> None:
         found: list[Finding] = []
         parts = list(walked.partitions.values())
         self.judgements[""] = [judge_routes(list(routes.values()), part) for part in parts]
@@ -336,6 +336,7 @@ class PipelineAudit:
                 for part in parts
             ]
             self._excuse(reader, self.judgements[name])
+        found.extend(self._blame_routes(left, routes, walked))
         for judgements in self.judgements.values():
             for each in judgements:
                 found.extend(each.findings)
@@ -345,13 +346,45 @@ class PipelineAudit:
             found.extend(self._strays(reader))
         self.examined += Examined(tuple(found))
 
+    def _blame_routes(self, left: Left, routes: Mapping[Fate, Holding], walked: SourceWalk) -> list[Finding]:
+        """Records in no sink that had left by a route, as far as the ledgers tell: the route has lost them."""
+        mains = [name for name in self._mains() if any(each.lost.any() for each in self.judgements[name])]
+        if not mains or len(mains) != len(self._mains()):
+            return []
+        parts = list(walked.partitions.values())
+        lost = {
+            part.place: np.logical_and.reduce([self.judgements[name][number].lost for name in mains])
+            for number, part in enumerate(parts)
+        }
+        books = ledgers.Books(walked, routes, {}, {})
+        batches = ledgers.cover(self.entries, self.scope.spans)
+        found: list[Finding] = []
+        blamed = ledgers.missing_from_routes(batches, books, lost, self._known(left, routes))
+        for fate, masks in blamed.items():
+            for number, part in enumerate(parts):
+                mask = masks[part.place]
+                if not mask.any():
+                    continue
+                for name in mains:
+                    self.judgements[name][number].blame_other(mask, name, part)
+                offsets = np.flatnonzero(mask).astype(np.int64) + part.start
+                what = f"the ledgers count them as {ledgers.ROUTE_NAMES[fate]}, and they are nowhere"
+                found.append(finding(Fate.LOST, routes[fate].name, part.place, offsets, what))
+        return found
+
+    def _known(self, left: Left, routes: Mapping[Fate, Holding]) -> list[Fate]:
+        """The routes that could be read whole."""
+        dead = self.readers[DEAD_LETTER_NAME]
+        known = [Fate.DEAD_LETTER] if self.entries[DEAD_LETTER_NAME] and not _gone(dead) else []
+        if not left.unrecorded:
+            known += [fate for fate in routes if fate is not Fate.DEAD_LETTER]
+        return known
+
     def _excuse(self, reader: SinkReader, judgements: list[Judgement]) -> None:
         """Where a topic has dropped or compacted as many rows as are missing, they may have been among those."""
         missing = sum(int(each.lost.sum()) for each in judgements)
         gone = {
-            each.name: count
-            for each in (reader, self.readers[DEAD_LETTER_NAME])
-            if (count := getattr(each, "gone_offsets", 0))
+            each.name: count for each in (reader, self.readers[DEAD_LETTER_NAME]) if (count := _gone(each))
         }
         if not 0 < missing <= sum(gone.values()):
             return
@@ -410,16 +443,16 @@ class PipelineAudit:
         for judgements in self.judgements.values():
             for part, each in zip(walked.partitions.values(), judgements, strict=True):
                 wrong = each.lost | each.twice
+                if each.unknown is not None:
+                    wrong = wrong | each.unknown
                 doubtful[part.place] = doubtful[part.place] | wrong if part.place in doubtful else wrong
         mains = {name: self._rows_of(reader) for name, reader in self._mains().items()}
         books = ledgers.Books(walked, routes, mains, doubtful)
         batches = ledgers.cover(self.entries, self.scope.spans)
-        known = [Fate.DEAD_LETTER] if self.entries[DEAD_LETTER_NAME] else []
-        if not left.unrecorded:
-            known += [fate for fate in routes if fate is not Fate.DEAD_LETTER]
         self.examined += ledgers.check_intake(batches, books)
-        self.examined += ledgers.check_routes(batches, books, known)
-        for name in mains:
+        books.mains = {name: each for name, each in mains.items() if not _gone(self.readers[name])}
+        self.examined += ledgers.check_routes(batches, books, self._known(left, routes))
+        for name in books.mains:
             self.examined += ledgers.check_rows(name, self.entries[name], books)
 
     def _word(self, left: Left) -> None:
@@ -494,6 +527,11 @@ class PipelineAudit:
             for superseded in result.superseded.values():
                 _mark(fates, part.start, superseded.get(place), Fate.SUPERSEDED, main)
         return fates
+
+
+def _gone(reader: SinkReader) -> int:
+    """Offsets that a topic has dropped or compacted away; other sinks forget nothing."""
+    return int(getattr(reader, "gone_offsets", 0))
 
 
 def _mark(fates: npt.NDArray[np.uint8], start: int, offsets: Any, fate: Fate, instead_of: Fate) -> None:
