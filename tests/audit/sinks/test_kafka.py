@@ -140,6 +140,7 @@ def test_a_topic_that_dropped_its_head_is_a_gap(shop: Shop, cluster: FakeCluster
     [gap] = reader.gaps()
     assert gap.is_gap
     assert "6 of partition 1" in gap.why
+    assert reader.gone_offsets == 6
 
 
 def test_a_topic_that_was_compacted_is_a_gap(shop: Shop, cluster: FakeCluster) -> None:
@@ -151,6 +152,7 @@ def test_a_topic_that_was_compacted_is_a_gap(shop: Shop, cluster: FakeCluster) -
     [gap] = reader.gaps()
     assert gap.is_gap
     assert gap.what.startswith("5 offsets")
+    assert reader.gone_offsets == 5
 
 
 def test_a_ledger_that_is_gone_is_told(shop: Shop, cluster: FakeCluster) -> None:

@@ -164,6 +164,7 @@ class DeltaReader:
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         starts = files.starts_of(scope)
+        self._misplaced, self._foreign_rows = {}, 0
         for add, located in self._files():
             is_ours = OURS.fullmatch(os.path.basename(add.path)) is not None
             spans = self._spans_of(add)

@@ -115,10 +115,32 @@ def _batches(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, pa
     with _opened_with_lineage(path) as file:
         try:
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-                yield row, batch
+                yield row, _without_views(batch)
                 row += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise Damaged(f"it cannot be read from row {row:,} on ({_first_line(error)})") from error
+
+
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Others write texts as views, which few of Arrow's functions take."""
+    wanted = [pa.field(each.name, _without_view(each.type)) for each in batch.schema]
+    if all(each.type == other.type for each, other in zip(wanted, batch.schema, strict=True)):
+        return batch
+    columns = [
+        column.cast(each.type) if column.type != each.type else column
+        for column, each in zip(batch.columns, wanted, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(wanted))
+
+
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    if kind == pa.string_view():
+        return pa.string()
+    if kind == pa.binary_view():
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _without_view(each.type)) for each in kind])
+    return kind
 
 
 def _opened_with_lineage(path: str) -> Any:

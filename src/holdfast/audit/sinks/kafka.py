@@ -181,9 +181,24 @@ class TopicReader:
             details.append(f"there is no ledger {self.ledger_topic}, and {self.topic} holds records")
         return [Finding(Fate.ALTERED, self.name, detail=each) for each in details]
 
+    @property
+    def _dropped(self) -> dict[int, int]:
+        """By partition: how many offsets it no longer begins with."""
+        return {each.partition: each.start for each in self._ranges or () if each.start > 0}
+
+    @property
+    def _compacted(self) -> int:
+        return sum(report.missing for report in self.reports)
+
+    @property
+    def gone_offsets(self) -> int:
+        """What the topic once had and has no more, in offsets: so many records may be missing without anybody's
+        fault. Known after its records were read."""
+        return sum(self._dropped.values()) + self._compacted
+
     def gaps(self) -> Sequence[Unproven]:
         found = []
-        dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
+        dropped = self._dropped
         if dropped and self.entries():
             found.append(
                 Unproven(
@@ -193,10 +208,11 @@ class TopicReader:
                     is_gap=True,
                 )
             )
-        missing = sum(report.missing for report in self.reports)
-        if missing:
+        if self._compacted:
             found.append(
-                Unproven(f"{missing:,} offsets of {self.topic}", "they were compacted away", is_gap=True)
+                Unproven(
+                    f"{self._compacted:,} offsets of {self.topic}", "they were compacted away", is_gap=True
+                )
             )
         if self.foreign:
             found.append(

@@ -153,6 +153,7 @@ class ParquetReader:
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
         starts = files.starts_of(scope)
+        self._misplaced = {}
         for directory in self._directories:
             if not self._is_tap and files.is_below(directory.spans, starts):
                 continue

@@ -2,13 +2,15 @@
 
 The transaction is REPEATABLE READ, READ ONLY and stays open until the reader is closed, so ledger and rows are of one
 moment however long it takes. A role with USAGE on the schema and SELECT on the table and on
-`holdfast_ledger` is enough. Rows travel by COPY, as text, which Arrow turns into columns.
+`holdfast_ledger` is enough.
+
+A row for itself costs the server and us more to hand over than to read: so the server puts many into one value, the
+places of a partition as bytes, a column as an array. A table is taken some blocks at a time, which bounds that value.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,7 +18,6 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 from psycopg import errors, sql
 
 from holdfast.audit.lineage import NOWHERE, LineageBatch, split_columns
@@ -29,8 +30,12 @@ from holdfast.pipeline.positions import Place, Positions
 
 LEDGER: Final = "holdfast_ledger"
 LINEAGE_COLUMNS: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
-COPIED_BYTES: Final = 8 * 1024 * 1024
-"""Of a table's text, turned into columns at once."""
+SLICE_BYTES: Final = 32 * 1024 * 1024
+"""Of a table, as it lies on the server's disk, put into one value."""
+BLOCKS_BY_NUMBER: Final = 140_000
+"""The version of the server from which on it finds blocks by their number."""
+OFFSETS_TOGETHER: Final = 18
+"""Bits: rows of a table without blocks of its own (a view, one in partitions) are put together by their offsets."""
 CONNECT_SECONDS: Final = 10
 
 _ARROW: Final = {
@@ -162,12 +167,41 @@ class PostgresReader:
         if not self._has_lineage:
             yield from self._nameless(where)
             return
-        for table in self._copied(LINEAGE_COLUMNS, above=scope):
-            self.rows_seen += table.num_rows
-            topics, partitions, offsets, indexes = (
-                table.column(name).combine_chunks() for name in LINEAGE_COLUMNS
+        place = sql.SQL("int8send(_hf_offset::int8) || int4send(_hf_index::int4)")
+        many, together = self._slices()
+        for blocks in many:
+            statement = sql.SQL(
+                "SELECT _hf_topic, _hf_partition, string_agg({place}, ''::bytea), count(*) FROM {table} "
+                "WHERE {blocks}{scope} GROUP BY 1, 2{together}"
+            ).format(
+                place=place, table=self._table, blocks=blocks, scope=_not_below(scope), together=together
             )
-            yield from split_columns(topics, partitions, offsets, indexes, where)
+            with self._explained(), self._connection.cursor(binary=True) as cursor:
+                for topic, partition, places, count in cursor.execute(statement):
+                    self.rows_seen += count
+                    yield from _unpacked(topic, partition, places or b"", count, where)
+
+    def _slices(self) -> tuple[list[sql.Composable], sql.Composable]:
+        """Conditions that cut the table into slices of bounded size; and, where there are none, what else to group
+        rows by."""
+        found = self._connection.execute(
+            "SELECT c.relkind::text, pg_relation_size(c.oid), pg_table_size(c.oid), current_setting('block_size')::int "
+            "FROM pg_class c WHERE c.oid = %s",
+            (self._oid(self._sink.table) or 0,),
+        ).fetchone()
+        whole: list[sql.Composable] = [sql.SQL("true")]
+        if found is None or found[0] != "r" or self._connection.info.server_version < BLOCKS_BY_NUMBER:
+            return whole, sql.SQL(", _hf_offset::int8 >> {}").format(sql.Literal(OFFSETS_TOGETHER))
+        _, size, table_size, block_size = found
+        blocks = -(-size // block_size)
+        step = max(1, SLICE_BYTES * blocks // max(table_size, 1))
+        return [
+            sql.SQL("ctid >= {} AND ctid < {}").format(
+                sql.Literal(f"({first},0)") + sql.SQL("::tid"),
+                sql.Literal(f"({first + step},0)") + sql.SQL("::tid"),
+            )
+            for first in range(0, blocks, step)
+        ], sql.SQL("")
 
     def _nameless(self, where: str) -> Iterator[LineageBatch]:
         """Rows of a table without lineage."""
@@ -183,38 +217,36 @@ class PostgresReader:
             nowhere = np.full(count, -1, np.int64)
             yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
 
-    def _copied(
-        self,
-        columns: Sequence[str],
-        kinds: Mapping[str, pa.DataType] | None = None,
-        above: SinkScope | None = None,
-    ) -> Iterator[pa.Table]:
-        """Some columns of the table, a part at a time: lineage as numbers, others as text or as `kinds` says."""
-        listed = sql.SQL(", ").join(sql.Identifier(name) for name in columns)
-        statement = sql.SQL("COPY (SELECT {} FROM {}{}) TO STDOUT (FORMAT csv)").format(
-            listed, self._table, _not_below(above)
-        )
-        types = {name: pa.string() for name in columns}
-        types |= {name: pa.int64() for name in LINEAGE_COLUMNS[1:] if name in columns}
-        types |= dict(kinds or {})
-        with self._explained(), self._connection.cursor() as cursor, cursor.copy(statement) as copy:
-            held: list[bytes] = []
-            size = 0
-            for chunk in copy:
-                held.append(bytes(chunk))
-                size += len(chunk)
-                if size > COPIED_BYTES:
-                    yield _parsed(b"".join(held), columns, types)
-                    held, size = [], 0
-            if held:
-                yield _parsed(b"".join(held), columns, types)
+    def _texts(self, columns: Sequence[str], *, short_booleans: bool = False) -> Iterator[pa.Table]:
+        """Columns of the table as text, a slice at a time; lineage as numbers."""
+        if not columns or not self.column_types:
+            return
+        taken = sql.SQL(", ").join(self._as_array(name, short_booleans) for name in columns)
+        for blocks in self._slices()[0]:
+            statement = sql.SQL("SELECT {} FROM {} WHERE {}").format(taken, self._table, blocks)
+            with self._explained(), self._connection.cursor(binary=True) as cursor:
+                arrays = cursor.execute(statement).fetchone()
+            if arrays is not None and arrays[0] is not None:
+                kinds = [pa.int64() if name in LINEAGE_COLUMNS[1:] else pa.string() for name in columns]
+                yield pa.table(
+                    [pa.array(values, kind) for values, kind in zip(arrays, kinds, strict=True)],
+                    names=list(columns),
+                )
+
+    def _as_array(self, name: str, short_booleans: bool) -> sql.Composable:
+        if name in LINEAGE_COLUMNS[1:]:
+            return sql.SQL("array_agg({}::int8)").format(sql.Identifier(name))
+        if short_booleans and self.column_types[name] == "boolean":
+            return sql.SQL("array_agg(CASE {0} WHEN true THEN 't' WHEN false THEN 'f' END)").format(
+                sql.Identifier(name)
+            )
+        return sql.SQL("array_agg({}::text)").format(sql.Identifier(name))
 
     def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Lineage, and these columns as text, in UTC."""
+        """Lineage, and these columns as text in the form of COPY, in UTC."""
         lineage = [name for name in LINEAGE_COLUMNS if name in self.column_types]
         wanted = [name for name in columns if name in self.column_types and name not in lineage]
-        if self.column_types:
-            yield from self._copied([*lineage, *wanted])
+        yield from self._texts([*lineage, *wanted], short_booleans=True)
 
     def _kinds(self, columns: Sequence[str]) -> dict[str, pa.DataType]:
         found = {}
@@ -228,15 +260,19 @@ class PostgresReader:
         return found
 
     def _typed(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Columns as values, times too."""
+        """Columns as values."""
         kinds = self._kinds(columns)
-        for table in self._copied(columns, kinds):
+        for table in self._texts(columns):
+            found = {}
             for name in columns:
-                kind = self.column_types[name]
-                if kind in ("timestamp with time zone", "timestamp without time zone"):
-                    at = table.schema.get_field_index(name)
-                    table = table.set_column(at, name, _times(table.column(name), kind))
-            yield table
+                column, kind = table.column(name), self.column_types[name]
+                if name in LINEAGE_COLUMNS[1:]:
+                    found[name] = column
+                elif kind in ("timestamp with time zone", "timestamp without time zone"):
+                    found[name] = _times(column, kind)
+                else:
+                    found[name] = column.cast(kinds[name]) if name in kinds else column
+            yield pa.table(found)
 
     def windows(self) -> Iterator[WindowBatch]:
         where = f"{self._sink.schema_name}.{self._sink.table}"
@@ -325,37 +361,42 @@ class PostgresReader:
 def _not_below(scope: SinkScope | None) -> sql.Composable:
     """Leaves out rows from before where a scope starts; rows without lineage stay."""
     starts = {} if scope is None else {place: start for place, (start, _) in scope.spans.items() if start > 0}
-    conditions = [
-        sql.SQL("(_hf_topic = {} AND _hf_partition = {} AND _hf_offset < {}) IS NOT TRUE").format(
+    return sql.SQL("").join(
+        sql.SQL(" AND (_hf_topic = {} AND _hf_partition = {} AND _hf_offset < {}) IS NOT TRUE").format(
             sql.Literal(place.topic), sql.Literal(place.partition), sql.Literal(start)
         )
         for place, start in starts.items()
-    ]
-    return sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("")
-
-
-def _parsed(text: bytes, columns: Sequence[str], types: Mapping[str, pa.DataType]) -> pa.Table:
-    return pyarrow.csv.read_csv(
-        io.BytesIO(text),
-        pyarrow.csv.ReadOptions(column_names=list(columns), block_size=max(len(text), 1)),
-        pyarrow.csv.ParseOptions(newlines_in_values=True),
-        pyarrow.csv.ConvertOptions(
-            column_types=dict(types),
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            true_values=["t"],
-            false_values=["f"],
-        ),
     )
 
 
+PACKED: Final = np.dtype([("offset", ">i8"), ("index", ">i4")])
+
+
+def _unpacked(
+    topic: str | None, partition: int | None, places: bytes, count: int, where: str
+) -> Iterator[LineageBatch]:
+    """Rows of one partition; those of which a part of the lineage is null are missing in `places`."""
+    found = np.frombuffer(places, PACKED)
+    is_known = topic is not None and partition is not None
+    if topic is not None and partition is not None and len(found):
+        yield LineageBatch(
+            topic, partition, found["offset"].astype(np.int64), found["index"].astype(np.int32), where
+        )
+    nameless = count - (len(found) if is_known else 0)
+    if nameless:
+        nowhere = np.full(nameless, -1, np.int64)
+        yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
+
+
+TIME: Final = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?(\+00)?$"
+
+
 def _times(texts: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
-    """`2026-01-01 10:00:00.5+00`; what lies outside what 64 bits of microseconds hold stays out, as null."""
-    if kind == "timestamp without time zone":
-        return texts.cast(pa.timestamp("us"))
-    plain = pc.replace_substring_regex(texts, r"\+00$", "")
-    return plain.cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC"))
+    """`2026-01-01 10:00:00.5+00`; `infinity`, and years that have more or less than four digits, become null."""
+    is_time = pc.match_substring_regex(texts, TIME)
+    plain = pc.replace_substring_regex(pc.if_else(is_time, texts, None), r"\+00$", "")
+    times = plain.cast(pa.timestamp("us"))
+    return times if kind == "timestamp without time zone" else times.cast(pa.timestamp("us", tz="UTC"))
 
 
 def _first(error: psycopg.Error) -> str:
