@@ -1,72 +1,154 @@
-"""`holdfast demo`: a broker that is killed, a pipeline, and the count of what arrived.
+"""`holdfast demo`: three kills, and the proof that nothing was lost.
 
-Everything lives in a temporary directory. Exit code 1 when a message is missing, or there twice.
+A broker, a sender with a spool and a Spark pipeline, each a process of its own, are each killed with SIGKILL while
+orders go through them (`demo_storm`). Then the audit reads the topic and the outputs and says what became of every
+message, and a count of its own, order by order, says the same. With `--unsafe` plain clients and plain Spark go through
+the same storm, and are counted by the same count.
+
+Exit code 1 when something of ours was lost or is there twice, 4 when the audit could not decide. The data lies in a
+temporary directory unless `--keep` names one; the certificate stays in any case.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import tempfile
 import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.exceptions import Exit
 
-from holdfast.testing.broker import BrokerProcess
+from holdfast.cli.exits import ExitCode
+from holdfast.errors import UsageError
 
 BULK_MESSAGES = 200_000
 ORDERS = 60_000
+CERTIFICATES = "holdfast-demo"
+"""In the working directory: where the certificate goes when the rest is not kept."""
 
 app = typer.Typer(add_completion=False)
 
 
+class EngineName(StrEnum):
+    HOLDFAST = "holdfast"
+    KAFKA = "kafka"
+
+
 @app.command()
 def demo(
-    messages: Annotated[
-        int, typer.Option(help="Messages of the broker's bulk run.", min=1000)
-    ] = BULK_MESSAGES,
-    orders: Annotated[int, typer.Option(help="Orders that go through the pipeline.", min=1000)] = ORDERS,
-    no_pipeline: Annotated[
-        bool, typer.Option("--no-pipeline", help="Leave out the pipeline, which needs Java 17 or newer.")
+    orders: Annotated[
+        int, typer.Option(help="Orders that are sent: copies, late and malformed ones included.", min=1000)
+    ] = ORDERS,
+    engine: Annotated[
+        EngineName, typer.Option(help="The broker that is killed: holdfast's own, or a local Apache Kafka.")
+    ] = EngineName.HOLDFAST,
+    unsafe: Annotated[
+        bool,
+        typer.Option("--unsafe", help="Then the same with plain clients and plain Spark, side by side."),
     ] = False,
-    keep: Annotated[str | None, typer.Option(help="Keep the data in this directory.", metavar="DIR")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed sends other orders.")] = 0,
+    keep: Annotated[
+        str | None, typer.Option(help="Keep everything in this directory.", metavar="DIR")
+    ] = None,
+    svg: Annotated[
+        str | None, typer.Option(help="Write the last picture to this file too.", metavar="FILE")
+    ] = None,
+    no_pipeline: Annotated[
+        bool,
+        typer.Option("--no-pipeline", help="Only the broker and its figures, without Java."),
+    ] = False,
+    messages: Annotated[
+        int, typer.Option(help="With --no-pipeline: messages of the bulk run.", min=1000)
+    ] = BULK_MESSAGES,
 ) -> None:
-    """Start a broker, kill it, run a pipeline into Parquet and a topic, and count what arrived."""
-    from holdfast.cli.demo_broker import try_broker
-
-    if not no_pipeline:
-        from holdfast.pipeline.java import find_java
-
-        find_java()  # before anything else is started: without it half of this cannot run
+    """Kill a broker, a sender and a Spark pipeline while orders go through them, and prove that nothing was lost."""
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as temporary:
-        directory = keep or temporary
-        began = time.perf_counter()
-        with BrokerProcess(f"{directory}/data") as broker:
-            ready = ("start to ready", f"{(time.perf_counter() - began) * 1000:,.0f} ms")
-            figures, survived = try_broker(broker, console, messages)
-            _show(console, "The broker: one durable, Kafka-compatible node", [ready, *figures])
-            if not no_pipeline:
-                from holdfast.cli.demo_pipeline import try_pipeline
+    if no_pipeline:
+        if unsafe or engine is not EngineName.HOLDFAST:
+            raise UsageError("--no-pipeline is about holdfast's own broker alone")
+        with workplace(keep) as directory:
+            _broker_alone(console, directory, messages)
+        return
+    from holdfast.cli.demo_show import Show
+    from holdfast.pipeline.java import find_java
 
-                outcome = try_pipeline(broker, console, directory, orders)
-                _show(console, "The pipeline: orders to Parquet and a topic, exactly once", outcome.rows())
-                survived = survived and outcome.is_whole
-            broker.stop()
-    if not survived:
-        console.print("[red]A message is missing, out of order or there twice: see above.[/red]")
-        raise typer.Exit(1)
-    console.print(
-        "Nothing was lost. Your own: [bold]holdfast serve --data-dir DIR[/bold], then "
-        "[bold]holdfast pipeline init[/bold]"
-    )
+    find_java()  # before anything is started: nothing of this works without it
+    with ended_by_signals(), workplace(keep) as directory:
+        show = Show(
+            console, directory, certificates(keep), engine.value, orders, seed, is_kept=keep is not None
+        )
+        try:
+            code = show.run(beside_plain=unsafe)
+        except KeyboardInterrupt:
+            console.print("interrupted: every process that the demo started has been ended")
+            raise Exit(ExitCode.INTERRUPTED) from None
+    if svg is not None:
+        show.draw(svg)
+    raise Exit(code)
 
 
-def _show(console: Console, title: str, rows: list[tuple[str, str]]) -> None:
-    table = Table(title=title, show_header=False)
+@contextlib.contextmanager
+def workplace(keep: str | None) -> Iterator[Path]:
+    """The directory of the run: the one that is named, which must be empty, or a temporary one."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="holdfast-demo-", ignore_cleanup_errors=True) as temporary:
+            yield Path(temporary)
+        return
+    directory = Path(keep).absolute()
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"--keep {keep}: it is there already, and has something in it")
+    directory.mkdir(parents=True, exist_ok=True)
+    yield directory
+
+
+def certificates(keep: str | None) -> Path:
+    """Where the certificate goes: it outlives the data."""
+    if keep is not None:
+        return Path(keep).absolute()
+    if os.access(".", os.W_OK):
+        return Path(CERTIFICATES).absolute()
+    return Path(tempfile.mkdtemp(prefix="holdfast-demo-certificate-"))
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM is as good as Ctrl-C."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _broker_alone(console: Console, directory: Path, messages: int) -> None:
+    from holdfast.cli.demo_broker import try_broker
+    from holdfast.testing.broker import BrokerProcess
+
+    began = time.perf_counter()
+    with BrokerProcess(str(directory / "data")) as broker:
+        ready = ("start to ready", f"{(time.perf_counter() - began) * 1000:,.0f} ms")
+        figures, survived = try_broker(broker, console, messages)
+        broker.stop()
+    table = Table(title="The broker: one durable, Kafka-compatible node", show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    for row in rows:
+    for row in [ready, *figures]:
         table.add_row(*row)
     console.print(table)
+    if not survived:
+        console.print("[red]A message is missing, out of order or there twice: see above.[/red]")
+        raise Exit(ExitCode.FINDINGS)
+    console.print("Nothing was lost. Your own: [bold]holdfast serve --data-dir DIR[/bold]")

@@ -1,0 +1,127 @@
+"""The end of the demo: the audit's verdict with its certificate, and what the two sides of `--unsafe` came to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.atomic import write_atomically
+from holdfast.cli.demo_count import Tally
+from holdfast.cli.demo_screen import number
+from holdfast.real import RealFileSystem
+
+if TYPE_CHECKING:
+    from holdfast.audit.model import Report
+
+GOOD: Final = "bold green"
+BAD: Final = "bold red"
+UNDECIDED: Final = "bold yellow"
+PAGE: Final = "certificate.html"
+DOCUMENT: Final = "certificate.json"
+
+
+class Certified(NamedTuple):
+    page: Path
+    document: Path
+
+
+def audit(file: Path, bootstrap: str) -> Report:
+    """What the auditor finds: it reads the topic and the outputs, and takes nobody's word for them."""
+    from holdfast.audit.pipeline_audit import audit_pipeline
+    from holdfast.pipeline.definition.loading import load_pipeline
+
+    return audit_pipeline(load_pipeline(str(file)).definition, bootstrap=bootstrap)
+
+
+def certify(report: Report, directory: Path) -> Certified:
+    """The certificate as a page and as a document; those of an earlier demo make room."""
+    from holdfast.audit import certificate
+    from holdfast.audit.html import page
+
+    directory.mkdir(parents=True, exist_ok=True)
+    certified = Certified(directory / PAGE, directory / DOCUMENT)
+    certified.document.unlink(missing_ok=True)
+    made = certificate.write(report, str(certified.document))
+    write_atomically(RealFileSystem(), str(certified.page), page(report, made).encode())
+    return certified
+
+
+def verdict(report: Report) -> Text:
+    """`lost 0, duplicated 0, proven`."""
+    from holdfast.audit.model import Fate, Verdict
+
+    style = {Verdict.PROVEN: GOOD, Verdict.FAILED: BAD, Verdict.INCONCLUSIVE: UNDECIDED}[report.verdict]
+    lost, twice = report.total(Fate.LOST), report.total(Fate.DUPLICATED)
+    return Text(f"lost {lost:,}, duplicated {twice:,}, {report.verdict}", style)
+
+
+def audited(report: Report) -> RenderableType:
+    """What became of every record of the topic, by the audit."""
+    from holdfast.audit import words
+
+    fates = words.used(account.fates for account in report.partitions)
+    table = Table(title=f"The audit: {words.looked_at(report)}", title_justify="left")
+    table.add_column("records", justify="right")
+    cells = [Text(number(words.records(report)))]
+    for fate in fates:
+        table.add_column(words.name(fate), justify="right")
+        cells.append(_cell(report.total(fate), should_be_none=fate.is_fault))
+    table.add_row(*cells)
+    return Group(table, *_remarks(report))
+
+
+def _remarks(report: Report) -> Iterable[Text]:
+    for account in report.windows:
+        yield Text(
+            f"{account.windows:,} windows of {account.step!r}, "
+            f"{account.recomputed:,} of them made again from the topic and found the same"
+        )
+    for reason in report.reasons:
+        yield Text(f"! {reason}", BAD if report.findings else UNDECIDED)
+    for each in report.unproven:
+        if not each.is_gap:
+            yield Text(f"on the pipeline's word: {each.what}: {each.why}", "dim")
+
+
+def counted(tally: Tally) -> Text:
+    """The count of its own in one line."""
+    if tally.is_whole:
+        return Text(
+            f"counted again from the files, order by order: each of {tally.orders:,} orders is there once, "
+            f"each of {tally.malformed:,} malformed messages is a dead letter"
+        )
+    return Text(
+        f"counted again from the files, order by order: {tally.lost:,} lost, {tally.surplus_rows:,} rows too many, "
+        f"{len(tally.untraced):,} malformed messages without a trace, "
+        f"{len(tally.taken_for_good):,} taken for good ones",
+        BAD,
+    )
+
+
+def beside(ours: Tally, plain: Tally) -> RenderableType:
+    """Both sides, counted in the same way."""
+    table = Table(title="The same storm, counted by the same count", title_justify="left")
+    table.add_column("")
+    table.add_column("holdfast", justify="right")
+    table.add_column("plain clients, plain Spark", justify="right")
+    sides = (ours, plain)
+    table.add_row("orders whose customers were told “taken”", *(number(each.orders) for each in sides))
+    for what, counts in (
+        ("lost before the broker", [len(each.lost_before_broker) for each in sides]),
+        ("lost behind the broker", [len(each.lost_behind_broker) for each in sides]),
+        ("orders that are there twice", [len(each.twice) for each in sides]),
+        ("malformed messages gone without a trace", [len(each.untraced) for each in sides]),
+        ("malformed messages taken for good ones", [len(each.taken_for_good) for each in sides]),
+    ):
+        table.add_row(what, *(_cell(each, should_be_none=True) for each in counts))
+    return table
+
+
+def _cell(value: int, *, should_be_none: bool) -> Text:
+    style = "" if not should_be_none else GOOD if value == 0 else BAD
+    return Text(number(value), style)

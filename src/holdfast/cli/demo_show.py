@@ -1,0 +1,156 @@
+"""The demo from its beginning to its end: the storm, the audit, the count, and with `--unsafe` the plain side of it.
+
+Every figure is measured in this run: those of the picture while it runs are read from what the processes leave behind,
+those of the verdict from the topic and the outputs, when all is over.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from holdfast.cli import demo_proof
+from holdfast.cli.demo_count import Tally, count, ids_in_parquet, numbers_in_topic
+from holdfast.cli.demo_jobs import DEFINITION_FILE, Job, PipelineJob, PlainJob
+from holdfast.cli.demo_orders import DEAD_LETTERS, SOURCE, Orders
+from holdfast.cli.demo_processes import EMBEDDED, ENGINES, Sender
+from holdfast.cli.demo_screen import Screen
+from holdfast.cli.demo_sender import Errand
+from holdfast.cli.demo_storm import Storm
+from holdfast.cli.exits import ExitCode
+
+if TYPE_CHECKING:
+    from holdfast.audit.model import Report
+
+T = TypeVar("T")
+RATE: Final = 1_500.0
+"""Orders a second: the default number of them takes as long as Spark needs to start, die and start again."""
+BATCHES: Final = 10
+BATCH_RECORDS_MIN: Final = 1_000
+DAY_MS: Final = 86_400_000
+PICTURE_WIDTH: Final = 110
+
+
+class Show:
+    def __init__(
+        self,
+        console: Console,
+        directory: Path,
+        certificates: Path,
+        engine: str,
+        orders: int,
+        seed: int,
+        *,
+        is_kept: bool,
+    ) -> None:
+        self._console = console
+        self._directory = directory
+        self._certificates = certificates
+        self._engine = engine
+        # Events of yesterday, so that none is in the future.
+        self._orders = Orders(orders, int(time.time() * 1000) - DAY_MS, seed)
+        self._batch_records = max(BATCH_RECORDS_MIN, orders // BATCHES)
+        self._is_kept = is_kept
+        self._address = ""
+        self._shown: list[RenderableType] = []
+        """For the picture: what stays on the screen."""
+
+    def run(self, *, beside_plain: bool) -> ExitCode:
+        ours, report = self._holdfast()
+        self._tell(ours, report)
+        if beside_plain:
+            self._print(Text(""))
+            plain = self._plain()
+            self._print(Text(""))
+            self._print(demo_proof.beside(ours, plain))
+        return ExitCode(report.verdict.exit_code) if ours.is_whole else ExitCode.FINDINGS
+
+    def draw(self, file: str) -> None:
+        """What stays on the screen, as SVG."""
+        recorder = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO(), force_terminal=True)
+        for each in self._shown:
+            recorder.print(each, highlight=False)
+        recorder.save_svg(file, title="holdfast demo")
+
+    # The two sides
+
+    def _holdfast(self) -> tuple[Tally, Report]:
+        directory = self._directory
+        sender = self._sender(directory, spool=str(directory / "spool"))
+        job = PipelineJob(directory, self._batch_records)
+
+        def prove(bootstrap: str) -> tuple[Tally, Report]:
+            report = demo_proof.audit(job.file, bootstrap)
+            tally = count(
+                self._orders,
+                numbers_in_topic(bootstrap, SOURCE),
+                ids_in_parquet(directory / "out" / "orders", directory / "out" / "late"),
+                numbers_in_topic(bootstrap, DEAD_LETTERS),
+            )
+            return tally, report
+
+        return self._weather("holdfast", directory, sender, job, prove)
+
+    def _plain(self) -> Tally:
+        directory = self._directory / "plain"
+        directory.mkdir()
+        sender = self._sender(directory, spool=None)
+        job = PlainJob(directory, self._batch_records)
+
+        def prove(bootstrap: str) -> Tally:
+            return count(
+                self._orders,
+                numbers_in_topic(bootstrap, SOURCE),
+                ids_in_parquet(directory / "out" / "orders"),
+                (),
+            )
+
+        return self._weather("plain clients and plain Spark", directory, sender, job, prove)
+
+    def _weather(self, side: str, directory: Path, sender: Sender, job: Job, prove: Callable[[str], T]) -> T:
+        engine = ENGINES[self._engine](directory)
+        title = f"{side}: {self._orders.count:,} orders through {engine.name}, and three kills"
+        screen = Screen(self._console, title)
+        with Storm(screen, self._orders, engine, sender, job) as storm:
+            with screen:
+                storm.run()
+            self._shown.append(screen.picture())
+            with self._console.status("reading the topic and the outputs"):
+                self._address = engine.bootstrap_servers
+                return prove(engine.bootstrap_servers)
+
+    def _sender(self, directory: Path, spool: str | None) -> Sender:
+        errand = Errand("", self._orders.count, self._orders.start_ms, self._orders.seed, 0, RATE, spool)
+        return Sender(directory / "sender.log", errand)
+
+    # What is said at the end
+
+    def _tell(self, tally: Tally, report: Report) -> None:
+        self._print(Text(""))
+        self._print(demo_proof.audited(report))
+        self._print(demo_proof.counted(tally))
+        self._print(demo_proof.verdict(report))
+        certified = demo_proof.certify(report, self._certificates)
+        self._console.print(f"The certificate: {certified.page}", highlight=False, soft_wrap=True)
+        if self._is_kept:
+            for line in self._advice():
+                self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _advice(self) -> Iterator[str]:
+        """What can be done with what was kept."""
+        definition = self._directory / DEFINITION_FILE
+        yield f"Everything is in {self._directory}."
+        if self._engine == EMBEDDED:
+            yield f"  holdfast serve --data-dir {self._directory / 'data'} --listen {self._address}"
+            yield f"  holdfast audit {definition}"
+            yield f"  holdfast trace {SOURCE}:0@1000 {definition}"
+
+    def _print(self, what: RenderableType) -> None:
+        self._shown.append(what)
+        self._console.print(what, highlight=False)

@@ -1,0 +1,239 @@
+"""The parts of the demo that need no Spark: its sender, what is read from a job's files, its screen, its directory."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from holdfast.cli.demo import workplace
+from holdfast.cli.demo_count import ids_in_parquet, numbers_in_topic
+from holdfast.cli.demo_jobs import PipelineJob, PlainJob
+from holdfast.cli.demo_orders import PARTITIONS, SOURCE, Kind, Message, Orders
+from holdfast.cli.demo_processes import Child, DemoFailed, Sender
+from holdfast.cli.demo_screen import Screen
+from holdfast.cli.demo_sender import Allowance, Errand, run
+from holdfast.errors import UsageError
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.engines import wait_until
+
+FAST = 1e9
+
+
+class Notes:
+    """A way of sending that writes down what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.sent: list[Message] = []
+
+    def send(self, messages: Sequence[Message]) -> None:
+        self.sent += messages
+        self.calls.append(f"send {messages[0].number}-{messages[-1].number}")
+
+    def settle(self) -> None:
+        self.calls.append("settle")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def errand(first: int = 0, count: int = 50, spool: str | None = None, bootstrap: str = "") -> Errand:
+    return Errand(bootstrap, count, 1_700_000_000_000, 0, first, FAST, spool)
+
+
+def test_the_sender_goes_as_far_as_it_may_and_answers_what_it_took() -> None:
+    way = Notes()
+    answers: list[str] = []
+    run(errand(first=15), way, Allowance(io.StringIO("30\n50\n")), answers.append)
+    assert way.sent == [*map(Orders(50, 1_700_000_000_000).message, range(15, 50)), *way.sent[35:]]
+    assert [message.kind for message in way.sent[35:]] == [Kind.CLOSING] * PARTITIONS
+    assert answers[-2:] == ["taken 50", "done"]
+
+
+def test_the_closing_messages_wait_until_everything_else_has_arrived() -> None:
+    way = Notes()
+    run(errand(count=20), way, Allowance(io.StringIO("20\n")), lambda line: None)
+    assert way.calls == ["send 0-19", "settle", "send 20-23", "settle", "close"]
+
+
+def test_the_sender_ends_when_nobody_tells_it_to_go_on() -> None:
+    way = Notes()
+    with pytest.raises(SystemExit):
+        run(errand(), way, Allowance(io.StringIO("10\n")), lambda line: None)
+    assert [message.number for message in way.sent] in ([], list(range(10)))
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with BrokerProcess(str(tmp_path / "data")) as process:
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": process.bootstrap_servers})
+        admin.create_topics([NewTopic(SOURCE, PARTITIONS, 1)])[SOURCE].result(30)
+        yield process
+
+
+def test_a_sender_that_is_killed_goes_on_behind_its_last_answer(
+    tmp_path: Path, broker: BrokerProcess
+) -> None:
+    sender = Sender(tmp_path / "log", errand(count=400, spool=str(tmp_path / "spool")))
+    try:
+        sender.start(broker.bootstrap_servers)
+        sender.allow(200)
+        wait_until(lambda: sender.taken > 0, "an answer")
+        broker.crash()
+        wait_until(lambda: sender.taken == 200, "answers without a broker")
+        sender.kill()
+        assert not sender.is_alive
+        sender.start(broker.bootstrap_servers)
+        broker.restart()
+        sender.allow(400)
+        wait_until(lambda: sender.is_done, "the end")
+    finally:
+        sender.kill()
+    numbers = list(numbers_in_topic(broker.bootstrap_servers, SOURCE))
+    assert set(numbers) == set(range(400 + PARTITIONS))
+
+
+def test_a_process_that_ends_by_itself_is_told_of_with_its_last_words(tmp_path: Path) -> None:
+    child = Child("job", tmp_path / "log")
+    process = child.spawn([sys.executable, "-c", "import sys; sys.exit('out of luck')"])
+    process.wait()
+    with pytest.raises(DemoFailed, match="out of luck"):
+        child.require_alive()
+
+
+def test_a_child_is_killed_with_its_children(tmp_path: Path) -> None:
+    child = Child("job", tmp_path / "log")
+    program = (
+        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " start_new_session=True).wait()"
+    )
+    child.spawn([sys.executable, "-c", program])
+    from holdfast.testing.pipeline_chaos import marked
+
+    wait_until(lambda: len(marked(child._mark)) == 2, "the grandchild")
+    assert child.kill() == 2
+    assert not marked(child._mark)
+
+
+# ------------------------------------------------------------------------------- jobs
+
+
+def batch(start: int, end: int, main: int, windows: int) -> str:
+    place = {"id": "00000000-0000-0000-0000-000000000001", "partitions": {"0": [start, end, 0]}}
+    routes = {
+        "main": main,
+        "dead_letter": {"parse": 2, "positive-amount": 1},
+        "filtered": {},
+        "duplicate": 4,
+        "late": 5,
+    }
+    document = {
+        "event": "batch",
+        "range": {SOURCE: place},
+        "routes": routes,
+        "sinks": {"orders": main, "totals": windows},
+    }
+    return json.dumps(document) + "\n"
+
+
+def test_a_pipelines_log_is_added_up_and_a_batch_taken_again_counts_once(tmp_path: Path) -> None:
+    job = PipelineJob(tmp_path, 100)
+    assert (job.batches(), job.position(), job.counts().output) == (0, 0, 0)
+    (tmp_path / "home").mkdir()
+    log = tmp_path / "home" / "log.jsonl"
+    log.write_text(batch(0, 100, 88, 0) + batch(100, 150, 38, 6) + '{"event": "ba')
+    assert (job.batches(), job.position()) == (2, 150)
+    with log.open("a") as file:
+        file.write("\n" + batch(100, 150, 38, 6) + batch(150, 170, 8, 2))
+    assert (job.batches(), job.position()) == (3, 170)
+    assert job.counts() == (134, 9, 12, 15, 0, 8)
+
+
+def test_a_plain_jobs_checkpoint_tells_how_far_it_is(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    job = PlainJob(tmp_path, 100)
+    assert (job.batches(), job.outputs(), job.position()) == (0, 0, 0)
+    for name in ("commits", "offsets"):
+        (tmp_path / "checkpoint" / name).mkdir(parents=True)
+    for number, ends in enumerate(({"0": 10, "1": 5}, {"0": 20, "1": 9}, {"0": 30, "1": 30})):
+        text = "\n".join(["v1", "{}", json.dumps({SOURCE: ends})])
+        (tmp_path / "checkpoint" / "offsets" / str(number)).write_text(text)
+    for number in range(2):
+        (tmp_path / "checkpoint" / "commits" / str(number)).write_text("v1\n{}")
+    (tmp_path / "out" / "orders" / "_temporary").mkdir(parents=True)
+    rows = pa.table({"id": [1, 2, 3]})
+    pq.write_table(rows, tmp_path / "out" / "orders" / "part-0.parquet")
+    pq.write_table(rows, tmp_path / "out" / "orders" / "_temporary" / "part-1.parquet")
+    assert (job.batches(), job.outputs(), job.position(), job.counts().output) == (2, 1, 29, 3)
+    assert list(ids_in_parquet(tmp_path / "out" / "orders")) == [1, 2, 3]
+
+
+# ------------------------------------------------------------------------------- screen and directory
+
+
+def test_without_a_terminal_events_and_counters_are_lines() -> None:
+    text = io.StringIO()
+    with Screen(Console(file=text, width=200), "a demo") as screen:
+        screen.say("the broker is back")
+        screen.set("sent", 12_345)
+    lines = text.getvalue().splitlines()
+    assert lines[0] == "a demo"
+    assert lines[1].endswith("the broker is back")
+    assert "sent 12,345, stored –" in lines[2]
+
+
+def test_a_terminal_shows_counters_processes_and_events_in_one_picture() -> None:
+    from holdfast.cli.demo_screen import Process
+
+    screen = Screen(Console(), "a demo")
+    screen.processes["broker"] = Process("broker", "killed", 4711, 1)
+    screen.set("late", 7)
+    screen.say("SIGKILL to the broker")
+    out = Console(file=io.StringIO(), width=120)
+    out.print(screen.picture())
+    shown = out.file.getvalue()  # type: ignore[attr-defined]
+    assert "a demo" in shown
+    assert "pid 4711" in shown
+    assert "killed once" in shown
+    assert "SIGKILL to the broker" in shown
+    assert " 7 " in shown
+
+
+def test_a_directory_with_something_in_it_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(UsageError, match="has something in it"), workplace(str(tmp_path)):
+        pass
+    with workplace(str(tmp_path / "new")) as directory:
+        assert directory == tmp_path / "new"
+    assert directory.is_dir()
+
+
+def test_a_temporary_directory_is_gone_afterwards() -> None:
+    with workplace(None) as directory:
+        assert directory.is_dir()
+    assert not directory.exists()
+
+
+def test_the_broker_alone_needs_no_java(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "holdfast.cli", "demo", "--no-pipeline", "--messages", "2000"]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={"PATH": "", "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Nothing was lost" in done.stdout
