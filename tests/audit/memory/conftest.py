@@ -389,16 +389,16 @@ class _Play:
         return rows
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def world() -> type[World]:
     return World
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sent() -> type[Sent]:
     return Sent
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def reader() -> type[Reader]:
     return Reader

@@ -89,7 +89,7 @@ def gather(links: Sequence[Link]) -> list[Gathering]:
             base += 2
         elif link.rules:
             found += _of_rules(link, base)
-            base += len(link.turned_away)
+            base += len(link.turned_away) + 1  # routes are numbered from 1
         elif link.step is not None and 1 in link.counts:
             part = Part(FILTERED, link.step.name, link.counts[1].tally)
             found.append(

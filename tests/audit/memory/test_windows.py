@@ -1,0 +1,288 @@
+"""Windows recomputed from the log: a clean pipeline is never accused, and a wrong row is always found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import assume, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from holdfast.audit.model import Fate
+from holdfast.pipeline.definition.model import (
+    Dedupe,
+    EventTime,
+    Filter,
+    ParquetSink,
+    PostgresSink,
+    Python,
+    Sql,
+    Window,
+)
+
+if TYPE_CHECKING:
+    from .conftest import Reader, Sent, World
+
+EXAMPLES = hypothesis_settings(max_examples=60)
+TUMBLING = Window("totals", {"total": "sum(amount)"}, size="4s", key=("customer",))
+SLIDING = replace(TUMBLING, kind="sliding", every="1s")
+SESSION = replace(TUMBLING, kind="session", size=None, gap="2s")
+ONCE = Dedupe("once", ("customer",), within="3s")
+
+
+@st.composite
+def windows(draw: Any) -> Window:
+    step: Window = draw(st.sampled_from((TUMBLING, SLIDING, SESSION)))
+    if step.kind == "session":
+        return step
+    emit = draw(st.sampled_from(("closed", "changes")))
+    return replace(step, emit=emit, late=draw(st.sampled_from(("route", "correct"))), correct_within="3s")
+
+
+@st.composite
+def histories(draw: Any) -> tuple[list[dict[str, Any]], list[int]]:
+    """Records, some late, some without event or with a clock far ahead; and where batches end."""
+    drawn = draw(
+        st.lists(
+            st.tuples(
+                st.integers(0, 1),
+                st.sampled_from(("a", "b", "c", None)),
+                st.integers(0, 3000),
+                st.sampled_from((0, 0, 0, 0, 1000, 3000, 9000, -9_000_000, None)),
+                st.integers(0, 4),
+            ),
+            min_size=1,
+            max_size=30,
+        )
+    )
+    now = 0
+    found = []
+    for partition, customer, passed, behind, amount in drawn:
+        now += passed
+        event = None if behind is None else max(0, now - behind)
+        found.append(
+            {"partition": partition, "customer": customer, "event": event, "time": now, "amount": amount}
+        )
+    cuts = sorted(set(draw(st.lists(st.integers(1, len(found)), max_size=5))) - {len(found)})
+    return found, cuts
+
+
+Histories = tuple[list[dict[str, Any]], list[int]]
+
+
+def made(
+    world: type[World], sent: type[Sent], history: Histories, *steps: Window | Dedupe | Filter | Sql | Python
+) -> World:
+    records, cuts = history
+    return world(tuple(steps), [sent(**record) for record in records], cuts)
+
+
+@EXAMPLES
+@given(history=histories(), step=windows(), once=st.booleans())
+def test_windows_of_a_pipeline_that_kept_the_rules_are_never_accused(
+    world: type[World], sent: type[Sent], history: Histories, step: Window, once: bool
+) -> None:
+    play = made(world, sent, history, *([ONCE] if once else []), step)
+    found = play.audit(play.play()).examined
+    assert [each.what() for each in found.findings] == []
+    assert [each for each in found.unproven if each.is_gap] == []
+    assert found.windows[0].recomputed == found.windows[0].expected
+
+
+@EXAMPLES
+@given(history=histories(), step=windows(), data=st.data())
+def test_one_wrong_row_of_a_window_is_found(
+    world: type[World], sent: type[Sent], history: Histories, step: Window, data: st.DataObject
+) -> None:
+    play = made(world, sent, history, step)
+    played = play.play()
+    assume(played.rows)
+    at = data.draw(st.integers(0, len(played.rows) - 1))
+    row = played.rows[at]
+    wrong = data.draw(
+        st.sampled_from(
+            (
+                replace(row, count=row.count + 1),
+                replace(row, digest=row.digest ^ 1),
+                replace(row, customer="somebody"),
+                replace(row, start=row.start + 1000),
+                replace(row, end=row.end + 1),
+                replace(row, turn=row.turn + 1000),
+                None,
+            )
+        )
+    )
+    rest = played.rows[:at] + played.rows[at + 1 :]
+    found = play.audit(replace(played, rows=rest if wrong is None else [*rest, wrong])).examined
+    assert found.findings
+    assert all(finding.sink == "windows" for finding in found.findings)
+    twice = play.audit(replace(played, rows=[*played.rows, row])).examined
+    assert [finding.fate for finding in twice.findings] == [Fate.DUPLICATED]
+
+
+@EXAMPLES
+@given(history=histories(), step=windows(), data=st.data())
+def test_a_row_that_was_wrongly_late_or_wrongly_not_is_found(
+    world: type[World], sent: type[Sent], history: Histories, step: Window, data: st.DataObject
+) -> None:
+    play = made(world, sent, history, step)
+    played = play.play()
+    everything = [(number, at) for number, log in enumerate(play.logs) for at in range(len(log))]
+    where = data.draw(st.sampled_from(everything))
+    late = [each for each in played.late if each != where]
+    if where not in played.late:
+        late.append(where)
+    found = play.audit(replace(played, late=late)).examined
+    assert [(finding.place.partition, finding.ranges) for finding in found.findings if finding.place] == [
+        (where[0], ((where[1], where[1]),))
+    ]
+
+
+def steady(
+    world: type[World], sent: type[Sent], *steps: Any, count: int = 24, cuts: tuple[int, ...] = (8, 16)
+) -> World:
+    """A record each second, in turn to both partitions, of two customers."""
+    records = [
+        sent(number % 2, "ab"[number // 2 % 2], number * 1000, number * 1000, number)
+        for number in range(count)
+    ]
+    return world(tuple(steps), records, list(cuts))
+
+
+def test_an_aggregate_that_is_not_that_of_its_records_is_found(world: type[World], sent: type[Sent]) -> None:
+    play = steady(world, sent, TUMBLING)
+    played = play.play()
+    played.rows[0] = replace(played.rows[0], total=played.rows[0].total + 1)
+    (finding,) = play.audit(played).examined.findings
+    assert finding.fate is Fate.ALTERED
+    assert "total is" in finding.detail
+    assert finding.keys == (f"customer={played.rows[0].customer}",)
+
+
+def test_a_watermark_that_the_log_does_not_give_is_found(world: type[World], sent: type[Sent]) -> None:
+    play = steady(world, sent, TUMBLING)
+    played = play.play()
+    entry = played.entries[2]
+    assert entry.watermark_ms is not None
+    played.entries[2] = replace(entry, watermark_ms=entry.watermark_ms + 60_000)
+    (finding,) = play.audit(played).examined.findings
+    assert finding.fate is Fate.ALTERED
+    assert "watermark" in finding.detail
+
+
+def test_an_idle_partition_is_left_out_of_the_watermark(world: type[World], sent: type[Sent]) -> None:
+    """All records go to one partition: only `idle` lets windows close, and the ledger's times decide when."""
+    records = [sent(0, "a", number * 1000, number * 1000) for number in range(20)]
+    play = world((TUMBLING,), records, [10], event=EventTime("at", "2s", idle="1ms"))
+    played = play.play()  # the play knows no idleness: it closed nothing
+    assert played.rows == []
+    found = play.audit(played).examined
+    assert {finding.fate for finding in found.findings} == {Fate.LOST, Fate.ALTERED}
+
+
+def test_without_the_key_all_keys_together_are_proven(world: type[World], sent: type[Sent]) -> None:
+    named = Sql("named", "SELECT * EXCEPT (customer), upper(customer) AS customer FROM input")
+    play = steady(world, sent, named, TUMBLING)
+    played = play.play()
+    found = play.audit(played).examined
+    assert found.findings == ()
+    assert [each.is_gap for each in found.unproven] == [False]
+    assert "customer" in found.unproven[0].why
+    played.rows[0] = replace(played.rows[0], digest=played.rows[0].digest + 1)
+    assert [finding.fate for finding in play.audit(played).examined.findings] == [Fate.ALTERED]
+    del played.rows[0]
+    assert play.audit(played).examined.findings
+
+
+def test_sessions_of_a_computed_key_are_not_taken_as_proven(world: type[World], sent: type[Sent]) -> None:
+    named = Python("named", function="f")
+    play = steady(world, sent, named, SESSION)
+    assert [each.is_gap for each in play.audit(play.play()).examined.unproven] == [True]
+
+
+def test_behind_a_step_that_expands_nothing_is_claimed(world: type[World], sent: type[Sent]) -> None:
+    many = Sql("many", "SELECT *, explode(sequence(1, 2)) AS n FROM input", expand=True)
+    play = steady(world, sent, many, TUMBLING)
+    found = play.audit(replace(play.play(), rows=[])).examined
+    assert found.findings == ()
+    assert "several rows" in found.unproven[0].why
+
+
+def test_an_audit_that_begins_late_claims_nothing_of_windows(world: type[World], sent: type[Sent]) -> None:
+    play = steady(world, sent, TUMBLING)
+    found = play.audit(play.play(), cut=True).examined
+    assert found.findings == ()
+    assert [each.is_gap for each in found.unproven] == [True]
+
+
+def test_a_ledger_that_kept_its_last_entries_only_proves_what_stands(
+    world: type[World], sent: type[Sent], reader: type[Reader]
+) -> None:
+    play = steady(world, sent, replace(TUMBLING, emit="changes"))
+    played = play.play()
+    cut_short = [replace(entry) for entry in played.entries[-2:]]
+    audit = play.audit(played, [reader("windows", played.rows, cut_short)]).examined
+    assert audit.findings == ()
+    newest = max(range(len(played.rows)), key=lambda at: played.rows[at].turn)
+    wrong = list(played.rows)
+    wrong[newest] = replace(wrong[newest], count=99)
+    (finding,) = play.audit(played, [reader("windows", wrong, cut_short)]).examined.findings
+    assert finding.fate is Fate.ALTERED
+
+
+def test_a_sink_that_was_added_later_has_only_what_came_since(
+    world: type[World], sent: type[Sent], reader: type[Reader]
+) -> None:
+    play = steady(world, sent, TUMBLING)
+    play.sinks = (*play.sinks, ParquetSink("unused", name="second", rows="totals"))
+    played = play.play()
+    later = played.entries[2:]
+    opening = replace(played.entries[0], positions=played.entries[1].positions)
+    spans = {at: (span.start, span.end) for at, span in played.entries[2].range.spans.items()}
+    opening = replace(
+        opening,
+        range=replace(
+            opening.range,
+            spans={
+                at: span._replace(start=spans[at][0], end=spans[at][0])
+                for at, span in opening.range.spans.items()
+            },
+        ),
+    )
+    ledger = [opening, *(replace(entry, number=entry.number - 1) for entry in later)]
+    held = [row for row in played.rows if row.turn >= 2]
+    first = reader("windows", played.rows, played.entries)
+    assert play.audit(played, [first, reader("second", held, ledger)]).examined.findings == ()
+    (lost,) = play.audit(played, [first, reader("second", held[1:], ledger)]).examined.findings
+    assert (lost.fate, lost.sink) == (Fate.LOST, "second")
+
+
+def test_a_table_that_keeps_one_row_for_each_window_holds_the_last(
+    world: type[World], sent: type[Sent], reader: type[Reader]
+) -> None:
+    play = steady(world, sent, replace(TUMBLING, emit="changes"), cuts=(7, 13))
+    key = ("customer", "window_start")
+    play.sinks = (PostgresSink("url", "t", name="windows", mode="upsert", key=key, rows="totals"),)
+    played = play.play()
+    standing = {(row.customer, row.start): row for row in played.rows}
+    held = list(standing.values())
+    assert len(held) < len(played.rows)
+    assert play.audit(played, [reader("windows", held, played.entries)]).examined.findings == ()
+    old = next(
+        row for row in played.rows if standing[row.customer, row.start] is not row
+    )  # one that was replaced
+    stale = [old if (row.customer, row.start) == (old.customer, old.start) else row for row in held]
+    (finding,) = play.audit(played, [reader("windows", stale, played.entries)]).examined.findings
+    assert finding.fate is Fate.ALTERED
+
+
+def test_records_in_open_windows_wait(world: type[World], sent: type[Sent]) -> None:
+    play = steady(world, sent, TUMBLING)
+    result = play.audit(play.play())
+    waiting = sorted(offset for offsets in result.waiting.values() for offset in offsets.tolist())
+    given = sorted(offset for offsets in result.aggregated.values() for offset in offsets.tolist())
+    assert len(given) + len(waiting) == 24
+    assert waiting
+    assert given
+    assert max(waiting) == 11
