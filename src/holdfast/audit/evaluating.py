@@ -233,7 +233,8 @@ def as_text(values: Values) -> Values:
             )
             return Values(pa.array(texts, TEXT), bad | wrong)
     if pa.types.is_timestamp(type_):
-        return Values(pc.strftime(array, "%Y-%m-%dT%H:%M:%SZ").cast(TEXT), bad)
+        milliseconds = array.cast(pa.timestamp("ms", array.type.tz), safe=False)
+        return Values(pc.strftime(milliseconds, "%Y-%m-%dT%H:%M:%SZ").cast(TEXT), bad)
     return Values(array.cast(TEXT), bad)
 
 
