@@ -36,6 +36,7 @@ from holdfast.audit.side_streams import check_side, check_turns, side_stream
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
+from holdfast.audit.spool import SpoolWatch
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.model import (
     Filter,
@@ -146,10 +147,12 @@ class PipelineAudit:
         left = self._left(memory)
         content = ContentCheck(self.definition, decoder, self.fingerprint)
         watcher = content.begin(list(self._opened().values()), self.scope.spans)
-        observers: list[Observer] = [each for each in (looker, watcher) if each is not None]
+        spools = SpoolWatch()
+        observers: list[Observer] = [each for each in (looker, watcher, spools) if each is not None]
         tell(f"walking {self.scope.offsets:,} offsets of the source")
         walked = walk(self.cluster, self.scope.spans, self.logs, decoder=decoder, observers=observers)
         self._note_expired(walked)
+        self.examined += spools.examine(walked)
         tell("comparing the sinks")
         routes = {fate: left.routes[fate] for fate in (Fate.DEAD_LETTER, *left.routes) if fate in left.routes}
         self._settle_unrecorded(left, walked)
