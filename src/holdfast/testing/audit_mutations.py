@@ -35,6 +35,8 @@ class Stroke:
     """All of them must be named."""
     words: list[str] = field(default_factory=list)
     """All of them must be somewhere in what was found."""
+    some_words: list[str] = field(default_factory=list)
+    """One of them at least: of many windows the first are named."""
     fates: frozenset[Fate] = frozenset(Fate)
 
     def missing(self, report: Report) -> list[str]:
@@ -51,6 +53,8 @@ class Stroke:
             if not any(_names(each, partition, offset) for each in told)
         ]
         text = " ".join(each.what() for each in told)
+        if self.some_words and not any(word in text for word in self.some_words):
+            wrong.append(f"none of {self.some_words} is in it")
         return wrong + [f"{word!r} is not in it" for word in self.words if word not in text]
 
 
@@ -381,13 +385,13 @@ def _file(world: World, held: Held, chance: random.Random) -> tuple[str, list[Of
 def truncate_file(world: World, writer: WorldWriter, held: Held, chance: random.Random) -> Stroke:
     path, offsets, customers = _file(world, held, chance)
     os.truncate(path, chance.randrange(os.path.getsize(path)))
-    return Stroke("a file is cut short", held.name, offsets, [*customers, os.path.basename(path)])
+    return Stroke("a file is cut short", held.name, offsets, [os.path.basename(path)], customers)
 
 
 def remove_file(world: World, writer: WorldWriter, held: Held, chance: random.Random) -> Stroke:
     path, offsets, customers = _file(world, held, chance)
     os.remove(path)
-    return Stroke("a file is gone", held.name, offsets, customers)
+    return Stroke("a file is gone", held.name, offsets, some_words=customers)
 
 
 def remove_batch(world: World, writer: WorldWriter, held: Held, chance: random.Random) -> Stroke:
@@ -399,7 +403,8 @@ def remove_batch(world: World, writer: WorldWriter, held: Held, chance: random.R
     shutil.rmtree(directories[number])
     rows = held.batches[number - 1]
     if held.takes:
-        return Stroke("a batch is gone", held.name, words=sorted({row.values["customer"] for row in rows}))
+        customers = sorted({row.values["customer"] for row in rows})
+        return Stroke("a batch is gone", held.name, some_words=customers)
     return Stroke("a batch is gone", held.name, [_of(row) for row in rows])
 
 
@@ -415,7 +420,7 @@ def take_from_delta_log(world: World, writer: WorldWriter, held: Held, chance: r
         if len(kept) < len(lines):
             with open(log, "w", encoding="utf-8") as file:
                 file.write("\n".join(kept) + "\n")
-    return Stroke("a file is out of the log", held.name, offsets, customers)
+    return Stroke("a file is out of the log", held.name, offsets, some_words=customers)
 
 
 def delete_by_delta(world: World, writer: WorldWriter, held: Held, chance: random.Random) -> Stroke:
