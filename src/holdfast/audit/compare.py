@@ -15,7 +15,7 @@ they are somebody else's business, beyond it they may be too young, anywhere els
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -240,11 +240,21 @@ def judge_routes(routes: Sequence[Holding], walk: PartitionWalk) -> Judgement:
 
 
 def strays(
-    holding: Holding, position: Mapping[Place, int], log_ends: Mapping[Place, int], *, is_exact: bool
+    holding: Holding,
+    position: Mapping[Place, int],
+    log_ends: Mapping[Place, int],
+    *,
+    is_exact: bool,
+    unread: Collection[tuple[str, int]] = (),
 ) -> list[Finding]:
-    """Rows that are nobody's: of no partition of the source, beyond its log, or beyond the sink's own ledger."""
+    """Rows that are nobody's: of no partition of the source, beyond its log, or beyond the sink's own ledger.
+
+    `unread` are partitions of the source that could not be read: of their rows nothing is known.
+    """
     found: list[Finding] = []
     for (topic, partition), parts in sorted(holding.unknown.items()):
+        if (topic, partition) in unread:
+            continue
         offsets = np.sort(np.concatenate(parts))
         if not topic:
             detail = "rows without a lineage: no pipeline wrote them"

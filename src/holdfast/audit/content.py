@@ -169,11 +169,15 @@ class SourceContent:
     def different(
         self, place: Place, columns: Columns, offsets: npt.NDArray[np.int64], hashed: Hashes
     ) -> npt.NDArray[np.int64]:
-        """The offsets of the scope whose record does not hold this."""
+        """The offsets of the scope whose record does not hold this.
+
+        What is no record (expired, compacted away, aborted) has no hash: whether a row may be there is not asked here.
+        """
         start, end = self.scope[place]
         is_inside = (offsets >= start) & (offsets < end)
         offsets, hashed = offsets[is_inside], hashed[is_inside]
-        found: npt.NDArray[np.int64] = offsets[self.hashes[place, columns][offsets - start] != hashed]
+        known = self.hashes[place, columns][offsets - start]
+        found: npt.NDArray[np.int64] = offsets[(known != hashed) & (known != 0)]
         return found
 
 

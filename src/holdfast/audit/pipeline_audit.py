@@ -421,7 +421,8 @@ class PipelineAudit:
     def _strays(self, reader: SinkReader) -> list[Finding]:
         positions = {place: at.offset for place, at in reader.positions().at.items()}
         ends = {place: self.logs[place].end for place in self.scope.spans}
-        return strays(self._rows_of(reader), positions, ends, is_exact=reader.is_exact)
+        unread = {(place.topic, place.partition) for place in positions if place not in ends}
+        return strays(self._rows_of(reader), positions, ends, is_exact=reader.is_exact, unread=unread)
 
     def _settle_unrecorded(self, left: Left, walked: SourceWalk) -> None:
         """Records in no sink, of batches whose record of what left is not there: taken for it where the number fits."""
