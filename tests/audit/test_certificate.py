@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 
 from holdfast.audit import certificate
 from holdfast.audit.certificate import CertificateError
-from holdfast.audit.model import Fate, Finding, Report
+from holdfast.audit.model import FAULTS, Fate, Finding, Kind, Mode, Report, Verdict
 from holdfast.errors import UsageError
 
 MakeReport = Callable[..., Report]
@@ -60,6 +60,18 @@ def test_a_certificate_fits_the_published_schema_and_has_no_field_it_does_not_na
     jsonschema.validate(document, SCHEMA, cls=jsonschema.Draft202012Validator)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, closed(SCHEMA), cls=jsonschema.Draft202012Validator)
+
+
+def test_the_schema_knows_every_fate_kind_verdict_and_mode() -> None:
+    definitions = SCHEMA["$defs"]
+    report = definitions["report"]["properties"]
+    assert set(definitions["fates"]["propertyNames"]["enum"]) == {str(each) for each in Fate}
+    assert set(definitions["partition"]["properties"]["kinds"]["propertyNames"]["enum"]) == set(
+        map(str, Kind)
+    )
+    assert set(definitions["finding"]["properties"]["fate"]["enum"]) == set(map(str, FAULTS))
+    assert set(report["verdict"]["enum"]) == {str(each) for each in Verdict}
+    assert set(report["mode"]["enum"]) == set(get_args(Mode))
 
 
 def test_a_certificate_holds_the_report_and_reads_back(make_report: MakeReport, tmp_path: Path) -> None:

@@ -304,12 +304,12 @@ def _conclude(
     if any(each.standing == "unreadable" or each.problem for each in mains):
         troubled = _names([each for each in mains if each.standing == "unreadable" or each.problem])
         return "unknown", f"it is nowhere that can be read, and {troubled} cannot be read"
+    if stored.outcome in ENDS:
+        return stored.outcome, f"{ENDS[stored.outcome]}; no sink holds a row of it"
     if all(each.standing in ("pending", "empty") for each in sinks):
         return str(Fate.PENDING), "no sink has taken its offset yet"
     if all(each.standing == "before" for each in sinks if each.standing not in ("pending", "empty")):
         return "before", "the pipeline began behind it"
-    if stored.outcome in ENDS:
-        return stored.outcome, f"{ENDS[stored.outcome]}; no sink holds a row of it"
     if not is_known:
         return (
             "unknown",

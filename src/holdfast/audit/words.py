@@ -102,10 +102,7 @@ def records(report: Report) -> int:
 
 
 def heading(report: Report) -> str:
-    what = {"pipeline": "pipeline", "checkpoint": "checkpoint", "topics": "topics", "group": "group"}[
-        report.mode
-    ]
-    return f"audit of {what} {report.subject}"
+    return f"audit of {report.mode} {report.subject}"
 
 
 def looked_at(report: Report) -> str:

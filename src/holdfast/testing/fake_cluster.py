@@ -240,7 +240,9 @@ class FakeCluster:
         if api_key == METADATA:
             return self._metadata(request)
         if api_key == LIST_OFFSETS:
-            return {"topics": [self._offsets(broker, topic) for topic in request.topics]}
+            return {
+                "topics": [self._offsets(broker, topic, request.isolation_level) for topic in request.topics]
+            }
         if api_key == OFFSET_FOR_LEADER_EPOCH:
             return {"topics": [self._epochs(broker, topic) for topic in request.topics]}
         if api_key == FETCH:
@@ -281,11 +283,12 @@ class FakeCluster:
             return ErrorCode.fenced_leader_epoch
         return ErrorCode.unknown_leader_epoch if epoch > partition.epoch else ErrorCode.none
 
-    def _offsets(self, broker: int, topic: Any) -> dict[str, Any]:
+    def _offsets(self, broker: int, topic: Any, isolation: int) -> dict[str, Any]:
         answers = []
         for asked in topic.partitions:
             partition = self.topics[topic.name].partitions[asked.partition_index]
-            offset = partition.log_start if asked.timestamp == -2 else partition.stable_end
+            end = partition.stable_end if isolation else partition.log_end
+            offset = partition.log_start if asked.timestamp == -2 else end
             code = self._checked(broker, partition, asked.current_leader_epoch)
             answers.append(
                 {
