@@ -228,21 +228,18 @@ def _inconsistent(facts: Facts, history: History) -> Found:
 def _reordered(facts: Facts, history: History) -> Found:
     number = {id(event): index for index, event in enumerate(history.of("send"))}
     for (topic, partition), log in facts.log.items():
-        occurrence: dict[str, int] = defaultdict(int)
         newest: dict[str, tuple[int, str]] = {}
         for offset, message in sorted(log.items()):
             sends = facts.sends.get(message)
             if not sends:
                 continue
-            # The n-th copy in the log is the n-th send, or one more copy of the last.
-            send = sends[min(occurrence[message], len(sends) - 1)]
-            occurrence[message] += 1
-            order = number[id(send)]
-            before = newest.get(send.actor)
-            if before is not None and order < before[0]:
-                yield message, f"{topic}-{partition}@{offset}: behind {before[1]}, which was sent later"
+            before = newest.get(sends[0].actor, (-1, ""))
+            # A message may be sent again on purpose: a copy is in order if any of its sends is.
+            later = [number[id(send)] for send in sends if number[id(send)] >= before[0]]
+            if later:
+                newest[sends[0].actor] = (later[0], message)
             else:
-                newest[send.actor] = (order, message)
+                yield message, f"{topic}-{partition}@{offset}: behind {before[1]}, which was sent later"
     for key, turns in _turns(history).items():
         for turn in turns:
             highest = -1
@@ -308,8 +305,14 @@ def _turns(history: History) -> dict[tuple[str, str, str, int], list[_Turn]]:
 
 
 def _skipped(facts: Facts, history: History) -> Found:
+    known: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for acks in facts.acks.values():
+        for ack in acks:
+            if ack.place is not None:
+                known[ack.place[:2]][ack.place[2]] = ack.id
     for (actor, _, topic, partition), turns in _turns(history).items():
-        log = sorted(facts.log.get((topic, partition), {}).items())
+        # What the log held, also where it was removed since.
+        log = sorted({**known[topic, partition], **facts.log.get((topic, partition), {})}.items())
         for turn in turns:
             seen = {event.fields["offset"] for event in turn.deliveries}
             if not seen:

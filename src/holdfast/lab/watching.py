@@ -131,23 +131,32 @@ class Watching:
 
     # The log
 
-    def scan(self, engine: Engine, topic: str, partitions: int = 1, *, compacted: bool = False) -> list[str]:
-        """Everything that a reader of committed messages finds, to the end: what is not there is nowhere."""
+    def scan(
+        self,
+        engine: Engine,
+        topic: str,
+        partitions: int = 1,
+        *,
+        called: str | None = None,
+        identify: Callable[[bytes | None], str] = id_of,
+        start: int | None = None,
+    ) -> list[str]:
+        """Everything that a reader of committed messages finds, to the end: what is not there is nowhere.
+
+        `called`: by which name the history knows the topic; `start`: below which offset the log was removed.
+        """
         found = read_log(engine.bootstrap_servers, topic, partitions)
         for message in found:
             self.note(
                 "stored",
                 "log",
-                id=id_of(message.value()),
-                topic=topic,
+                id=identify(message.value()),
+                topic=called or topic,
                 partition=message.partition(),
                 offset=message.offset(),
             )
-        self.log_end(topic, start=None, compacted=compacted)
-        return [id_of(message.value()) for message in found]
-
-    def log_end(self, topic: str, start: int | None = None, *, compacted: bool = False) -> None:
-        self.note("log-end", "log", topic=topic, start=start, compacted=compacted or None)
+        self.note("log-end", "log", topic=called or topic, start=start)
+        return [identify(message.value()) for message in found]
 
 
 def read_log(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:

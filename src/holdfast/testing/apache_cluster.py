@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.testing.apache import START_TIMEOUT_S, ApacheKafka
@@ -34,6 +35,8 @@ from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
 
 NODES: Final = (1, 2, 3)
 CONTROLLER: Final = 9
+ASK_SECONDS: Final = 5.0
+"""Somebody who stands still is not waited for longer: another is asked."""
 HEAP_OPTIONS: Final = ("-Xmx256M", "-Xms96M")
 JVM_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UseG1GC")
 PROPERTIES: Final[Mapping[str, str]] = {
@@ -226,6 +229,10 @@ class ApacheCluster:
         """As if its machine had gone."""
         self._nodes[node].kill()
 
+    def stop(self, node: int) -> None:
+        """Shut a node down in order, as for maintenance: it hands over what it leads, and leaves the in-sync sets."""
+        self._nodes[node].stop()
+
     def destroy_disk(self, node: int) -> None:
         """A killed node's disk is gone; it starts again with an empty one."""
         shutil.rmtree(self._nodes[node].data_dir)
@@ -269,13 +276,21 @@ class ApacheCluster:
         return name
 
     def leader(self, topic: str) -> int:
-        """The leader of a topic; −1 when it has none."""
-        found = self._admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions
-        return int(found[0].leader) if 0 in found else -1
+        """The leader of a topic; −1 when it has none, or nobody could be asked."""
+        found = self._partition(topic)
+        return -1 if found is None else int(found.leader)
 
     def in_sync(self, topic: str) -> set[int]:
-        found = self._admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions
-        return set(found[0].isrs) if 0 in found else set()
+        found = self._partition(topic)
+        return set() if found is None else set(found.isrs)
+
+    def _partition(self, topic: str) -> Any:
+        """What a broker says of the topic's one partition; None when the one that was asked stands still."""
+        try:
+            found = self._admin.list_topics(topic, timeout=ASK_SECONDS).topics[topic].partitions
+        except KafkaException:
+            return None
+        return found.get(0)
 
 
 def _new_id() -> str:

@@ -15,6 +15,7 @@ from holdfast.lab.experiments import (
     hf2xx_simulated,
     hf3xx,
     hf3xx_groups,
+    hf4xx,
 )
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = MappingProxyType(
@@ -27,6 +28,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = MappingProxyType(
             *hf2xx_simulated.EXPERIMENTS,
             *hf3xx.EXPERIMENTS,
             *hf3xx_groups.EXPERIMENTS,
+            *hf4xx.EXPERIMENTS,
         )
     )
 )

@@ -1,4 +1,4 @@
-"""HF205, HF206, HF210, HF211: power, retention, compaction and forgotten positions, on a disk and a clock of our own.
+"""HF205, HF206, HF210, HF211, HF411: what power and time take, on a disk and a clock of our own.
 
 The whole broker runs in this process, on a disk that forgets what was not flushed and a clock that is moved: hours
 pass in milliseconds, and one seed decides what the power failure leaves. What the requests say is what real clients
@@ -8,16 +8,20 @@ would be told.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from holdfast.lab.checking import LOST, MOVED_BACK
 from holdfast.lab.experiment import Claim, Experiment, Lab
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.clock import ManualClock
+from holdfast.testing.committed_reader import read_answer
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.wire.batch import Record, build_batch, iterate_records, read_header
+from holdfast.testing.engines import NotComeAbout
+from holdfast.testing.transactional_producer import TransactionalProducer
+from holdfast.wire.batch import Record, build_batch
 
+FETCH: Final = 1
 HOUR_MS: Final = 3_600_000
 WEEK_MS: Final = 168 * HOUR_MS
 TICK_MS: Final = 60_000
@@ -71,19 +75,32 @@ class Simulated:
         self.lab.note("ack", "program", id=message, **place)
 
     def fetch(self, offset: int, partition: int = 0) -> tuple[int, list[tuple[int, str]]]:
-        """The start of the log, and what lies there from an offset on; −1 and nothing when that is out of range."""
+        """What a reader of committed messages is given from an offset on, and where it is then.
+
+        −1 and nothing when the offset is out of range.
+        """
         found: list[tuple[int, str]] = []
-        start = 0
         while True:
-            part = self.client.fetch(TOPIC, offset, partition)
+            wanted = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+            answer = self.client.ask(
+                FETCH,
+                12,
+                isolation_level=1,
+                max_wait=0,
+                min_bytes=0,
+                max_bytes=1 << 20,
+                session_epoch=-1,
+                topics=[{"topic": TOPIC, "partitions": [wanted]}],
+            )
+            (part,) = answer.responses[0].partitions
             if part.error_code:
                 return -1, []
-            start = part.log_start_offset
-            records, end = records_of(part.records)
-            found += [each for each in records if each[0] >= offset]
-            if end is None:
-                return start, found
-            offset = end
+            aborted = [(each.producer_id, each.first_offset) for each in part.aborted_transactions or ()]
+            read = read_answer(bytes(part.records or b""), offset, aborted)
+            found += [(each.offset, (each.value or b"").decode()) for each in read.records]
+            if read.next_offset <= offset:
+                return offset, found
+            offset = read.next_offset
 
     def scan(self, partitions: int = 1, *, compacted: bool = False) -> None:
         for partition in range(partitions):
@@ -116,21 +133,6 @@ class Simulated:
         found = BareMember(self.node, GROUP).positions().get((TOPIC, 0), -1)
         self.lab.note("position", "lab", group=GROUP, topic=TOPIC, partition=0, offset=found)
         return found
-
-
-def records_of(data: Any) -> tuple[list[tuple[int, str]], int | None]:
-    """Offsets and messages of fetched batches, and where they end: compaction leaves batches without a record."""
-    found: list[tuple[int, str]] = []
-    at, end = 0, None
-    buffer = bytes(data or b"")
-    while at < len(buffer):
-        header = read_header(buffer, at)
-        found += [
-            (header.base_offset + record.offset_delta, (record.value or b"").decode())
-            for record in iterate_records(buffer[at : at + header.size])
-        ]
-        at, end = at + header.size, header.last_offset + 1
-    return found, end
 
 
 # ---------------------------------------------------------------- HF205: power fails
@@ -169,8 +171,8 @@ def hf206(lab: Lab, retention_ms: int) -> None:
     broker.pass_time(2 * HOUR_MS)
     lab.fault(AWAY)
     broker.send("later")
-    start, rest = broker.fetch(broker.position())
-    if start < 0:
+    end, rest = broker.fetch(broker.position())
+    if end < 0:
         lab.say("OFFSET_OUT_OF_RANGE: the reader goes on where the log begins now")
         rest = broker.fetch(broker.start_of())[1]
     broker.handle(rest)
@@ -229,6 +231,51 @@ def hf211(lab: Lab, retention_minutes: int) -> None:
     broker.scan()
 
 
+# ---------------------------------------------------------------- HF411: an open transaction
+
+HANGING: Final = "a producer begins a transaction, and is never heard of again"
+HELD_MINUTES: Final = 120
+
+
+def hf411(lab: Lab, timeout_ms: int) -> None:
+    lab.plan(HANGING, successes=4)
+    broker = Simulated(lab, {"transaction.max.timeout.ms": str(WEEK_MS)})
+    broker.create(configs={"retention_ms": str(HOUR_MS), **SMALL_SEGMENTS})
+    hanging = TransactionalProducer(broker.node.connect(), "hanging")
+    hanging.init(transaction_timeout=timeout_ms)
+    now_ms = broker.node.clock.now().wall_ms
+    lab.note("begin", "hanging", txn="open", ids=["held"])
+    lab.sends("hanging", TOPIC, ["held"], txn="open")
+    batch = build_batch(
+        [Record(0, 0, None, b"held")],
+        base_timestamp=now_ms,
+        is_transactional=True,
+        producer_id=hanging.producer_id,
+        producer_epoch=hanging.epoch,
+        base_sequence=0,
+    )
+    asked = hanging.begin_produce({(TOPIC, 0): batch})
+    broker.node.settle()
+    if any(hanging.produced(asked)):
+        raise NotComeAbout("the transaction could not be begun")
+    lab.fault(HANGING)
+    for number in range(lab.random.randint(6, 12)):
+        broker.send(str(number))
+    position = 0
+    for _ in range(HELD_MINUTES // 10):
+        # A reader that is always there, and reads what it may.
+        broker.pass_time(10 * TICK_MS)
+        end, rest = broker.fetch(position)
+        if end < 0:
+            position = broker.start_of()
+            lab.say("OFFSET_OUT_OF_RANGE: the reader goes on where the log begins now")
+            continue
+        broker.handle(rest)
+        position = end
+    broker.commit(max(position, broker.start_of()))
+    broker.scan()
+
+
 EXPERIMENTS: Final = (
     Experiment(
         "HF205",
@@ -271,6 +318,17 @@ EXPERIMENTS: Final = (
         Claim({MOVED_BACK: 1, LOST: 1}),
         "offsets.retention.minutes of an hour, and a group that is away for two",
         "offsets.retention.minutes of a week",
+        engines=("holdfast",),
+        in_process=True,
+    ),
+    Experiment(
+        "HF411",
+        "an open transaction holds readers back",
+        lambda lab: hf411(lab, 24 * HOUR_MS),
+        lambda lab: hf411(lab, TICK_MS),
+        Claim({LOST: 1}),
+        "transaction.timeout.ms of a day, retention of an hour",
+        "transaction.timeout.ms of a minute",
         engines=("holdfast",),
         in_process=True,
     ),
