@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import errors, sql
 
-from holdfast.audit.lineage import NOWHERE, LineageBatch, split_columns
+from holdfast.audit.lineage import NOWHERE, LineageBatch
 from holdfast.audit.model import Fate, Finding, Unproven
 from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
 from holdfast.audit.sinks.ledger import NOWHERE_YET, number_holes, read_entry
@@ -221,26 +221,26 @@ class PostgresReader:
         """Columns of the table as text, a slice at a time; lineage as numbers."""
         if not columns or not self.column_types:
             return
-        taken = sql.SQL(", ").join(self._as_array(name, short_booleans) for name in columns)
+        taken = sql.SQL(", ").join(self._packed(name, short_booleans) for name in columns)
         for blocks in self._slices()[0]:
             statement = sql.SQL("SELECT {} FROM {} WHERE {}").format(taken, self._table, blocks)
             with self._explained(), self._connection.cursor(binary=True) as cursor:
-                arrays = cursor.execute(statement).fetchone()
-            if arrays is not None and arrays[0] is not None:
-                kinds = [pa.int64() if name in LINEAGE_COLUMNS[1:] else pa.string() for name in columns]
-                yield pa.table(
-                    [pa.array(values, kind) for values, kind in zip(arrays, kinds, strict=True)],
-                    names=list(columns),
-                )
+                values = list(cursor.execute(statement).fetchone() or ())
+            if values and values[0] is not None:
+                yield pa.table(_columns_of(columns, values))
 
-    def _as_array(self, name: str, short_booleans: bool) -> sql.Composable:
+    def _packed(self, name: str, short_booleans: bool = False) -> sql.Composable:
+        """Numbers one behind the other; of a text the lengths, -1 for null, and the bytes."""
+        column: sql.Composable = sql.Identifier(name)
         if name in LINEAGE_COLUMNS[1:]:
-            return sql.SQL("array_agg({}::int8)").format(sql.Identifier(name))
+            return sql.SQL("string_agg(int8send(coalesce({}::int8, -1)), ''::bytea)").format(column)
         if short_booleans and self.column_types[name] == "boolean":
-            return sql.SQL("array_agg(CASE {0} WHEN true THEN 't' WHEN false THEN 'f' END)").format(
-                sql.Identifier(name)
-            )
-        return sql.SQL("array_agg({}::text)").format(sql.Identifier(name))
+            column = sql.SQL("CASE {} WHEN true THEN 't' WHEN false THEN 'f' END").format(column)
+        text = sql.SQL("convert_to(({})::text, 'UTF8')").format(column)
+        return sql.SQL(
+            "string_agg(int4send(coalesce(octet_length({0}), -1)), ''::bytea), "
+            "string_agg(coalesce({0}, ''::bytea), ''::bytea)"
+        ).format(text)
 
     def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Lineage, and these columns as text in the form of COPY, in UTC."""
@@ -259,48 +259,46 @@ class PostgresReader:
                 found[name] = pa.decimal128(int(precision), int(scale))
         return found
 
-    def _typed(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Columns as values."""
-        kinds = self._kinds(columns)
-        for table in self._texts(columns):
-            found = {}
-            for name in columns:
-                column, kind = table.column(name), self.column_types[name]
-                if name in LINEAGE_COLUMNS[1:]:
-                    found[name] = column
-                elif kind in ("timestamp with time zone", "timestamp without time zone"):
-                    found[name] = _times(column, kind)
-                else:
-                    found[name] = column.cast(kinds[name]) if name in kinds else column
-            yield pa.table(found)
+    def _as_values(self, table: pa.Table) -> pa.Table:
+        """Columns of text as what they are on the server."""
+        kinds = self._kinds(table.column_names)
+        found = {}
+        for name in table.column_names:
+            column, kind = table.column(name), self.column_types[name]
+            if name in LINEAGE_COLUMNS[1:]:
+                found[name] = column
+            elif kind in ("timestamp with time zone", "timestamp without time zone"):
+                found[name] = _times(column, kind)
+            else:
+                found[name] = column.cast(kinds[name]) if name in kinds else column
+        return pa.table(found)
 
     def windows(self) -> Iterator[WindowBatch]:
         where = f"{self._sink.schema_name}.{self._sink.table}"
-        for table in self._typed(list(self.column_types)):
-            for batch in table.combine_chunks().to_batches():
+        for table in self._texts(list(self.column_types)):
+            for batch in self._as_values(table).combine_chunks().to_batches():
                 yield WindowBatch(batch, where)
 
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
-        """Sorted by partition, since a batch has one."""
+        """By partition, since a batch has one."""
         missing = [name for name in columns if name not in self.column_types]
         if missing or not self._has_lineage:
             if self.column_types:
                 self._altered(f"{self._sink.table} has no column {', '.join(missing) or LINEAGE_COLUMNS[0]}")
             return
         where = f"{self._sink.schema_name}.{self._sink.table}"
-        for table in self._typed(
-            [*LINEAGE_COLUMNS, *(name for name in columns if name not in LINEAGE_COLUMNS)]
-        ):
-            ordered = table.sort_by([(LINEAGE_COLUMNS[0], "ascending"), (LINEAGE_COLUMNS[1], "ascending")])
-            topics, partitions, offsets, indexes = (
-                ordered.column(name).combine_chunks() for name in LINEAGE_COLUMNS
-            )
-            keys = ordered.select(list(columns)).combine_chunks()
-            row = 0
-            for run in split_columns(topics, partitions, offsets, indexes, where):
-                batch = keys.slice(row, len(run)).combine_chunks().to_batches()
-                yield KeyedBatch(batch[0], run)
-                row += len(run)
+        packed = sql.SQL(", ").join(self._packed(name) for name in columns)
+        many, together = self._slices()
+        for blocks in many:
+            statement = sql.SQL(
+                "SELECT _hf_topic, _hf_partition, string_agg(int8send(coalesce(_hf_offset::int8, -1)) || "
+                "int4send(coalesce(_hf_index::int4, -1)), ''::bytea), {packed} FROM {table} WHERE {blocks} "
+                "GROUP BY 1, 2{together}"
+            ).format(packed=packed, table=self._table, blocks=blocks, together=together)
+            with self._explained(), self._connection.cursor(binary=True) as cursor:
+                for topic, partition, places, *values in cursor.execute(statement):
+                    keys = self._as_values(pa.table(_columns_of(columns, values)))
+                    yield from _keyed(topic, partition, places, keys, where)
 
     def find(self, place: Place, offset: int) -> list[str]:
         if not self._has_lineage:
@@ -370,6 +368,50 @@ def _not_below(scope: SinkScope | None) -> sql.Composable:
 
 
 PACKED: Final = np.dtype([("offset", ">i8"), ("index", ">i4")])
+
+
+def _columns_of(names: Sequence[str], values: Sequence[bytes]) -> dict[str, pa.Array]:
+    """Columns as `_packed` packs them."""
+    left = iter(values)
+    return {
+        name: _numbers(next(left)) if name in LINEAGE_COLUMNS[1:] else _strings(next(left), next(left))
+        for name in names
+    }
+
+
+def _keyed(
+    topic: str | None, partition: int | None, places: bytes, keys: pa.Table, where: str
+) -> Iterator[KeyedBatch]:
+    """Keys of one partition; rows of which a part of the lineage is null come apart, from nowhere."""
+    found = np.frombuffer(places, PACKED)
+    offsets, indexes = found["offset"].astype(np.int64), found["index"].astype(np.int32)
+    is_known = (offsets >= 0) & (indexes >= 0) & (topic is not None and partition is not None)
+    if is_known.all() and len(found) and topic is not None and partition is not None:
+        yield KeyedBatch(_one_batch(keys), LineageBatch(topic, partition, offsets, indexes, where))
+        return
+    for chosen, name, number in ((is_known, topic, partition), (~is_known, NOWHERE, -1)):
+        if chosen.any() and name is not None and number is not None:
+            lineage = LineageBatch(name, number, offsets[chosen], indexes[chosen], where)
+            yield KeyedBatch(_one_batch(keys.filter(pa.array(chosen))), lineage)
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]
+
+
+def _numbers(packed: bytes) -> pa.Array:
+    return pa.array(np.frombuffer(packed, ">i8").astype(np.int64))
+
+
+def _strings(packed_lengths: bytes, content: bytes) -> pa.Array:
+    lengths = np.frombuffer(packed_lengths, ">i4").astype(np.int64)
+    ends = np.concatenate(([0], np.cumsum(np.maximum(lengths, 0))))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(content)]
+    nulls = int((lengths < 0).sum())
+    if nulls:
+        buffers[0] = pa.py_buffer(np.packbits(lengths >= 0, bitorder="little"))
+    found = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers, nulls)
+    return found.cast(pa.string())
 
 
 def _unpacked(
