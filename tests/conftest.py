@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import Any
@@ -16,6 +17,9 @@ settings.register_profile(
     "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("holdfast")
+
+# A Spark that lives for minutes is sooner done without the second compiler and with one collector's thread.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 BESIDE_APACHE_KAFKA = (
     "tests/cli/test_consume_groups.py",
@@ -44,7 +48,14 @@ WITHOUT_SPARK = (
     "tests/pipeline/changes/test_multisets.py",
 )
 WITH_SPARK_AFTER_ALL = ("tests/pipeline/definition/test_checking.py",)
-"""The same for tests of the pipeline and their one Spark session, but for those that need none."""
+"""The same for tests of the pipeline and their Spark session, but for those that need none."""
+SPARK_OF_MEMORY = (
+    "tests/pipeline/changes/",
+    "tests/pipeline/risks/",
+    "tests/pipeline/state/",
+    "tests/pipeline/test_memory_guide.py",
+)
+"""Half of them: two sessions, or the one would be at work when all else is long done."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,7 +118,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         if nodeid.startswith(WITH_SPARK_AFTER_ALL) or (
             nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK)
         ):
-            return "spark"
+            return "spark-memory" if nodeid.startswith(SPARK_OF_MEMORY) else "spark"
+        if nodeid.endswith("]") and "apache" in nodeid[nodeid.rindex("[") :]:
+            return "apache-kafka-alike"
         return own_group(nodeid)
 
     scheduler._split_scope = group
