@@ -179,6 +179,8 @@ class Outcome:
     extra_examples: list[Extra] = field(default_factory=list)
     extra_values: list[pa.Array] = field(default_factory=list)
     """The values of extra rows, at most `KEPT_EXTRA_MAX`."""
+    extra_counts: list[Numbers] = field(default_factory=list)
+    """How many rows each of them has."""
     null_rows: int = 0
     """Rows whose value is null and which no record explains; they are not among the extra ones."""
     unsure: int = 0
@@ -237,6 +239,14 @@ class _Bucket:
     buckets: Buckets
     is_distinct: bool
     nulls_apart: bool
+    codes: Numbers = field(init=False)
+    """Of each record: the same for equal values, and for no others."""
+    row_codes: Numbers = field(init=False)
+    values: pa.Array = field(init=False)
+    """By code."""
+    there: Numbers = field(init=False)
+    """By code: how many rows."""
+    zones: Numbers = field(init=False)
 
     def compare(self) -> None:
         both = pa.chunked_array(
@@ -253,7 +263,7 @@ class _Bucket:
         per_zone = [np.bincount(self.codes[self.zones == zone], minlength=size) for zone in Zone]
         before, scope, _ = per_zone
         total = sum(per_zone[1:], per_zone[0])
-        there = np.bincount(self.row_codes, minlength=size)
+        there = self.there = np.bincount(self.row_codes, minlength=size)
         self.outcome.repeats += int(total[total > 1].sum())
         if self.is_distinct:
             lost = ((scope > 0) & (there == 0)).astype(np.int64)
@@ -347,6 +357,7 @@ class _Bucket:
             outcome.extra_examples.append(Extra(value, int(sources[place]), int(rows[place])))
         if sum(map(len, outcome.extra_values)) < KEPT_EXTRA_MAX:
             outcome.extra_values.append(self.values.filter(pa.array(is_extra)))
+            outcome.extra_counts.append(self.there[is_extra])
 
 
 def _numbers(table: pa.Table, name: str) -> Numbers:

@@ -40,7 +40,7 @@ from holdfast.audit.record_walk import (
     Ground,
     Walked,
     evaluated,
-    find_uncommitted,
+    find_values,
     grounds_of,
     keys_at,
     walk,
@@ -278,67 +278,81 @@ class _Audit:
             return
         left = outcome.extra
         if outcome.extra_values:
-            left -= self._taken_back(cluster, walked, outcome)
+            left -= self._explained(cluster, walked, outcome)
         if left <= 0:
             return
-        examples = ", ".join(
-            shown(each.value, len(self._kinds)) + self._where(each.source, each.row)
-            for each in outcome.extra_examples
-        )
+        examples = outcome.extra_examples
+        shown_values = [shown(each.value, len(self._kinds)) for each in examples]
+        first = f"; the first{self._where(examples[0].source, examples[0].row)}" if examples else ""
         if walked.forgotten:
+            listed = f": {', '.join(shown_values)}" if shown_values else ""
             self._unproven.append(
                 Unproven(
-                    f"{left:,} rows of {self._table.name} match no record that can be read: {examples}",
+                    f"{left:,} rows of {self._table.name} match no record that can be read{listed}{first}",
                     f"the log has forgotten {walked.forgotten:,} offsets, and they may come from those",
                 )
             )
             return
-        keys = tuple(shown(each.value, len(self._kinds)) for each in outcome.extra_examples)
-        where = self._where(outcome.extra_examples[0].source, outcome.extra_examples[0].row)
-        detail = f"no record of the source has their {self._table.match.columns[0]}; the first{where}"
-        self._findings.append(Finding(Fate.EXTRA, self._table.name, None, (), left, keys, detail))
+        detail = f"no record of the source has their {self._table.match.columns[0]}{first}"
+        self._findings.append(
+            Finding(Fate.EXTRA, self._table.name, None, (), left, tuple(shown_values), detail)
+        )
 
     def _where(self, source: int, row: int) -> str:
         return f" in {self._wheres[source]}" + (f" row {row}" if row >= 0 else "")
 
-    def _taken_back(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> int:
-        """Extra rows that are records of transactions that were aborted, or are not decided."""
-        values = pa.concat_arrays(outcome.extra_values).drop_null()
-        noted: dict[Place, list[Numbers]] = {}
+    def _explained(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> int:
+        """Extra rows that are records all the same: left out by the condition, taken back, or not decided yet.
 
-        def note(ground: Ground, offsets: Numbers) -> None:
-            noted.setdefault(ground.place, []).append(offsets)
-
-        found = find_uncommitted(cluster, walked.grounds, self._evaluator, self._kinds, values, note)
-        if not len(found):
-            return 0
+        Returns how many rows they are.
+        """
+        values = pa.concat_arrays(outcome.extra_values)
+        look = (cluster, walked.grounds, self._evaluator, self._kinds, values)
         ends = {ground.place: ground.log_end for ground in walked.grounds}
-        total = 0
-        for place, parts in sorted(noted.items()):
-            offsets = np.sort(np.concatenate(parts))
-            for is_open in (False, True):
-                chosen = offsets[(offsets >= ends[place]) == is_open]
-                if len(chosen):
-                    why = "not committed yet" if is_open else "taken back: the transaction was aborted"
-                    ranges = tuple(as_ranges(chosen)[:RANGES_MAX])
-                    self._findings.append(
-                        Finding(
-                            Fate.EXTRA,
-                            self._table.name,
-                            place,
-                            ranges,
-                            len(chosen),
-                            (),
-                            f"rows of records {why}",
-                        )
-                    )
-                    total += len(chosen)
+        committed: dict[Place, Numbers] = {}
+        found = [pa.array([], pa.large_binary())]
+        if self._question.conditions:
+            committed, known = find_values(*look, "read_committed")
+            found.append(known)
+            self._note_extra(committed, "that --where leaves out")
+        if walked.aborted or self._has_open(cluster, walked):
+            everywhere, known = find_values(*look, "read_uncommitted")
+            found.append(known)
+            other = {
+                place: np.setdiff1d(offsets, committed.get(place, np.zeros(0, np.int64)))
+                for place, offsets in everywhere.items()
+            }
+            gone = {place: offsets[offsets < ends[place]] for place, offsets in other.items()}
+            self._note_extra(gone, "taken back: the transaction was aborted")
+            undecided = {place: offsets[offsets >= ends[place]] for place, offsets in other.items()}
+            self._note_extra(undecided, "not committed yet")
+        known = pa.concat_arrays(found)
         outcome.extra_examples[:] = [
             each
             for each in outcome.extra_examples
-            if not pc.is_in(pa.scalar(each.value, pa.large_binary()), value_set=found).as_py()
+            if not pc.is_in(pa.scalar(each.value, pa.large_binary()), value_set=known).as_py()
         ]
-        return total
+        hits = pc.is_in(values, value_set=known, skip_nulls=True).to_numpy(zero_copy_only=False)
+        return int(np.concatenate(outcome.extra_counts)[hits].sum())
+
+    def _has_open(self, cluster: Cluster, walked: Walked) -> bool:
+        """Whether there is something behind what is decided."""
+        ends = cluster.offsets(
+            [TopicPartition(each.place.topic, each.place.partition) for each in walked.grounds], "latest"
+        )
+        return any(
+            ends[TopicPartition(each.place.topic, each.place.partition)].offset > each.log_end
+            for each in walked.grounds
+        )
+
+    def _note_extra(self, found: Mapping[Place, Numbers], why: str) -> None:
+        for place, offsets in sorted(found.items()):
+            if len(offsets):
+                ranges = tuple(as_ranges(offsets)[:RANGES_MAX])
+                detail = f"rows of records {why}"
+                self._findings.append(
+                    Finding(Fate.EXTRA, self._table.name, place, ranges, len(offsets), (), detail)
+                )
 
     def _rest(self, outcome: Outcome) -> None:
         self._findings += self._table.problems

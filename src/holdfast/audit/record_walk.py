@@ -8,7 +8,7 @@ whoever called begins again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,7 +21,7 @@ from holdfast.audit.heaps import Heap, Numbers, Zone
 from holdfast.audit.model import KEYS_MAX
 from holdfast.audit.model import Kind as OffsetKind
 from holdfast.pipeline.positions import Place
-from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader import Cluster, Isolation, OffsetSpec, PartitionRange, RangeReport, TopicPartition
 from holdfast.reader.errors import ReaderError
 
 BATCH_BYTES: Final = 8 << 20
@@ -86,9 +86,7 @@ class Walked:
         return self.missing + sum(ground.log_start for ground in self.grounds)
 
 
-def grounds_of(
-    cluster: Cluster, scopes: Mapping[TopicPartition, tuple[int, int]], ids: Mapping[str, Place] | None = None
-) -> list[Ground]:
+def grounds_of(cluster: Cluster, scopes: Mapping[TopicPartition, tuple[int, int]]) -> list[Ground]:
     """What the logs hold now of these scopes."""
     places = sorted(scopes)
     if not places:
@@ -230,34 +228,37 @@ def shown_key(key: bytes | None) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def find_uncommitted(
+def find_values(
     cluster: Cluster,
     grounds: Sequence[Ground],
     evaluator: Evaluator,
     kinds: Sequence[Kind],
     wanted: pa.Array,
-    note: Callable[[Ground, Numbers], None],
-) -> pa.Array:
-    """Look for values among all records, those taken back and those undecided too; returns the values found."""
-    ends = cluster.offsets(
-        [TopicPartition(each.place.topic, each.place.partition) for each in grounds], "latest"
-    )
+    isolation: Isolation,
+) -> tuple[dict[Place, Numbers], pa.Array]:
+    """Where these values stand, whatever the conditions say; also the values found.
+
+    Uncommitted means also what was taken back, and what is not decided yet.
+    """
+    spec: OffsetSpec = "last-stable" if isolation == "read_committed" else "latest"
+    ends = cluster.offsets([TopicPartition(each.place.topic, each.place.partition) for each in grounds], spec)
     ranges = []
-    by_name = {(each.place.topic, each.place.partition): each for each in grounds}
+    by_name = {(each.place.topic, each.place.partition): each.place for each in grounds}
     for each in grounds:
         place = each.place
         end = ends[TopicPartition(place.topic, place.partition)].offset
         if each.log_start < end:
             ranges.append(PartitionRange(place.topic, place.topic_id, place.partition, each.log_start, end))
     found: list[pa.Array] = []
-    for batch in cluster.read(ranges, isolation="read_uncommitted", headers=evaluator.needs_headers):
+    offsets: dict[Place, list[Numbers]] = {}
+    for batch in cluster.read(ranges, isolation=isolation, headers=evaluator.needs_headers):
         if not batch.num_rows:
             continue
         values = evaluated(evaluator.evaluate(batch), kinds).array
         hits = pc.is_in(values, value_set=wanted, skip_nulls=True)
-        if not pc.any(hits).as_py():
-            continue
-        ground = by_name[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
-        note(ground, batch.column("offset").filter(hits).to_numpy())
-        found.append(values.filter(hits))
-    return pa.concat_arrays(found) if found else pa.array([], pa.large_binary())
+        if pc.any(hits).as_py():
+            place = by_name[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
+            offsets.setdefault(place, []).append(batch.column("offset").filter(hits).to_numpy())
+            found.append(values.filter(hits))
+    whole = {place: np.sort(np.concatenate(parts)) for place, parts in offsets.items()}
+    return whole, pa.concat_arrays(found) if found else pa.array([], pa.large_binary())
