@@ -19,6 +19,8 @@ from holdfast.audit.proven import Proven
 from holdfast.errors import UsageError
 
 LOOPBACK: Final = "127.0.0.1"
+POLL_S: Final = 0.1
+"""How often the server looks whether it is to end."""
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 Kind = Literal["counter", "gauge"]
 
@@ -177,7 +179,7 @@ def served(metrics: AuditMetrics, host: str, port: int) -> Iterator[int]:
 
     server = ThreadingHTTPServer((host, port), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, name="audit-metrics", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="audit-metrics", daemon=True)
     thread.start()
     try:
         yield server.server_address[1]

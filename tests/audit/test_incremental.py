@@ -1,0 +1,347 @@
+"""Audits on top of a proof, over real sinks that grow: what is new is found, and so is what happened to what is old."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from holdfast.audit.continuous import Incremental
+from holdfast.audit.marks import changes, take, take_all
+from holdfast.audit.model import Fate, Report, Verdict
+from holdfast.cli.audit_every import PipelineAuditor
+from holdfast.pipeline.definition.fingerprint import fingerprint
+from holdfast.pipeline.definition.loading import Loaded, load_pipeline
+from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.definition.naming import client_settings
+from holdfast.pipeline.digest import place_hash
+from holdfast.pipeline.ledger import Intake, Routes
+from holdfast.pipeline.positions import Place
+from holdfast.testing.audit_sinks import DeltaBuilder, Ledger, ParquetBuilder, PostgresBuilder, rows_of
+from holdfast.testing.audit_topics import FakeTopics, TopicBuilder, dead_letters, sink_record
+from holdfast.testing.fake_cluster import FakeCluster
+from holdfast.testing.postgres import PostgresServer
+from holdfast.wire.batch import Record, build_batch
+
+YAML = """\
+pipeline: growing
+source:
+  topics: [orders]
+  bootstrap: {bootstrap}
+  value:
+    format: json
+    fields: {{id: long}}
+sinks:
+  - parquet: files
+  - delta: table
+  - kafka: {{topic: copy, value: to_json(struct(id))}}
+home: home
+"""
+BATCH = 20
+
+
+@dataclass
+class Growing:
+    """A pipeline of which each record becomes a row, batch by batch."""
+
+    cluster: FakeCluster
+    loaded: Loaded
+    place: Place
+    parquet: ParquetBuilder
+    delta: DeltaBuilder
+    topic: TopicBuilder
+    dead: TopicBuilder
+    ledgers: dict[str, Ledger]
+    end: int = 0
+    files: list[str] = field(default_factory=list)
+
+    def grow(self, *, without: int | None = None) -> None:
+        """One more batch, of which the Parquet sink may lack an offset that its ledger counts."""
+        start, self.end = self.end, self.end + BATCH
+        values = [json.dumps({"id": offset}).encode() for offset in range(start, self.end)]
+        records = [Record(at, at, b"k%d" % (start + at), value) for at, value in enumerate(values)]
+        self.cluster.topics["orders"].partitions[0].append(
+            build_batch(records, base_timestamp=1_700_000_000_000)
+        )
+        offsets = list(range(start, self.end))
+        digest = sum(place_hash("orders", 0, offset) for offset in offsets) & ((1 << 64) - 1)
+        intake = Intake(records=BATCH, bytes=BATCH, digest=digest)
+        more: dict[str, Any] = {
+            "intake": intake,
+            "routes": Routes(main=BATCH),
+            "digests": {"main": f"{digest:016x}"},
+        }
+        span = {self.place: (start, self.end)}
+        for name in ("parquet", "delta"):
+            held = [each for each in offsets if each != without or name != "parquet"]
+            rows = rows_of([("orders", 0, each, 0) for each in held], {"id": pa.array(held, pa.int64())})
+            entry = self.ledgers[name].entry(span, rows=BATCH, **more)
+            if name == "parquet":
+                self.files += self.parquet.commit(entry, rows)
+            else:
+                self.delta.commit(entry, rows)
+        sent = [
+            sink_record(("orders", 0, offset, 0), b"k%d" % offset, value)
+            for offset, value in zip(offsets, values, strict=True)
+        ]
+        self.topic.commit(self.ledgers["kafka"].entry(span, rows=BATCH, **more), sent)
+        self.dead.commit(self.ledgers["dead-letter"].entry(span, rows=0, **more), [])
+
+    def audits(self, state: str | None = None, full_every: int = 0) -> Incremental:
+        from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
+
+        return Incremental(
+            PipelineAuditor(self.loaded, None, AuditOptions(), audit_pipeline), state, full_every
+        )
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[Growing]:
+    with FakeCluster() as cluster:
+        topic = cluster.add_topic("orders", partitions=1)
+        path = tmp_path / "growing.yaml"
+        path.write_text(YAML.format(bootstrap=cluster.bootstrap_servers))
+        loaded = load_pipeline(str(path))
+        mark = fingerprint(loaded.definition)
+        topics = FakeTopics(cluster)
+        place = Place("orders", topic.topic_id, 0)
+        made = Growing(
+            cluster,
+            loaded,
+            place,
+            ParquetBuilder(str(tmp_path / "files"), 2),
+            DeltaBuilder(str(tmp_path / "table"), "growing", "delta", 2),
+            TopicBuilder(topics, "copy", "growing", "kafka"),
+            dead_letters(topics, "growing-dlt", "growing"),
+            {name: Ledger("growing", name, mark) for name in ("parquet", "delta", "kafka", "dead-letter")},
+        )
+        empty = rows_of([], {"id": pa.array([], pa.int64())})
+        made.parquet.commit(made.ledgers["parquet"].opening({place: 0}), None)
+        made.delta.commit(made.ledgers["delta"].opening({place: 0}), empty)
+        made.topic.commit(made.ledgers["kafka"].opening({place: 0}))
+        made.dead.commit(made.ledgers["dead-letter"].opening({place: 0}))
+        yield made
+
+
+def looked_at(report: Report) -> tuple[int, int]:
+    (account,) = report.partitions
+    return account.start, account.end
+
+
+def test_each_audit_looks_at_what_came_since(growing: Growing, tmp_path: Path) -> None:
+    state = str(tmp_path / "state")
+    growing.grow()
+    first = growing.audits(state).run()
+    growing.grow()
+    second = growing.audits(state).run()
+    third = growing.audits(state).run()
+    assert [first.verdict, second.verdict, third.verdict] == [Verdict.PROVEN] * 3, second.reasons
+    assert [looked_at(first), looked_at(second), looked_at(third)] == [(0, 20), (20, 40), (40, 40)]
+    whole = growing.audits(state).run(full=True)
+    assert whole.verdict is Verdict.PROVEN
+    assert looked_at(whole) == (0, 40)
+
+
+def test_what_is_lost_among_the_new_is_found(growing: Growing) -> None:
+    growing.grow()
+    audits = growing.audits()
+    audits.run()
+    growing.grow(without=27)
+    report = audits.run()
+    assert looked_at(report) == (20, 40)
+    assert report.verdict is Verdict.FAILED
+    lost = [each for each in report.findings if each.fate is Fate.LOST]
+    assert [(each.sink, each.ranges, each.keys) for each in lost] == [("parquet", ((27, 27),), ("k27",))]
+
+
+def delete_a_row(growing: Growing) -> None:
+    path = growing.files[0]
+    table = pq.read_table(path)
+    pq.write_table(table.slice(1), path)
+
+
+def replace_a_file_and_its_times(growing: Growing) -> None:
+    path = growing.files[0]
+    stood = os.stat(path)
+    content = bytearray(Path(path).read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    Path(path).write_bytes(bytes(content))
+    os.utime(path, ns=(stood.st_atime_ns, stood.st_mtime_ns))
+
+
+def remove_a_file(growing: Growing) -> None:
+    os.unlink(growing.files[0])
+
+
+def add_a_file(growing: Growing) -> None:
+    shutil.copy(growing.files[0], growing.files[0].replace("part-", "part-0"))
+
+
+def remove_a_batch(growing: Growing) -> None:
+    shutil.rmtree(os.path.dirname(growing.files[0]))
+
+
+def delete_by_deltas_own_means(growing: Growing) -> None:
+    import deltalake
+
+    table = deltalake.DeltaTable(os.path.join(growing.loaded.definition.directory, "table"))
+    table.delete("id = 3")
+
+
+def remove_a_file_of_delta(growing: Growing) -> None:
+    root = os.path.join(growing.loaded.definition.directory, "table")
+    os.unlink(os.path.join(root, sorted(name for name in os.listdir(root) if name.endswith(".parquet"))[0]))
+
+
+def drop_the_head_of_the_topic(growing: Growing) -> None:
+    growing.cluster.topics["copy"].partitions[0].log_start = 5
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        delete_a_row,
+        replace_a_file_and_its_times,
+        remove_a_file,
+        add_a_file,
+        remove_a_batch,
+        delete_by_deltas_own_means,
+        remove_a_file_of_delta,
+        drop_the_head_of_the_topic,
+    ],
+)
+def test_a_change_to_what_was_proven_is_noticed_and_all_is_looked_at(
+    growing: Growing, damage: Callable[[Growing], None]
+) -> None:
+    growing.grow()
+    growing.grow()
+    audits = growing.audits()
+    assert audits.run().verdict is Verdict.PROVEN
+    damage(growing)
+    growing.grow()
+    report = audits.run()
+    assert looked_at(report)[0] == 0
+    assert any("has changed since" in note for note in report.notes)
+    assert report.verdict is not Verdict.PROVEN
+
+
+def test_merging_is_no_damage_and_costs_one_full_audit(growing: Growing) -> None:
+    growing.grow()
+    growing.grow()
+    audits = growing.audits()
+    audits.run()
+    growing.parquet.merge(0, 2)
+    growing.delta.compact()
+    report = audits.run()
+    assert looked_at(report) == (0, 40)
+    assert report.verdict is Verdict.PROVEN
+    growing.grow()
+    assert looked_at(audits.run()) == (40, 60)
+
+
+def test_a_topic_that_is_gone_is_a_change(growing: Growing) -> None:
+    growing.grow()
+    definition = growing.loaded.definition
+    settings = client_settings(definition)
+    before = take_all(definition, settings, {})
+    assert set(before) == {"parquet", "delta", "kafka", "dead-letter"}
+    assert all(seen.marks and not seen.unseen for seen in before.values())
+    del growing.cluster.topics["copy"]
+    after = take_all(definition, settings, {})
+    assert changes(before["kafka"].marks, after["kafka"].marks)
+    assert not changes(before["dead-letter"].marks, after["dead-letter"].marks)
+
+
+def test_a_directory_that_is_gone_is_unseen_not_unchanged(growing: Growing) -> None:
+    growing.grow()
+    definition = growing.loaded.definition
+    shutil.rmtree(os.path.join(definition.directory, "files"))
+    assert take_all(definition, client_settings(definition), {})["parquet"].unseen
+
+
+def test_marks_need_no_permission_to_write(growing: Growing) -> None:
+    growing.grow()
+    definition = growing.loaded.definition
+    root = os.path.join(definition.directory, "files")
+    before = {path: os.stat(path) for path in growing.files}
+    take_all(definition, client_settings(definition), {})
+    assert {path: os.stat(path).st_ctime_ns for path in before} == {
+        path: stat.st_ctime_ns for path, stat in before.items()
+    }
+    assert sorted(os.listdir(root))[0].startswith(("_", "batch="))
+
+
+# PostgreSQL
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer(settings=("fsync=off", "autovacuum=off")) as server:
+        yield server
+
+
+def test_changes_to_proven_rows_of_a_table_are_noticed(growing: Growing, server: PostgresServer) -> None:
+    import psycopg
+
+    sink = PostgresSink(server.url, "orders", "table")
+    builder = PostgresBuilder(sink, "growing")
+    ledger = Ledger("growing", "table")
+    empty = rows_of([], {"id": pa.array([], pa.int64())})
+    builder.commit(ledger.opening({growing.place: 0}), empty)
+    rows = rows_of([("orders", 0, offset, 0) for offset in range(6)], {"id": list(range(6))})
+    builder.commit(ledger.entry({growing.place: (0, 6)}, rows=6), rows)
+    definition, proven = growing.loaded.definition, {growing.place: 6}
+
+    def marks() -> dict[str, str]:
+        seen = take(definition, sink, {}, proven)
+        assert not seen.unseen
+        return dict(seen.marks)
+
+    stood = marks()
+    assert changes(stood, marks()) == []
+    with psycopg.connect(server.url, autocommit=True) as connection:
+
+        def run(statement: str) -> None:
+            connection.execute(statement)
+            connection.execute("SELECT pg_stat_force_next_flush()")
+            connection.execute("SELECT 1")
+
+        run(
+            "INSERT INTO orders (_hf_topic, _hf_partition, _hf_offset, _hf_index, id) VALUES ('orders', 0, 6, 0, 6)"
+        )
+        assert changes(stood, marks()) == []
+        run(
+            "INSERT INTO orders (_hf_topic, _hf_partition, _hf_offset, _hf_index, id) VALUES ('orders', 0, 5, 0, 5)"
+        )
+        assert changes(stood, marks()) == ["rows below orders-0@6"]
+        stood = marks()
+        run("UPDATE orders SET id = 9 WHERE id = 2")
+        assert changes(stood, marks()) == ["changed"]
+        stood = marks()
+        run(
+            "WITH gone AS (DELETE FROM orders WHERE id = 3 RETURNING *) INSERT INTO orders SELECT * FROM gone"
+        )
+        assert "deleted" in changes(stood, marks())
+        stood = marks()
+        run("TRUNCATE orders")
+        assert {"storage", "rows below orders-0@6"} <= set(changes(stood, marks()))
+        connection.execute("DROP TABLE orders")
+    assert changes(stood, marks())
+
+
+def test_a_table_that_is_upserted_is_unseen(growing: Growing, server: PostgresServer) -> None:
+    sink = PostgresSink(server.url, "none", "table", "upsert", ("id",))
+    assert "upsert" in take(growing.loaded.definition, sink, {}, {}).unseen
+
+
+def test_a_server_that_does_not_answer_is_unseen(growing: Growing) -> None:
+    sink = PostgresSink("postgresql://127.0.0.1:1/none", "orders", "table")
+    assert take(growing.loaded.definition, sink, {}, {}).unseen
