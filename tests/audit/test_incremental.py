@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,117 +15,24 @@ from holdfast.audit.continuous import Incremental
 from holdfast.audit.marks import changes, take, take_all
 from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.cli.audit_every import PipelineAuditor
-from holdfast.pipeline.definition.fingerprint import fingerprint
-from holdfast.pipeline.definition.loading import Loaded, load_pipeline
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.definition.naming import client_settings
-from holdfast.pipeline.digest import place_hash
-from holdfast.pipeline.ledger import Intake, Routes
-from holdfast.pipeline.positions import Place
-from holdfast.testing.audit_sinks import DeltaBuilder, Ledger, ParquetBuilder, PostgresBuilder, rows_of
-from holdfast.testing.audit_topics import FakeTopics, TopicBuilder, dead_letters, sink_record
+from holdfast.testing.audit_growing import Growing, begin
+from holdfast.testing.audit_sinks import Ledger, PostgresBuilder, rows_of
 from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.testing.postgres import PostgresServer
-from holdfast.wire.batch import Record, build_batch
-
-YAML = """\
-pipeline: growing
-source:
-  topics: [orders]
-  bootstrap: {bootstrap}
-  value:
-    format: json
-    fields: {{id: long}}
-sinks:
-  - parquet: files
-  - delta: table
-  - kafka: {{topic: copy, value: to_json(struct(id))}}
-home: home
-"""
-BATCH = 20
-
-
-@dataclass
-class Growing:
-    """A pipeline of which each record becomes a row, batch by batch."""
-
-    cluster: FakeCluster
-    loaded: Loaded
-    place: Place
-    parquet: ParquetBuilder
-    delta: DeltaBuilder
-    topic: TopicBuilder
-    dead: TopicBuilder
-    ledgers: dict[str, Ledger]
-    end: int = 0
-    files: list[str] = field(default_factory=list)
-
-    def grow(self, *, without: int | None = None) -> None:
-        """One more batch, of which the Parquet sink may lack an offset that its ledger counts."""
-        start, self.end = self.end, self.end + BATCH
-        values = [json.dumps({"id": offset}).encode() for offset in range(start, self.end)]
-        records = [Record(at, at, b"k%d" % (start + at), value) for at, value in enumerate(values)]
-        self.cluster.topics["orders"].partitions[0].append(
-            build_batch(records, base_timestamp=1_700_000_000_000)
-        )
-        offsets = list(range(start, self.end))
-        digest = sum(place_hash("orders", 0, offset) for offset in offsets) & ((1 << 64) - 1)
-        intake = Intake(records=BATCH, bytes=BATCH, digest=digest)
-        more: dict[str, Any] = {
-            "intake": intake,
-            "routes": Routes(main=BATCH),
-            "digests": {"main": f"{digest:016x}"},
-        }
-        span = {self.place: (start, self.end)}
-        for name in ("parquet", "delta"):
-            held = [each for each in offsets if each != without or name != "parquet"]
-            rows = rows_of([("orders", 0, each, 0) for each in held], {"id": pa.array(held, pa.int64())})
-            entry = self.ledgers[name].entry(span, rows=BATCH, **more)
-            if name == "parquet":
-                self.files += self.parquet.commit(entry, rows)
-            else:
-                self.delta.commit(entry, rows)
-        sent = [
-            sink_record(("orders", 0, offset, 0), b"k%d" % offset, value)
-            for offset, value in zip(offsets, values, strict=True)
-        ]
-        self.topic.commit(self.ledgers["kafka"].entry(span, rows=BATCH, **more), sent)
-        self.dead.commit(self.ledgers["dead-letter"].entry(span, rows=0, **more), [])
-
-    def audits(self, state: str | None = None, full_every: int = 0) -> Incremental:
-        from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
-
-        return Incremental(
-            PipelineAuditor(self.loaded, None, AuditOptions(), audit_pipeline), state, full_every
-        )
 
 
 @pytest.fixture
 def growing(tmp_path: Path) -> Iterator[Growing]:
     with FakeCluster() as cluster:
-        topic = cluster.add_topic("orders", partitions=1)
-        path = tmp_path / "growing.yaml"
-        path.write_text(YAML.format(bootstrap=cluster.bootstrap_servers))
-        loaded = load_pipeline(str(path))
-        mark = fingerprint(loaded.definition)
-        topics = FakeTopics(cluster)
-        place = Place("orders", topic.topic_id, 0)
-        made = Growing(
-            cluster,
-            loaded,
-            place,
-            ParquetBuilder(str(tmp_path / "files"), 2),
-            DeltaBuilder(str(tmp_path / "table"), "growing", "delta", 2),
-            TopicBuilder(topics, "copy", "growing", "kafka"),
-            dead_letters(topics, "growing-dlt", "growing"),
-            {name: Ledger("growing", name, mark) for name in ("parquet", "delta", "kafka", "dead-letter")},
-        )
-        empty = rows_of([], {"id": pa.array([], pa.int64())})
-        made.parquet.commit(made.ledgers["parquet"].opening({place: 0}), None)
-        made.delta.commit(made.ledgers["delta"].opening({place: 0}), empty)
-        made.topic.commit(made.ledgers["kafka"].opening({place: 0}))
-        made.dead.commit(made.ledgers["dead-letter"].opening({place: 0}))
-        yield made
+        yield begin(cluster, str(tmp_path))
+
+
+def audits_of(growing: Growing, state: str | None = None) -> Incremental:
+    from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
+
+    return Incremental(PipelineAuditor(growing.loaded, None, AuditOptions(), audit_pipeline), state, 0)
 
 
 def looked_at(report: Report) -> tuple[int, int]:
@@ -139,20 +43,20 @@ def looked_at(report: Report) -> tuple[int, int]:
 def test_each_audit_looks_at_what_came_since(growing: Growing, tmp_path: Path) -> None:
     state = str(tmp_path / "state")
     growing.grow()
-    first = growing.audits(state).run()
+    first = audits_of(growing, state).run()
     growing.grow()
-    second = growing.audits(state).run()
-    third = growing.audits(state).run()
+    second = audits_of(growing, state).run()
+    third = audits_of(growing, state).run()
     assert [first.verdict, second.verdict, third.verdict] == [Verdict.PROVEN] * 3, second.reasons
     assert [looked_at(first), looked_at(second), looked_at(third)] == [(0, 20), (20, 40), (40, 40)]
-    whole = growing.audits(state).run(full=True)
+    whole = audits_of(growing, state).run(full=True)
     assert whole.verdict is Verdict.PROVEN
     assert looked_at(whole) == (0, 40)
 
 
 def test_what_is_lost_among_the_new_is_found(growing: Growing) -> None:
     growing.grow()
-    audits = growing.audits()
+    audits = audits_of(growing)
     audits.run()
     growing.grow(without=27)
     report = audits.run()
@@ -192,12 +96,12 @@ def remove_a_batch(growing: Growing) -> None:
 def delete_by_deltas_own_means(growing: Growing) -> None:
     import deltalake
 
-    table = deltalake.DeltaTable(os.path.join(growing.loaded.definition.directory, "table"))
+    table = deltalake.DeltaTable(os.path.join(growing.directory, "table"))
     table.delete("id = 3")
 
 
 def remove_a_file_of_delta(growing: Growing) -> None:
-    root = os.path.join(growing.loaded.definition.directory, "table")
+    root = os.path.join(growing.directory, "table")
     os.unlink(os.path.join(root, sorted(name for name in os.listdir(root) if name.endswith(".parquet"))[0]))
 
 
@@ -223,7 +127,7 @@ def test_a_change_to_what_was_proven_is_noticed_and_all_is_looked_at(
 ) -> None:
     growing.grow()
     growing.grow()
-    audits = growing.audits()
+    audits = audits_of(growing)
     assert audits.run().verdict is Verdict.PROVEN
     damage(growing)
     growing.grow()
@@ -236,7 +140,7 @@ def test_a_change_to_what_was_proven_is_noticed_and_all_is_looked_at(
 def test_merging_is_no_damage_and_costs_one_full_audit(growing: Growing) -> None:
     growing.grow()
     growing.grow()
-    audits = growing.audits()
+    audits = audits_of(growing)
     audits.run()
     growing.parquet.merge(0, 2)
     growing.delta.compact()
