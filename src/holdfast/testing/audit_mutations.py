@@ -109,12 +109,25 @@ class Mutation:
         plan.lags.clear()
         if len(plan.dead.rows()) < 2 or not any(len(_leaving(left)) > 1 for left in plan.aside):
             return False
-        return all(len(held.rows()) >= (2 if held.takes else 8) for held in plan.sinks.values())
+        if self.loses_spooled and not _shows(plan):
+            return False
+        return all(
+            len(held.rows()) >= (2 if held.takes else 8) and any(held.batches[:-1])
+            for held in plan.sinks.values()
+        )
 
     def held(self, plan: Plan) -> Held:
         if self.kind is None:
             return plan.dead
         return next(held for held in plan.sinks.values() if bool(held.takes) == self.is_window)
+
+
+def _shows(plan: Plan) -> bool:
+    """Whether a message that was lost has others of its spool around it in what was taken."""
+    _, partition, sequence = plan.lost_spool_id.split(":")
+    taken = [each.spool_id.split(":") for each in plan.taken() if each.spool_id]
+    numbers = [int(number) for _, place, number in taken if place == partition]
+    return any(number > int(sequence) for number in numbers)
 
 
 # ------------------------------------------------------------------------ rows
