@@ -149,6 +149,10 @@ class Engines:
             self._stack.callback(self._spark.stop)
         return self._spark  # type: ignore[no-any-return]
 
+    def adopt(self, spark: SparkSession) -> None:
+        """Use this session, which somebody else ends."""
+        self._spark = spark
+
     def restore(self) -> None:
         """Mend what the last half broke, and end its programs."""
         for scene in self._scenes.values():

@@ -1,4 +1,4 @@
-"""HF304, HF305: where a group begins."""
+"""HF305: where a group begins; what the lab does not show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
-from confluent_kafka.admin import NewPartitions
 
 from holdfast.client import Consumer, Message, PositionLost, UnsafeSetting
 from holdfast.testing.engines import wait_until
@@ -51,30 +50,6 @@ def handled(here: Scene, group: str, topic: str, count: int, **options: Any) -> 
     return values
 
 
-# ---------------------------------------------------------------- HF304: partitions that were added
-
-
-def more_partitions(here: Scene, topic: str) -> None:
-    """A second partition, with messages in it before any member knows of it."""
-    here.admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
-    here.write(topic, {1: numbers(0, 5)})
-
-
-def test_hf304_added_partition_plain_client_skips(here: Scene) -> None:
-    topic = here.create_topic("hf304-plain")
-    assert first_after_the_end(here, topic, topic, 0) == "later"
-    more_partitions(here, topic)
-    assert first_after_the_end(here, topic, topic, 1) == "later"
-
-
-def test_hf304_added_partition_ours_begins_at_its_beginning(here: Scene) -> None:
-    topic = here.create_topic("hf304-ours")
-    here.write(topic, {0: ["known"]})
-    assert handled(here, topic, topic, 1) == ["known"]
-    more_partitions(here, topic)
-    assert handled(here, topic, topic, 5) == numbers(0, 5)
-
-
 # ---------------------------------------------------------------- HF305: positions that have vanished
 
 
@@ -92,12 +67,6 @@ def forget(here: Scene, group: str) -> None:
     here.await_state(group, "EMPTY")
     here.admin.delete_consumer_groups([group])[group].result(30)
     assert here.committed(group) == {}
-
-
-def test_hf305_forgotten_positions_plain_client_skips(here: Scene) -> None:
-    topic = group_at_3(here, "hf305-plain")
-    forget(here, topic)
-    assert first_after_the_end(here, topic, topic, 0) == "later"
 
 
 def test_hf305_forgotten_positions_ours_stops_and_asks(here: Scene) -> None:

@@ -57,7 +57,7 @@ def _read_to_the_end(lab: Lab, scene: Scene, group: str, topic: str, settings: A
     """A reader of the topic, until it has seen the end; false when it never does."""
     consumer = scene.consumer(group, {"enable.partition.eof": True, **(settings or {})})
     consumer.subscribe([topic])
-    patience = 50
+    patience = 20
 
     def read_on() -> bool:
         nonlocal patience
