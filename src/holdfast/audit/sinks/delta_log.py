@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import unquote
 
-import pyarrow as pa
-
 from holdfast.audit.sinks import files
 from holdfast.audit.sinks.base import SinkUnreadable
 
@@ -199,7 +197,7 @@ def _rows(path: str) -> Iterator[dict[str, Any]]:
         try:
             for batch in file.iter_batches(columns=columns):
                 yield from batch.to_pylist()
-        except (pa.ArrowException, OSError) as error:
+        except files.BROKEN as error:
             raise files.Damaged(f"it cannot be read ({error})") from error
 
 

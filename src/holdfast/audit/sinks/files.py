@@ -30,6 +30,10 @@ BATCH_ROWS: Final = 256 * 1024
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
+BROKEN: Final = (pa.ArrowException, OSError, ValueError, OverflowError, IndexError)
+"""What Arrow raises on bytes that are no Parquet: names that are no text, and sizes that are none, among them."""
+
+
 class Damaged(Exception):
     """A file that is not there or cannot be read to its end."""
 
@@ -51,7 +55,7 @@ def opened(path: str, **options: Any) -> Any:
         raise Damaged("it is missing") from error
     except PermissionError as error:
         raise SinkUnreadable(f"{path} may not be read: give the user who audits the right to") from error
-    except (pa.ArrowException, OSError) as error:
+    except BROKEN as error:
         raise Damaged(f"it is no whole Parquet file ({_first_line(error)})") from error
 
 
@@ -113,12 +117,20 @@ def _batches(path: str, columns: Sequence[str] | None) -> Iterator[tuple[int, pa
     """Batches with the number of their first row."""
     row = 0
     with _opened_with_lineage(path) as file:
-        try:
-            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-                yield row, _without_views(batch)
-                row += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise Damaged(f"it cannot be read from row {row:,} on ({_first_line(error)})") from error
+        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+            yield row, _without_views(batch)
+            row += batch.num_rows
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """What is found out about a file while its rows are taken apart, as damage of the file."""
+    try:
+        yield
+    except SinkUnreadable:
+        raise
+    except BROKEN as error:
+        raise Damaged(f"it cannot be read ({_first_line(error)})") from error
 
 
 def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -158,14 +170,15 @@ def _first_line(error: BaseException) -> str:
 
 def lineage(path: str, where: str) -> Iterator[LineageBatch]:
     """The places of all rows of a file."""
-    for _, batch in _batches(path, [LINEAGE]):
-        if LINEAGE in batch.schema.names:
-            yield from split_struct(batch.column(LINEAGE), where)
-        else:
-            rows = batch.num_rows or count_rows(path)
-            nowhere = np.full(rows, -1, np.int64)
-            yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
-            return
+    with _telling():
+        for _, batch in _batches(path, [LINEAGE]):
+            if LINEAGE in batch.schema.names:
+                yield from split_struct(batch.column(LINEAGE), where)
+            else:
+                rows = batch.num_rows or count_rows(path)
+                nowhere = np.full(rows, -1, np.int64)
+                yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
+                return
 
 
 def tables(
@@ -174,8 +187,9 @@ def tables(
     """Rows of a file with these columns (None: all), as stored, and the lineage as `_hf_topic`, `_hf_partition`,
     `_hf_offset`, `_hf_index`. A column the file lacks has its value from `constants`, or is left out."""
     wanted = None if columns is None else [LINEAGE, *columns]
-    for _, batch in _batches(path, wanted):
-        yield with_places(batch, constants or {}, columns)
+    with _telling():
+        for _, batch in _batches(path, wanted):
+            yield with_places(batch, constants or {}, columns)
 
 
 def with_places(
@@ -205,18 +219,19 @@ def window_batches(
 def rows_at(path: str, place: Place, offset: int) -> list[int]:
     """The numbers of a file's rows that were made of one record."""
     found: list[int] = []
-    for first, batch in _batches(path, [LINEAGE]):
-        if LINEAGE not in batch.schema.names:
-            break
-        topic, partition, at = (pc.struct_field(batch.column(LINEAGE), name) for name in PARTS[:3])
-        if pa.types.is_dictionary(topic.type):
-            topic = topic.dictionary_decode()
-        same = pc.and_(
-            pc.and_(pc.equal(topic, place.topic), pc.equal(partition, place.partition)),
-            pc.equal(at, offset),
-        )
-        hits = np.flatnonzero(pc.fill_null(same, False).to_numpy(zero_copy_only=False))
-        found += [first + int(hit) for hit in hits]
+    with _telling():
+        for first, batch in _batches(path, [LINEAGE]):
+            if LINEAGE not in batch.schema.names:
+                break
+            topic, partition, at = (pc.struct_field(batch.column(LINEAGE), name) for name in PARTS[:3])
+            if pa.types.is_dictionary(topic.type):
+                topic = topic.dictionary_decode()
+            same = pc.and_(
+                pc.and_(pc.equal(topic, place.topic), pc.equal(partition, place.partition)),
+                pc.equal(at, offset),
+            )
+            hits = np.flatnonzero(pc.fill_null(same, False).to_numpy(zero_copy_only=False))
+            found += [first + int(hit) for hit in hits]
     return found
 
 
