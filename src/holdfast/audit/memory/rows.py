@@ -129,12 +129,15 @@ class _Part:
 class Recorder:
     """Sees every record of the source, and keeps what steps with a memory go by."""
 
+    needs_headers: bool
+
     def __init__(
         self, clock: Clock | None, columns: Sequence[str], *, keeps_ids: bool, spans: Iterable[Place]
     ) -> None:
         self._clock = clock
         self._columns = tuple(columns)
         self._keeps_ids = keeps_ids
+        self.needs_headers = keeps_ids
         self._parts: dict[Place, _Part] = {place: _Part() for place in spans}
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: Decode) -> None:

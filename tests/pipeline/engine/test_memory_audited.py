@@ -1,0 +1,133 @@
+"""A real run of all that remembers, audited without Spark: proven as it is, failed when a number is changed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from holdfast.audit.model import Fate, Verdict
+from holdfast.audit.pipeline_audit import audit_pipeline
+from holdfast.pipeline.definition.model import (
+    Decoding,
+    Dedupe,
+    EventTime,
+    Expect,
+    Field,
+    Filter,
+    ParquetSink,
+    PipelineDefinition,
+    Source,
+    Window,
+)
+from holdfast.pipeline.engine.running import run_pipeline
+from holdfast.server.embed import Broker
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T0 = 1_767_225_600_000
+FIELDS = (Field("id", "long"), Field("customer", "string"), Field("amount", "long"), Field("at", "timestamp"))
+TOTALS = {"total": "sum(amount)", "orders": "count(*)"}
+
+
+def definition(bootstrap: str, directory: Path) -> PipelineDefinition:
+    steps = (
+        Expect("positive", "amount > 0"),
+        Dedupe("once", ("id",), within="20s"),
+        Window("tumbling", TOTALS, size="5s", key=("customer",), late="correct", correct_within="10s"),
+        Filter("no-trials", "customer <> 'c3'"),
+        Window("sliding", TOTALS, "sliding", size="6s", every="2s", key=("customer",), emit="changes"),
+        Window("sessions", TOTALS, "session", gap="1s", key=("customer",)),
+    )
+    taken = ("", "tumbling", "sliding", "sessions", "sliding.late")
+    return PipelineDefinition(
+        name="remembering",
+        source=Source(
+            topics=("orders",),
+            bootstrap=bootstrap,
+            value=Decoding("json", FIELDS),
+            event_time=EventTime("at", "2s"),
+            batch_records=200,
+        ),
+        steps=steps,
+        sinks=tuple(
+            ParquetSink(str(directory / f"sink-{rows or 'main'}"), f"sink-{rows or 'main'}", rows=rows)
+            for rows in taken
+        ),
+        home=str(directory / "home"),
+        directory=str(directory),
+    )
+
+
+def produce(bootstrap: str, count: int) -> None:
+    """Some late, some twice, some broken, one with a clock far ahead, one without value."""
+    rng = random.Random(8)
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for number in range(count):
+        second = number / 8 - (rng.choice((4, 9, 30)) if rng.random() < 0.1 else 0)
+        order = {
+            "id": number - rng.randrange(3) if rng.random() < 0.1 else number,
+            "customer": f"c{rng.randrange(6)}",
+            "amount": rng.randrange(-1, 20),
+            "at": _iso(T0 + round(max(0.0, second) * 1000) + (36_000_000 if number == 50 else 0)),
+        }
+        value = b"broken" if number % 97 == 5 else json.dumps(order).encode()
+        producer.produce(
+            "orders",
+            None if number == 77 else value,
+            partition=number % 2,
+            timestamp=T0 + number * 125,
+        )
+    assert producer.flush(30) == 0
+
+
+def _iso(time_ms: int) -> str:
+    import numpy as np
+
+    return f"{np.datetime64(time_ms, 'ms')}Z"
+
+
+def changed(directory: Path, column: str) -> None:
+    """One number of one row, in the first file that has a row."""
+    for path in sorted(directory.rglob("part-*.parquet")):
+        table = pq.read_table(path, partitioning=None)
+        if table.num_rows:
+            values = table.column(column).to_pylist()
+            values[0] += 1
+            at = table.column_names.index(column)
+            pq.write_table(
+                table.set_column(at, column, pa.array(values, table.schema.field(column).type)), path
+            )
+            return
+    raise AssertionError("no rows")
+
+
+def test_a_real_run_is_proven_and_three_changed_numbers_are_named(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with Broker(str(tmp_path / "broker")) as broker:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        admin.create_topics([NewTopic("orders", 2, 1, config={"retention.ms": "-1"})])["orders"].result(30)
+        produce(broker.bootstrap_servers, 400)
+        made = definition(broker.bootstrap_servers, tmp_path)
+        run_pipeline(made, spark=spark, signals=False)
+        report = audit_pipeline(made)
+        assert [finding.what() for finding in report.findings] == []
+        assert report.verdict is Verdict.PROVEN, report.reasons
+        for account in report.windows:
+            assert account.recomputed == account.expected > 10, account
+        for fate in (Fate.DUPLICATE, Fate.LATE, Fate.DEAD_LETTER, Fate.FILTERED):
+            assert report.total(fate) > 0, fate
+        for step, column in (("tumbling", "_hf_count"), ("sliding", "_hf_digest"), ("sessions", "total")):
+            changed(tmp_path / f"sink-{step}", column)
+        broken = audit_pipeline(made)
+        assert broken.verdict is Verdict.FAILED
+        named = {finding.sink for finding in broken.findings if finding.fate is Fate.ALTERED}
+        assert named >= {"sink-tumbling", "sink-sliding", "sink-sessions"}
