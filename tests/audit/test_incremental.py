@@ -7,20 +7,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from holdfast.audit.continuous import Incremental
-from holdfast.audit.marks import changes, take, take_all
+from holdfast.audit.marks import changes, take_all
 from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.cli.audit_every import PipelineAuditor
-from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.testing.audit_growing import Growing, begin
-from holdfast.testing.audit_sinks import Ledger, PostgresBuilder, rows_of
 from holdfast.testing.fake_cluster import FakeCluster
-from holdfast.testing.postgres import PostgresServer
 
 
 @pytest.fixture
@@ -181,71 +177,3 @@ def test_marks_need_no_permission_to_write(growing: Growing) -> None:
         path: stat.st_ctime_ns for path, stat in before.items()
     }
     assert sorted(os.listdir(root))[0].startswith(("_", "batch="))
-
-
-# PostgreSQL
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with PostgresServer(settings=("fsync=off", "autovacuum=off")) as server:
-        yield server
-
-
-def test_changes_to_proven_rows_of_a_table_are_noticed(growing: Growing, server: PostgresServer) -> None:
-    import psycopg
-
-    sink = PostgresSink(server.url, "orders", "table")
-    builder = PostgresBuilder(sink, "growing")
-    ledger = Ledger("growing", "table")
-    empty = rows_of([], {"id": pa.array([], pa.int64())})
-    builder.commit(ledger.opening({growing.place: 0}), empty)
-    rows = rows_of([("orders", 0, offset, 0) for offset in range(6)], {"id": list(range(6))})
-    builder.commit(ledger.entry({growing.place: (0, 6)}, rows=6), rows)
-    definition, proven = growing.loaded.definition, {growing.place: 6}
-
-    def marks() -> dict[str, str]:
-        seen = take(definition, sink, {}, proven)
-        assert not seen.unseen
-        return dict(seen.marks)
-
-    stood = marks()
-    assert changes(stood, marks()) == []
-    with psycopg.connect(server.url, autocommit=True) as connection:
-
-        def run(statement: str) -> None:
-            connection.execute(statement)
-            connection.execute("SELECT pg_stat_force_next_flush()")
-            connection.execute("SELECT 1")
-
-        run(
-            "INSERT INTO orders (_hf_topic, _hf_partition, _hf_offset, _hf_index, id) VALUES ('orders', 0, 6, 0, 6)"
-        )
-        assert changes(stood, marks()) == []
-        run(
-            "INSERT INTO orders (_hf_topic, _hf_partition, _hf_offset, _hf_index, id) VALUES ('orders', 0, 5, 0, 5)"
-        )
-        assert changes(stood, marks()) == ["rows below orders-0@6"]
-        stood = marks()
-        run("UPDATE orders SET id = 9 WHERE id = 2")
-        assert changes(stood, marks()) == ["changed"]
-        stood = marks()
-        run(
-            "WITH gone AS (DELETE FROM orders WHERE id = 3 RETURNING *) INSERT INTO orders SELECT * FROM gone"
-        )
-        assert "deleted" in changes(stood, marks())
-        stood = marks()
-        run("TRUNCATE orders")
-        assert {"storage", "rows below orders-0@6"} <= set(changes(stood, marks()))
-        connection.execute("DROP TABLE orders")
-    assert changes(stood, marks())
-
-
-def test_a_table_that_is_upserted_is_unseen(growing: Growing, server: PostgresServer) -> None:
-    sink = PostgresSink(server.url, "none", "table", "upsert", ("id",))
-    assert "upsert" in take(growing.loaded.definition, sink, {}, {}).unseen
-
-
-def test_a_server_that_does_not_answer_is_unseen(growing: Growing) -> None:
-    sink = PostgresSink("postgresql://127.0.0.1:1/none", "orders", "table")
-    assert take(growing.loaded.definition, sink, {}, {}).unseen

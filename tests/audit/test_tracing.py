@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.audit.lives import Life
 from holdfast.audit.stored import look_up, offsets_of_key, place_of
-from holdfast.audit.tracing import Life, Tracer, events
+from holdfast.audit.trace_text import events
+from holdfast.audit.tracing import Tracer
 from holdfast.errors import UsageError
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.reader import Cluster

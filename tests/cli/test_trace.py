@@ -51,7 +51,7 @@ def test_a_record_is_followed_into_every_sink(here: Run, growing: Growing) -> No
     lines = out.splitlines()
     assert lines[0] == "record orders:0@7"
     assert lines[-1] == "output: it is in parquet and delta and kafka"
-    assert any("key k7" in line and "2023-11-14 22:13:20 UTC" in line for line in lines)
+    assert any("key k7" in line and "2023-11-14 22:13:20.007 UTC" in line for line in lines)
     assert any("taken with offsets 0 to 19" in line for line in lines)
     assert any("files/batch=00000000000000000001/part-" in line and "row" in line for line in lines)
     assert any("copy-0@" in line for line in lines)

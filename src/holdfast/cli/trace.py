@@ -20,7 +20,8 @@ from holdfast.cli.pipeline_shared import BootstrapOption, load, located, require
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.audit.tracing import Life, Tracer
+    from holdfast.audit.lives import Life
+    from holdfast.audit.tracing import Tracer
     from holdfast.pipeline.definition.model import PipelineDefinition
     from holdfast.pipeline.positions import Place
 
@@ -189,7 +190,7 @@ def _show(lives: list[Life], output: Output) -> None:
         print_json([life.as_json() for life in lives] if len(lives) != 1 else lives[0].as_json())
         return
     from holdfast.audit.text import plain
-    from holdfast.audit.tracing import events
+    from holdfast.audit.trace_text import events
 
     for number, life in enumerate(lives):
         if number:
