@@ -235,12 +235,23 @@ def test_records_compacted_away_since_are_proven_by_the_digest_of_what_sinks_sti
     assert not check_intake([never_there], books_of(codes, [0, 3])).findings
 
 
-def test_rows_of_compacted_offsets_that_no_entry_read_are_told() -> None:
-    codes = [RECORD, COMPACTED, RECORD]
-    entry = taking(Ledger("shop", "files"), 0, 3, rows=2, intake=Intake(records=2, digest=digest([0, 2])))
-    entry = replace(entry, routes=Routes(main=2))
-    (finding,) = check_rows("files", [entry], books_of(codes, [0, 1, 2])).findings
-    assert (finding.fate, finding.count) == (Fate.DUPLICATED, 1)
+def test_rows_of_offsets_that_were_in_no_batch_when_they_were_read_are_extra() -> None:
+    codes = [RECORD, COMPACTED, RECORD, COMPACTED]
+    intake = Intake(records=2, digest=digest([0, 2]))
+    entry = taking(Ledger("shop", "files"), 0, 4, rows=2, intake=intake, routes=Routes(main=2))
+    books = books_of(codes, [0, 1, 2])
+    (extra,) = check_intake([entry], books).findings
+    assert (extra.fate, extra.sink, extra.ranges) == (Fate.EXTRA, "files", ((1, 1),))
+    assert not check_rows("files", [entry], books).findings, "told once"
+
+
+def test_more_rows_of_compacted_offsets_than_records_were_compacted_are_extra() -> None:
+    codes = [RECORD, COMPACTED, COMPACTED, RECORD]
+    intake = Intake(records=3, digest=digest([0, 1, 3]))
+    entry = taking(Ledger("shop", "files"), 0, 4, rows=3, intake=intake, routes=Routes(main=3))
+    (extra,) = check_intake([entry], books_of(codes, range(4))).findings
+    assert (extra.fate, extra.ranges) == (Fate.EXTRA, ((1, 2),))
+    assert extra.detail.startswith("1 of these")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.audit.compare import Holding
+from holdfast.audit.compare import Holding, finding
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, SourceWalk
@@ -217,7 +217,10 @@ class Books:
 
 
 def check_intake(entries: Iterable[Entry], books: Books) -> Examined:
-    """What each entry says it read is what the log has, with those records that were compacted away since."""
+    """What each entry says it read is what the log has, with those records that were compacted away since.
+
+    Where nothing was compacted since, a row of an offset that is in no batch was never a record's.
+    """
     found: list[Finding] = []
     spans = books.spans()
     for entry in entries:
@@ -225,14 +228,33 @@ def check_intake(entries: Iterable[Entry], books: Books) -> Examined:
             continue
         records, digest, compacted = _in_log(entry, books)
         if (records, digest) == (entry.intake.records, entry.intake.digest):
+            found.extend(_planted(books, compacted))
             continue
-        again, again_digest = _routed(entry, books, compacted)
+        again, again_digest = _routed(books, compacted)
         if (records + again, (digest + again_digest) & MASK) == (entry.intake.records, entry.intake.digest):
             continue
-        if books.is_doubtful(entry):
-            continue
-        found.append(_misread(entry, records, again, compacted))
+        if records < entry.intake.records < records + again:
+            excess = records + again - entry.intake.records
+            found.extend(_planted(books, compacted, f"{excess} of these were never produced"))
+        elif not books.is_doubtful(entry):
+            found.append(_misread(entry, records, again, compacted))
     return Examined(tuple(found))
+
+
+def _planted(
+    books: Books, compacted: Mapping[Place, Offsets], detail: str = "in no batch of the log: never produced"
+) -> list[Finding]:
+    """Rows of offsets that are in no batch; what they are counted in is in doubt from here on."""
+    found = []
+    for place, offsets in compacted.items():
+        start = books.walk.partitions[place].start
+        for holding in (*books.routes.values(), *books.mains.values()) if len(offsets) else ():
+            held = offsets[holding.counts[place][offsets - start] > 0]
+            if len(held):
+                found.append(finding(Fate.EXTRA, holding.name, place, held, detail))
+                if place in books.doubtful:
+                    books.doubtful[place][held - start] = True
+    return found
 
 
 def _misread(entry: Entry, records: int, again: int, compacted: Mapping[Place, Offsets]) -> Finding:
@@ -284,7 +306,7 @@ def _in_log(entry: Entry, books: Books) -> tuple[int, int, dict[Place, Offsets]]
     return records, digest & MASK, compacted
 
 
-def _routed(entry: Entry, books: Books, compacted: Mapping[Place, Offsets]) -> tuple[int, int]:
+def _routed(books: Books, compacted: Mapping[Place, Offsets]) -> tuple[int, int]:
     """Records that the log has no more, and some sink or route still has."""
     holdings = [*books.routes.values(), *books.mains.values()]
     count = digest = 0

@@ -16,37 +16,28 @@ from __future__ import annotations
 
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 import holdfast
 from holdfast.audit import ledgers, reporting
-from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, finding, judge, judge_routes, strays
 from holdfast.audit.content_check import ContentCheck
 from holdfast.audit.decoding import Observer, SourceDecoder
-from holdfast.audit.left import Left, expands, read_dead_letters, read_left
+from holdfast.audit.left import PARSE, Left, expands, read_dead_letters, read_left
 from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Unproven
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
-from holdfast.audit.side_streams import check_side, check_turns, side_stream
-from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
+from holdfast.audit.side_streams import side_stream
+from holdfast.audit.sink_judging import SinkJudge, SinkRows, main_sinks
+from holdfast.audit.sinks.base import SinkReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
 from holdfast.audit.spool import SpoolWatch
+from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.fingerprint import fingerprint
-from holdfast.pipeline.definition.model import (
-    Filter,
-    Join,
-    KafkaSink,
-    Keyed,
-    PipelineDefinition,
-    PostgresSink,
-    Window,
-)
+from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, dead_letter_of, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.ledger import Entry
@@ -79,19 +70,22 @@ def audit_pipeline(
 ) -> Report:
     """Audit a pipeline as its definition stands; `AuditError` where that cannot be begun."""
     options = options or AuditOptions()
+    if options.start is not None:
+        start_ms(options.start)
     started = time.time()
     expanded, _ = expand_definition(definition)
     settings = {**client_settings(expanded, bootstrap), **options.settings}
     with ExitStack() as stack:
-        readers = open_readers(expanded, settings, stack)
         cluster = stack.enter_context(Cluster(settings))
+        cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
+        readers = open_readers(expanded, settings, stack)
         audit = PipelineAudit(expanded, fingerprint(definition), cluster, readers, options)
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)
-    return _stamped(report, round(started * 1000), took_ms)
+    return stamped(report, round(started * 1000), took_ms)
 
 
-def _stamped(report: Report, started_ms: int, took_ms: int) -> Report:
+def stamped(report: Report, started_ms: int, took_ms: int) -> Report:
     from dataclasses import replace
 
     import pyarrow
@@ -134,8 +128,7 @@ class PipelineAudit:
     scope: PipelineScope = field(init=False)
     logs: dict[Place, LogEnds] = field(init=False)
     entries: dict[str, Sequence[Entry]] = field(init=False, default_factory=dict)
-    holdings: dict[str, Holding] = field(init=False, default_factory=dict)
-    judgements: dict[str, list[Judgement]] = field(init=False, default_factory=dict)
+    rows: SinkRows = field(init=False)
 
     def run(self) -> Report:
         tell = self.options.tell or (lambda what: None)
@@ -154,11 +147,8 @@ class PipelineAudit:
         self._note_expired(walked)
         self.examined += spools.examine(walked)
         tell("comparing the sinks")
-        routes = {fate: left.routes[fate] for fate in (Fate.DEAD_LETTER, *left.routes) if fate in left.routes}
-        self._settle_unrecorded(left, walked)
-        self._judge(left, routes, walked)
-        self._sides(left, walked)
-        self._ledgers(left, routes, walked)
+        judge = self._judge(left, walked)
+        self.examined += judge.judge()
         result = None
         if memory is not None:
             tell("making windows, duplicates and late rows again")
@@ -169,9 +159,9 @@ class PipelineAudit:
         self.examined += content.examine(list(self._opened().values()))
         for reader in self._opened().values():
             self.examined += Examined(tuple(reader.problems()), tuple(reader.gaps()))
-        self._word(left)
+        self._word(judge)
         tell("")
-        return self._report(routes, walked, result)
+        return self._report(judge, result)
 
     # -------------------------------------------------------------------- before the walk
 
@@ -206,6 +196,7 @@ class PipelineAudit:
             since=self.options.since,
             starts_at_log_start=self.definition.source.starting == "earliest",
         )
+        self.rows = SinkRows(self.scope.spans, expands(self.definition))
         self.examined += Examined((), tuple(self.scope.unproven), (), tuple(self.scope.notes))
         self.examined += self._absent()
         if not self.scope.offsets and any(self.scope.pending.values()) and not self.options.since:
@@ -279,13 +270,16 @@ class PipelineAudit:
             self.scope.spans,
             batches,
             memory,
-            {(side.route, side.step) for side in sides if side is not None},
+            {
+                *((side.route, side.step) for side in sides if side is not None),
+                *((LATE_FOR, step.name) for step in self.definition.steps if isinstance(step, Window)),
+            },
         )
         reader = self.readers[DEAD_LETTER_NAME] if self.entries[DEAD_LETTER_NAME] else None
         dead = read_dead_letters(
             reader,  # type: ignore[arg-type]
             self.scope.spans,
-            self._rows_of,
+            self.rows.of,
             memory,
         )
         left.routes = {Fate.DEAD_LETTER: dead, **left.routes}
@@ -306,183 +300,42 @@ class PipelineAudit:
                 )
             )
 
-    def _rows_of(self, reader: SinkReader | DeadLetterReader) -> Holding:
-        """The rows of a sink, read once."""
-        if reader.name not in self.holdings:
-            numbers = expands(self.definition) and reader.kind != "dead_letter"
-            holding = Holding(reader.name, self.scope.spans, numbers_rows=numbers)
-            holding.add(reader.rows(SinkScope(self.scope.spans)))
-            self.holdings[reader.name] = holding
-        return self.holdings[reader.name]
-
-    def _is_upsert(self, name: str) -> bool:
-        sink = next((each for each in self.definition.sinks if each.name == name), None)
-        return isinstance(sink, PostgresSink) and sink.mode == "upsert"
-
     def _mains(self) -> dict[str, SinkReader]:
-        """Sinks that keep every row of the end of the steps."""
-        return {
-            name: reader
-            for name, reader in self._opened().items()
-            if reader.kind != "dead_letter" and not reader.takes and not self._is_upsert(name)
-        }
+        return main_sinks(self.definition, self._opened())
 
-    def _judge(self, left: Left, routes: Mapping[Fate, Holding], walked: SourceWalk) -> None:
-        found: list[Finding] = []
-        parts = list(walked.partitions.values())
-        self.judgements[""] = [judge_routes(list(routes.values()), part) for part in parts]
-        for name, reader in self._mains().items():
-            holding = self._rows_of(reader)
-            starts = self.scope.sink_starts.get(name, {})
-            self.judgements[name] = [
-                judge(holding, list(routes.values()), part, since=starts.get(part.place, part.start))
-                for part in parts
-            ]
-            self._excuse(reader, self.judgements[name])
-        found.extend(self._blame_routes(left, routes, walked))
-        for judgements in self.judgements.values():
-            for each in judgements:
-                found.extend(each.findings)
-        for name, reader in self._opened().items():
-            if reader.takes or (reader.kind != "dead_letter" and self._is_upsert(name)):
-                continue
-            found.extend(self._strays(reader))
-        self.examined += Examined(tuple(found))
-
-    def _blame_routes(self, left: Left, routes: Mapping[Fate, Holding], walked: SourceWalk) -> list[Finding]:
-        """Records in no sink that had left by a route, as far as the ledgers tell: the route has lost them."""
-        mains = [name for name in self._mains() if any(each.lost.any() for each in self.judgements[name])]
-        if not mains or len(mains) != len(self._mains()):
-            return []
-        parts = list(walked.partitions.values())
-        lost = {
-            part.place: np.logical_and.reduce([self.judgements[name][number].lost for name in mains])
-            for number, part in enumerate(parts)
-        }
-        books = ledgers.Books(walked, routes, {}, {})
-        batches = ledgers.cover(self.entries, self.scope.spans)
-        found: list[Finding] = []
-        blamed = ledgers.missing_from_routes(batches, books, lost, self._known(left, routes))
-        for fate, masks in blamed.items():
-            for number, part in enumerate(parts):
-                mask = masks[part.place]
-                if not mask.any():
-                    continue
-                for name in mains:
-                    self.judgements[name][number].blame_other(mask, name, part)
-                offsets = np.flatnonzero(mask).astype(np.int64) + part.start
-                what = f"the ledgers count them as {ledgers.ROUTE_NAMES[fate]}, and they are nowhere"
-                found.append(finding(Fate.LOST, routes[fate].name, part.place, offsets, what))
-        return found
-
-    def _known(self, left: Left, routes: Mapping[Fate, Holding]) -> list[Fate]:
-        """The routes that could be read whole."""
-        dead = self.readers[DEAD_LETTER_NAME]
-        known = [Fate.DEAD_LETTER] if self.entries[DEAD_LETTER_NAME] and not _gone(dead) else []
-        if not left.unrecorded:
-            known += [fate for fate in routes if fate is not Fate.DEAD_LETTER]
-        return known
-
-    def _excuse(self, reader: SinkReader, judgements: list[Judgement]) -> None:
-        """Where a topic has dropped or compacted as many rows as are missing, they may have been among those."""
-        missing = sum(int(each.lost.sum()) for each in judgements)
-        gone = {
-            each.name: count for each in (reader, self.readers[DEAD_LETTER_NAME]) if (count := _gone(each))
-        }
-        if not 0 < missing <= sum(gone.values()):
-            return
-        for each in judgements:
-            each.excuse()
-        self.examined += Examined(
-            unproven=(
-                Unproven(
-                    f"whether {missing:,} records were in {reader.name!r}",
-                    " and ".join(f"{name} has lost {count:,} offsets" for name, count in gone.items())
-                    + " to retention or compaction",
-                    is_gap=True,
-                ),
-            )
+    def _judge(self, left: Left, walked: SourceWalk) -> SinkJudge:
+        return SinkJudge(
+            self.definition, self.scope, self.logs, self._opened(), self.entries, left, self.rows, walked
         )
 
     def _sides(self, left: Left, walked: SourceWalk) -> None:
-        """Sinks of streams beside the chain; windows are the memory's."""
-        steps = {step.name: step for step in self.definition.steps}
-        for name, reader in self._opened().items():
-            side = side_stream(self.definition, reader.takes)
-            if side is not None and not left.unrecorded and not self._is_upsert(name):
-                holding = self._rows_of(reader)
-                starts = self.scope.sink_starts.get(name, {})
-                expected = left.kept[side.route, side.step]
-                found = check_side(holding, expected, list(walked.partitions.values()), starts)
-                self.examined += Examined((*found, *self._strays(reader)))
-            elif isinstance(steps.get(reader.takes), Keyed | Join) and not self._is_upsert(name):
-                self.examined += check_turns(reader, self.entries[name])
+        self.examined += self._judge(left, walked).sides()
 
-    def _strays(self, reader: SinkReader) -> list[Finding]:
-        positions = {place: at.offset for place, at in reader.positions().at.items()}
-        ends = {place: self.logs[place].end for place in self.scope.spans}
-        unread = {(place.topic, place.partition) for place in positions if place not in ends}
-        return strays(self._rows_of(reader), positions, ends, is_exact=reader.is_exact, unread=unread)
-
-    def _settle_unrecorded(self, left: Left, walked: SourceWalk) -> None:
-        """Records in no sink, of batches whose record of what left is not there: taken for it where the number fits."""
-        mains = [self._rows_of(reader) for reader in self._mains().values()]
-        if not mains or not left.unrecorded:
-            return
-        for entry in left.unrecorded:
-            if not ledgers.is_whole(entry, self.scope.spans):
-                continue
-            nowhere = {
-                place: _nowhere(place, span.start, span.end, [mains[0], *left.routes.values()], walked)
-                for place, span in entry.range.spans.items()
-            }
-            expected = entry.routes.total - entry.routes.main - sum(entry.routes.dead_letter.values())
-            if sum(map(len, nowhere.values())) == expected:
-                for place, offsets in nowhere.items():
-                    start = self.scope.spans[place][0]
-                    left.routes[Fate.FILTERED].counts[place][offsets - start] += 1
-
-    def _ledgers(self, left: Left, routes: Mapping[Fate, Holding], walked: SourceWalk) -> None:
-        doubtful: dict[Place, npt.NDArray[np.bool_]] = {}
-        for judgements in self.judgements.values():
-            for part, each in zip(walked.partitions.values(), judgements, strict=True):
-                wrong = each.lost | each.twice
-                if each.unknown is not None:
-                    wrong = wrong | each.unknown
-                doubtful[part.place] = doubtful[part.place] | wrong if part.place in doubtful else wrong
-        mains = {name: self._rows_of(reader) for name, reader in self._mains().items()}
-        books = ledgers.Books(walked, routes, mains, doubtful)
-        batches = ledgers.cover(self.entries, self.scope.spans)
-        self.examined += ledgers.check_intake(batches, books)
-        books.mains = {name: each for name, each in mains.items() if not _gone(self.readers[name])}
-        self.examined += ledgers.check_routes(batches, books, self._known(left, routes))
-        for name in books.mains:
-            self.examined += ledgers.check_rows(name, self.entries[name], books)
-
-    def _word(self, left: Left) -> None:
-        """What is taken on the pipeline's word."""
-        if left.routes[Fate.FILTERED].rows:
-            self.examined += Examined(
-                unproven=tuple(
-                    Unproven(
-                        f"that filter {step.name!r} was right about the records it let go",
-                        "its SQL is not evaluated here; --spark evaluates it again",
-                    )
-                    for step in self.definition.steps
-                    if isinstance(step, Filter)
+    def _word(self, judge: SinkJudge) -> None:
+        """What is taken on the pipeline's word: why records left, by step; that they did, and which, is not."""
+        filtered: Counter[str] = Counter()
+        turned_away: Counter[str] = Counter()
+        for entry in judge.batches:
+            filtered.update(entry.routes.filtered)
+            turned_away.update(entry.routes.dead_letter)
+        del turned_away[PARSE]
+        self.examined += Examined(
+            unproven=tuple(
+                Unproven(
+                    f"that {step!r} was right to {verb} {count:,} records",
+                    "its condition is not evaluated here; --spark evaluates it again",
                 )
+                for verb, counts in (("filter", filtered), ("turn away", turned_away))
+                for step, count in sorted(counts.items())
+                if count
             )
+        )
 
     # -------------------------------------------------------------------- the report
 
-    def _report(
-        self, routes: Mapping[Fate, Holding], walked: SourceWalk, result: MemoryResult | None
-    ) -> Report:
-        mains = [self._rows_of(reader) for reader in self._mains().values()]
-        fates = {
-            part.place: self._fates(number, part.place, routes, mains, walked, result)
-            for number, part in enumerate(walked.partitions.values())
-        }
+    def _report(self, judge: SinkJudge, result: MemoryResult | None) -> Report:
+        walked = judge.walked
+        fates = judge.fates(result)
         findings = reporting.named(self.examined.findings, self.cluster, walked, self._opened())
         ends = {place: log.end for place, log in self.logs.items()}
         return Report(
@@ -492,7 +345,7 @@ class PipelineAudit:
             partitions=reporting.partition_accounts(walked, fates, self.logs),
             sinks=tuple(
                 reporting.sink_account(
-                    reader, self.holdings.get(name), self.judgements.get(name, []), self.examined.findings
+                    reader, self.rows.holdings.get(name), judge.judgements.get(name, []), self.examined
                 )
                 for name, reader in self._opened().items()
             ),
@@ -511,52 +364,6 @@ class PipelineAudit:
             notes=self.examined.notes,
             fingerprint=self.fingerprint,
         )
-
-    def _fates(
-        self,
-        number: int,
-        place: Place,
-        routes: Mapping[Fate, Holding],
-        mains: Sequence[Holding],
-        walked: SourceWalk,
-        result: MemoryResult | None,
-    ) -> npt.NDArray[np.uint8]:
-        part = walked.partitions[place]
-        has_windows = any(isinstance(step, Window) for step in self.definition.steps)
-        main = Fate.OUTPUT if mains or not has_windows else Fate.AGGREGATED
-        judged = [judgements[number] for judgements in self.judgements.values()]
-        fates = fates_of(part, routes, mains, main, judged)
-        if result is not None and not mains:
-            _mark(fates, part.start, result.waiting.get(place), Fate.PENDING, main)
-            for superseded in result.superseded.values():
-                _mark(fates, part.start, superseded.get(place), Fate.SUPERSEDED, main)
-        return fates
-
-
-def _gone(reader: SinkReader) -> int:
-    """Offsets that a topic has dropped or compacted away; other sinks forget nothing."""
-    return int(getattr(reader, "gone_offsets", 0))
-
-
-def _mark(fates: npt.NDArray[np.uint8], start: int, offsets: Any, fate: Fate, instead_of: Fate) -> None:
-    if offsets is None or not len(offsets):
-        return
-    at = offsets - start
-    at = at[(at >= 0) & (at < len(fates))]
-    at = at[fates[at] == CODE[instead_of]]
-    fates[at] = CODE[fate]
-
-
-def _nowhere(
-    place: Place, start: int, end: int, holdings: Sequence[Holding], walked: SourceWalk
-) -> npt.NDArray[np.int64]:
-    """Records between two offsets that none of these has."""
-    part = walked.partitions[place]
-    chosen = slice(start - part.start, end - part.start)
-    missing = part.records[chosen]
-    for holding in holdings:
-        missing = missing & (holding.counts[place][chosen] == 0)
-    return np.flatnonzero(missing).astype(np.int64) + start
 
 
 __all__ = ["AuditOptions", "PipelineAudit", "audit_pipeline", "open_readers"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.audit.compare import CODE, FATES, NO_FATE, Holding, Judgement
-from holdfast.audit.model import BUCKETS_MAX, KEYS_MAX, Fate, Finding, PartitionAccount, SinkAccount, Timeline
+from holdfast.audit.model import (
+    BUCKETS_MAX,
+    KEYS_MAX,
+    Examined,
+    Fate,
+    Finding,
+    PartitionAccount,
+    SinkAccount,
+    Timeline,
+)
 from holdfast.audit.source import RECORD, TICK_MS, LogEnds, PartitionWalk, SourceWalk, keys_at
 from holdfast.pipeline.positions import Place
 
@@ -52,9 +61,10 @@ def partition_accounts(
 
 
 def sink_account(
-    reader: SinkReader, holding: Holding | None, judgements: Sequence[Judgement], findings: Iterable[Finding]
+    reader: SinkReader, holding: Holding | None, judgements: Sequence[Judgement], examined: Examined
 ) -> SinkAccount:
     entries = reader.entries()
+    rows = sum(each.windows for each in examined.windows if each.sink == reader.name)
     fates: dict[str, int] = {}
     if holding is not None:
         inside = sum(int(counts.sum(dtype=np.int64)) for counts in holding.counts.values())
@@ -62,13 +72,13 @@ def sink_account(
     lost = sum(int(each.lost.sum()) for each in judgements)
     if lost:
         fates[str(Fate.LOST)] = lost
-    for each in findings:
+    for each in examined.findings:
         if each.sink == reader.name and each.fate is not Fate.LOST:
             fates[str(each.fate)] = fates.get(str(each.fate), 0) + (each.count or 1)
     return SinkAccount(
         reader.name,
         reader.kind,
-        0 if holding is None else holding.rows,
+        rows if holding is None else holding.rows,
         len(entries),
         {
             f"{place.topic}-{place.partition}": at.offset

@@ -1,0 +1,283 @@
+"""The sinks of a pipeline judged: against the log, against the routes out of the steps, and by their ledgers.
+
+What is wrong is told once, and of whom it is true: a record that the ledgers count among the dead letters and that is
+nowhere is the dead letters' loss and not a sink's; a row that a topic may have dropped is nobody's; a batch about which
+something was found already is not found wrong again by its count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.audit import ledgers
+from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, finding, judge, judge_routes, strays
+from holdfast.audit.left import Left
+from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.audit.scope import PipelineScope
+from holdfast.audit.side_streams import check_side, check_turns, side_stream
+from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
+from holdfast.audit.source import LogEnds, SourceWalk
+from holdfast.pipeline.aside import LATE_FOR
+from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Window
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
+from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.positions import Place
+
+if TYPE_CHECKING:
+    from holdfast.audit.memory import MemoryResult
+
+Fates = npt.NDArray[np.uint8]
+
+
+@dataclass
+class SinkRows:
+    """The rows of sinks, each read once."""
+
+    spans: Mapping[Place, tuple[int, int]]
+    numbers_rows: bool
+    """A step makes several rows of a record."""
+    holdings: dict[str, Holding] = field(default_factory=dict)
+
+    def of(self, reader: SinkReader | DeadLetterReader) -> Holding:
+        if reader.name not in self.holdings:
+            numbers = self.numbers_rows and reader.kind != "dead_letter"
+            holding = Holding(reader.name, self.spans, numbers_rows=numbers)
+            holding.add(reader.rows(SinkScope(self.spans)))
+            self.holdings[reader.name] = holding
+        return self.holdings[reader.name]
+
+
+def is_upsert(definition: PipelineDefinition, name: str) -> bool:
+    """Whether a sink keeps one row for each key."""
+    sink = next((each for each in definition.sinks if each.name == name), None)
+    return isinstance(sink, PostgresSink) and sink.mode == "upsert"
+
+
+def main_sinks(definition: PipelineDefinition, readers: Mapping[str, SinkReader]) -> dict[str, SinkReader]:
+    """Those that keep every row of the end of the steps."""
+    return {
+        name: reader
+        for name, reader in readers.items()
+        if reader.kind != "dead_letter" and not reader.takes and not is_upsert(definition, name)
+    }
+
+
+@dataclass
+class SinkJudge:
+    """Everything that was read, and what follows from it."""
+
+    definition: PipelineDefinition
+    scope: PipelineScope
+    logs: Mapping[Place, LogEnds]
+    readers: Mapping[str, SinkReader]
+    """Those that have a ledger."""
+    entries: Mapping[str, Sequence[Entry]]
+    left: Left
+    rows: SinkRows
+    walked: SourceWalk
+    examined: Examined = field(init=False, default_factory=Examined)
+    judgements: dict[str, list[Judgement]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.routes = self.left.routes
+        self.parts = list(self.walked.partitions.values())
+        self.batches = ledgers.cover(self.entries, self.scope.spans)
+        """Entries that say what became of the scope, each offset in one."""
+        self.mains = main_sinks(self.definition, self.readers)
+
+    def judge(self) -> Examined:
+        self._settle_unrecorded()
+        self._judge()
+        self.examined += self.sides()
+        self._ledgers()
+        return self.examined
+
+    def _judge(self) -> None:
+        found: list[Finding] = []
+        self.judgements[""] = [judge_routes(list(self.routes.values()), part) for part in self.parts]
+        for name, reader in self.mains.items():
+            holding = self.rows.of(reader)
+            starts = self.scope.sink_starts.get(name, {})
+            self.judgements[name] = [
+                judge(holding, list(self.routes.values()), part, since=starts.get(part.place, part.start))
+                for part in self.parts
+            ]
+            self._excuse(reader, self.judgements[name])
+        found.extend(self._blame_routes())
+        for judgements in self.judgements.values():
+            for each in judgements:
+                found.extend(each.findings)
+        for name, reader in self.readers.items():
+            if reader.takes or (reader.kind != "dead_letter" and is_upsert(self.definition, name)):
+                continue
+            found.extend(self._strays(reader))
+        self.examined += Examined(tuple(found))
+
+    def _blame_routes(self) -> list[Finding]:
+        """Records in no sink that had left by a route, as far as the ledgers tell: the route has lost them."""
+        mains = [name for name in self.mains if any(each.lost.any() for each in self.judgements[name])]
+        if not mains or len(mains) != len(self.mains):
+            return []
+        lost = {
+            part.place: np.logical_and.reduce([self.judgements[name][number].lost for name in mains])
+            for number, part in enumerate(self.parts)
+        }
+        books = ledgers.Books(self.walked, self.routes, {}, {})
+        found: list[Finding] = []
+        blamed = ledgers.missing_from_routes(self.batches, books, lost, self._known())
+        for fate, masks in blamed.items():
+            for number, part in enumerate(self.parts):
+                mask = masks[part.place]
+                if not mask.any():
+                    continue
+                for name in mains:
+                    self.judgements[name][number].blame_other(mask, name, part)
+                offsets = np.flatnonzero(mask).astype(np.int64) + part.start
+                what = f"the ledgers count them as {ledgers.ROUTE_NAMES[fate]}, and they are nowhere"
+                found.append(finding(Fate.LOST, self.routes[fate].name, part.place, offsets, what))
+        return found
+
+    def _known(self) -> list[Fate]:
+        """The routes that could be read whole."""
+        dead = self.readers.get(DEAD_LETTER_NAME)
+        known = [] if dead is None or _gone(dead) else [Fate.DEAD_LETTER]
+        if not self.left.unrecorded:
+            known += [fate for fate in self.routes if fate is not Fate.DEAD_LETTER]
+        return known
+
+    def _excuse(self, reader: SinkReader, judgements: list[Judgement]) -> None:
+        """Where a topic has dropped or compacted as many rows as are missing, they may have been among those."""
+        missing = sum(int(each.lost.sum()) for each in judgements)
+        both = [reader, *(each for name, each in self.readers.items() if name == DEAD_LETTER_NAME)]
+        gone = {each.name: count for each in both if (count := _gone(each))}
+        if not 0 < missing <= sum(gone.values()):
+            return
+        for each in judgements:
+            each.excuse()
+        self.examined += Examined(
+            unproven=(
+                Unproven(
+                    f"whether {missing:,} records were in {reader.name!r}",
+                    " and ".join(f"{name} has lost {count:,} offsets" for name, count in gone.items())
+                    + " to retention or compaction",
+                    is_gap=True,
+                ),
+            )
+        )
+
+    def sides(self) -> Examined:
+        """Sinks of streams beside the chain; windows are the memory's."""
+        examined = Examined()
+        steps = {step.name: step for step in self.definition.steps}
+        for name, reader in self.readers.items():
+            side = side_stream(self.definition, reader.takes)
+            if side is not None and not self.left.unrecorded and not is_upsert(self.definition, name):
+                holding = self.rows.of(reader)
+                starts = self.scope.sink_starts.get(name, {})
+                expected = self.left.kept[side.route, side.step]
+                found = check_side(holding, expected, self.parts, starts)
+                examined += Examined((*found, *self._strays(reader)))
+            elif isinstance(steps.get(reader.takes), Keyed | Join) and not is_upsert(self.definition, name):
+                examined += check_turns(reader, self.entries[name])
+        return examined
+
+    def _strays(self, reader: SinkReader) -> list[Finding]:
+        positions = {place: at.offset for place, at in reader.positions().at.items()}
+        ends = {place: self.logs[place].end for place in self.scope.spans}
+        unread = {(place.topic, place.partition) for place in positions if place not in ends}
+        return strays(self.rows.of(reader), positions, ends, is_exact=reader.is_exact, unread=unread)
+
+    def _settle_unrecorded(self) -> None:
+        """Records in no sink, of batches whose record of what left is not there: taken for it where the number fits."""
+        mains = [self.rows.of(reader) for reader in self.mains.values()]
+        if not mains or not self.left.unrecorded:
+            return
+        for entry in self.left.unrecorded:
+            if not ledgers.is_whole(entry, self.scope.spans):
+                continue
+            nowhere = {
+                place: _nowhere(
+                    place, span.start, span.end, [mains[0], *self.left.routes.values()], self.walked
+                )
+                for place, span in entry.range.spans.items()
+            }
+            expected = entry.routes.total - entry.routes.main - sum(entry.routes.dead_letter.values())
+            if sum(map(len, nowhere.values())) == expected:
+                for place, offsets in nowhere.items():
+                    start = self.scope.spans[place][0]
+                    self.left.routes[Fate.FILTERED].counts[place][offsets - start] += 1
+
+    def _ledgers(self) -> None:
+        doubtful: dict[Place, npt.NDArray[np.bool_]] = {}
+        for judgements in self.judgements.values():
+            for part, each in zip(self.parts, judgements, strict=True):
+                wrong = each.lost | each.twice
+                if each.unknown is not None:
+                    wrong = wrong | each.unknown
+                doubtful[part.place] = doubtful[part.place] | wrong if part.place in doubtful else wrong
+        mains = {name: self.rows.of(reader) for name, reader in self.mains.items()}
+        books = ledgers.Books(self.walked, self.routes, mains, doubtful)
+        self.examined += ledgers.check_intake(self.batches, books)
+        books.mains = {name: each for name, each in mains.items() if not _gone(self.readers[name])}
+        self.examined += ledgers.check_routes(self.batches, books, self._known())
+        for name in books.mains:
+            self.examined += ledgers.check_rows(name, self.entries[name], books)
+
+    # -------------------------------------------------------------------- what became of every record
+
+    def fates(self, result: MemoryResult | None) -> dict[Place, Fates]:
+        """One for each record; windows and tables of keys say more where no sink has every row."""
+        mains = [self.rows.of(reader) for reader in self.mains.values()]
+        taken = {reader.takes for reader in self.readers.values()}
+        windows = [
+            step.name for step in self.definition.steps if isinstance(step, Window) and step.name in taken
+        ]
+        main = Fate.OUTPUT if mains or not windows else Fate.AGGREGATED
+        found: dict[Place, Fates] = {}
+        for number, part in enumerate(self.parts):
+            judged = [judgements[number] for judgements in self.judgements.values()]
+            fates = fates_of(part, self.routes, mains, main, judged)
+            found[part.place] = fates
+            if mains:
+                continue
+            for step in windows:
+                late = self.left.kept.get((LATE_FOR, step))
+                if late is not None:
+                    offsets = np.flatnonzero(late.counts[part.place]).astype(np.int64) + part.start
+                    _mark(fates, part.start, offsets, Fate.LATE, main)
+            if result is not None:
+                _mark(fates, part.start, result.waiting.get(part.place), Fate.PENDING, main)
+                for superseded in result.superseded.values():
+                    _mark(fates, part.start, superseded.get(part.place), Fate.SUPERSEDED, main)
+        return found
+
+
+def _gone(reader: SinkReader) -> int:
+    """Offsets that a topic has dropped or compacted away; other sinks forget nothing."""
+    return int(getattr(reader, "gone_offsets", 0))
+
+
+def _mark(fates: npt.NDArray[np.uint8], start: int, offsets: Any, fate: Fate, instead_of: Fate) -> None:
+    if offsets is None or not len(offsets):
+        return
+    at = offsets - start
+    at = at[(at >= 0) & (at < len(fates))]
+    at = at[fates[at] == CODE[instead_of]]
+    fates[at] = CODE[fate]
+
+
+def _nowhere(
+    place: Place, start: int, end: int, holdings: Sequence[Holding], walked: SourceWalk
+) -> npt.NDArray[np.int64]:
+    """Records between two offsets that none of these has."""
+    part = walked.partitions[place]
+    chosen = slice(start - part.start, end - part.start)
+    missing = part.records[chosen]
+    for holding in holdings:
+        missing = missing & (holding.counts[place][chosen] == 0)
+    return np.flatnonzero(missing).astype(np.int64) + start
