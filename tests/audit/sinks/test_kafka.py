@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 
 from holdfast.audit.sinks.base import SinkUnreadable
 from holdfast.audit.sinks.kafka import KafkaReader
@@ -22,7 +23,7 @@ from holdfast.testing.audit_topics import (
     append_transaction,
     sink_record,
 )
-from holdfast.testing.fake_cluster import FakeCluster
+from holdfast.testing.fake_cluster import LIST_OFFSETS, FakeCluster
 from holdfast.wire.batch import Record, build_batch
 
 if TYPE_CHECKING:
@@ -87,6 +88,23 @@ def test_a_broker_and_its_transactions_are_read_alike(shop: Shop, holdfast_broke
     assert list(reader.problems()) == []
 
 
+@pytest.mark.holdfast(mode="thread")
+def test_a_ledger_with_something_undecided_is_of_no_one_moment(shop: Shop, holdfast_broker: Broker) -> None:
+    bootstrap = holdfast_broker.bootstrap_servers
+    builder = TopicBuilder(BrokerTopics(bootstrap), "totals", "shop", "out", partitions=2)
+    filled(shop, builder, 1)
+    assert reader_of(shop, bootstrap).is_exact
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "another"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(builder.ledger_topic, b"{}", b"0", 0)
+    assert producer.flush(30) == 0
+    undecided = reader_of(shop, bootstrap)
+    assert not undecided.is_exact
+    assert [entry.number for entry in undecided.entries()] == [0, 1]
+    producer.abort_transaction(30)
+
+
 def test_a_batch_that_only_some_writers_have_is_pending(shop: Shop, cluster: FakeCluster) -> None:
     builder = builder_of(cluster, writers=3)
     filled(shop, builder, 1)
@@ -94,6 +112,44 @@ def test_a_batch_that_only_some_writers_have_is_pending(shop: Shop, cluster: Fak
     reader = reader_of(shop, cluster.bootstrap_servers)
     assert reader.positions().at[shop.place].offset == 10
     assert [entry.number for entry in reader.entries()] == [0, 1]
+
+
+def test_topic_and_ledger_are_of_one_moment_while_nothing_is_under_way(
+    shop: Shop, cluster: FakeCluster
+) -> None:
+    builder = builder_of(cluster, writers=2)
+    filled(shop, builder)
+    assert reader_of(shop, cluster.bootstrap_servers).is_exact
+    builder.commit(shop.entry(3), records(3), writers_done=[1])
+    assert not reader_of(shop, cluster.bootstrap_servers).is_exact
+    builder.commit(shop.ledger.last or shop.opening(), writers_done=[0])
+    assert reader_of(shop, cluster.bootstrap_servers).is_exact
+
+
+def test_a_ledger_that_grows_meanwhile_is_of_another_moment(shop: Shop, cluster: FakeCluster) -> None:
+    builder = builder_of(cluster)
+    filled(shop, builder, 1)
+
+    def grow(fields: dict[str, Any]) -> None:
+        """When the ends of the topic were asked for."""
+        builder.commit(shop.entry(1), records(1))
+
+    keep = [lambda fields: None] * 3
+    cluster.script(LIST_OFFSETS, *keep, grow)
+    reader = reader_of(shop, cluster.bootstrap_servers)
+    assert not reader.is_exact
+    assert reader.positions().at[shop.place].offset == 10
+
+
+def test_reading_goes_on_where_an_earlier_audit_ended(shop: Shop, cluster: FakeCluster) -> None:
+    builder = builder_of(cluster)
+    filled(shop, builder)
+    ends = reader_of(shop, cluster.bootstrap_servers).ends
+    builder.commit(shop.entry(3), records(3))
+    reader = reader_of(shop, cluster.bootstrap_servers)
+    reader.start_at(ends)
+    assert shop.offsets(reader) == list(range(30, 40))
+    assert list(reader.gaps()) == []
 
 
 def test_what_was_aborted_is_not_there(shop: Shop, cluster: FakeCluster) -> None:

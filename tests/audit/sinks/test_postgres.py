@@ -129,7 +129,11 @@ def test_a_table_is_read_slice_by_slice(
     reader.close()
 
 
-def test_a_table_in_partitions_is_read_as_one(shop: Shop, builder: PostgresBuilder) -> None:
+@pytest.mark.parametrize("slice_bytes", [1, postgres.SLICE_BYTES])
+def test_a_table_in_partitions_is_read_as_one(
+    shop: Shop, builder: PostgresBuilder, slice_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "SLICE_BYTES", slice_bytes)
     filled(shop, builder)
     schema = builder.sink.schema_name
     builder.connection.execute(
@@ -138,6 +142,18 @@ def test_a_table_in_partitions_is_read_as_one(shop: Shop, builder: PostgresBuild
         f"CREATE TABLE {schema}.low PARTITION OF {schema}.orders FOR VALUES FROM (0) TO (15); "
         f"CREATE TABLE {schema}.high PARTITION OF {schema}.orders DEFAULT; "
         f"INSERT INTO {schema}.orders SELECT * FROM {schema}.before"
+    )
+    reader = reader_of(shop, builder)
+    assert shop.offsets(reader) == list(range(30))
+    assert sum(table.num_rows for table in reader.table_batches(["id"])) == 30
+    reader.close()
+
+
+def test_a_view_is_read_as_a_table(shop: Shop, builder: PostgresBuilder) -> None:
+    filled(shop, builder)
+    schema = builder.sink.schema_name
+    builder.connection.execute(
+        f"ALTER TABLE {schema}.orders RENAME TO before; CREATE VIEW {schema}.orders AS SELECT * FROM {schema}.before"
     )
     reader = reader_of(shop, builder)
     assert shop.offsets(reader) == list(range(30))

@@ -59,6 +59,7 @@ class DeltaReader:
         self._added_in = {
             add.path: version for version, commit in self.log.commits.items() for add in commit.adds
         }
+        self._adds = {add.path: add for commit in self.log.commits.values() for add in commit.adds}
         self._counts: dict[str, int] = {}
         self._damaged: dict[str, str] = {}
         self._misplaced: dict[tuple[str, int, str], list[Range]] = {}
@@ -322,12 +323,6 @@ class DeltaReader:
 
     def _check_removes(self, commit: Commit) -> None:
         """Files go only when others take their rows, without a change of data."""
-        earlier = {
-            add.path: add
-            for version, each in self.log.commits.items()
-            if version < commit.version
-            for add in each.adds
-        }
         changed = [path for path, is_change in commit.removes.items() if is_change]
         where = f"version {commit.version} of {self.path} ({commit.operation or 'no operation named'})"
         for path in changed:
@@ -341,7 +336,7 @@ class DeltaReader:
                 self._name_rows(what, batches)
             else:
                 self._altered(what)
-        known = [earlier.get(path) for path in commit.removes]
+        known = [self._adds.get(path) for path in commit.removes]
         if not changed and all(add is not None for add in known):
             gone = sum(self._rows_of(add) for add in known if add is not None)
             come = sum(self._rows_of(add) for add in commit.adds)

@@ -1,9 +1,12 @@
 """The Kafka sink: its ledger topic, and the committed records of its topic that say where they came from.
 
 The ledger is read first, then where the topic ends, then the topic up to there: what the ledger has is in it, and what
-came since is beyond the ledger's positions. A record says where it came from in its header `hf-source`; one without it
-is somebody else's and is only counted. Offsets that the topic has dropped, or has compacted away, are a gap: what was
-there nobody can say.
+came since is beyond the ledger's positions. A transaction writes its ledger record before it is committed anywhere; so
+if the ledger has not grown meanwhile, and has nothing undecided, every record of the pipeline that the topic holds is
+one the ledger knows of, and the two are of one moment.
+
+A record says where it came from in its header `hf-source`; one without it is somebody else's and is only counted.
+Offsets that the topic has dropped, or has compacted away, are a gap: what was there nobody can say.
 """
 
 from __future__ import annotations
@@ -35,7 +38,6 @@ BATCH_BYTES: Final = 8 << 20
 class TopicReader:
     """A topic and its ledger: what the sinks and the dead letters have in common."""
 
-    is_exact = False
     kind = "kafka"
     takes = ""
 
@@ -49,22 +51,37 @@ class TopicReader:
         self.foreign = 0
         """Records that are not the pipeline's, of those read."""
         self.reports: list[RangeReport] = []
+        self.is_exact = False
         try:
             with Cluster(self._settings) as cluster:
-                self._has_ledger = self._read_ledger(cluster)
+                ledger = self._find_ranges(cluster, self.ledger_topic)
+                self._has_ledger = ledger is not None
+                self._read_ledger(cluster, ledger or [])
                 self._ranges = self._find_ranges(cluster, self.topic)
+                self.is_exact = self._has_stood_still(cluster, ledger or [])
+                self._dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
+                """By partition: how many offsets it no longer begins with."""
         except ReaderError as error:
             raise SinkUnreadable(f"sink {name!r}: {error}") from error
 
-    def _read_ledger(self, cluster: Cluster) -> bool:
-        ranges = self._find_ranges(cluster, self.ledger_topic)
-        if ranges is None:
-            return False
+    def _read_ledger(self, cluster: Cluster, ranges: Sequence[PartitionRange]) -> None:
+        if not ranges:
+            return
         for batch in cluster.read(ranges, batch_bytes=BATCH_BYTES, headers=False):
             columns = (batch.column(each).to_pylist() for each in ("partition", "offset", "value"))
             for partition, offset, value in zip(*columns, strict=True):
                 self._ledger.take(partition, offset, value)
-        return True
+
+    def _has_stood_still(self, cluster: Cluster, ledger: Sequence[PartitionRange]) -> bool:
+        """Nothing was added to the ledger since it was read, nothing in it is undecided, no batch is half done."""
+        places = {TopicPartition(each.topic, each.partition): each.end for each in ledger}
+        if not places or self._ledger.is_under_way():
+            return False
+        again = cluster.refresh([self.ledger_topic]).get(self.ledger_topic)
+        if again is None or again.topic_id != ledger[0].topic_id or len(again.partitions) != len(places):
+            return False
+        decided, all_of_it = cluster.offsets(places, "last-stable"), cluster.offsets(places, "latest")
+        return all(decided[place].offset == all_of_it[place].offset == end for place, end in places.items())
 
     @staticmethod
     def _find_ranges(cluster: Cluster, topic: str) -> list[PartitionRange] | None:
@@ -96,6 +113,18 @@ class TopicReader:
         return NOWHERE_YET if standing is None else standing.positions
 
     # -------------------------------------------------------------------- records
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        """Where each partition ended. If the sink is exact, everything its ledger has lies below."""
+        return {each.partition: each.end for each in self._ranges or ()}
+
+    def start_at(self, offsets: Mapping[int, int]) -> None:
+        """Read from there on only: what lies before was read by an earlier audit."""
+        self._ranges = [
+            each._replace(start=min(max(each.start, offsets.get(each.partition, 0)), each.end))
+            for each in self._ranges or ()
+        ]
 
     def records(self) -> Iterator[pa.RecordBatch]:
         """The committed records of the topic, as far as it went when it was opened."""
@@ -180,11 +209,6 @@ class TopicReader:
         if not self._has_ledger and self._ranges and any(each.start < each.end for each in self._ranges):
             details.append(f"there is no ledger {self.ledger_topic}, and {self.topic} holds records")
         return [Finding(Fate.ALTERED, self.name, detail=each) for each in details]
-
-    @property
-    def _dropped(self) -> dict[int, int]:
-        """By partition: how many offsets it no longer begins with."""
-        return {each.partition: each.start for each in self._ranges or () if each.start > 0}
 
     @property
     def _compacted(self) -> int:

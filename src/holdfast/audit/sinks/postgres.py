@@ -184,21 +184,25 @@ class PostgresReader:
     def _slices(self) -> tuple[list[sql.Composable], sql.Composable]:
         """Conditions that cut the table into slices of bounded size; and, where there are none, what else to group
         rows by."""
+        oid = self._oid(self._sink.table) or 0
         found = self._connection.execute(
-            "SELECT c.relkind::text, pg_relation_size(c.oid), pg_table_size(c.oid), current_setting('block_size')::int "
-            "FROM pg_class c WHERE c.oid = %s",
-            (self._oid(self._sink.table) or 0,),
+            "SELECT c.relkind::text, current_setting('block_size')::int FROM pg_class c WHERE c.oid = %s",
+            (oid,),
         ).fetchone()
-        whole: list[sql.Composable] = [sql.SQL("true")]
-        if found is None or found[0] != "r" or self._connection.info.server_version < BLOCKS_BY_NUMBER:
+        kind, block_size = ("", 1) if found is None else found
+        if kind not in ("r", "p") or self._connection.info.server_version < BLOCKS_BY_NUMBER:
+            whole: list[sql.Composable] = [sql.SQL("true")]
             return whole, sql.SQL(", _hf_offset::int8 >> {}").format(sql.Literal(OFFSETS_TOGETHER))
-        _, size, table_size, block_size = found
-        blocks = -(-size // block_size)
-        step = max(1, SLICE_BYTES * blocks // max(table_size, 1))
+        # A slice of a table in partitions is those blocks of each of them.
+        parts = "SELECT relid FROM pg_partition_tree(%s) WHERE isleaf" if kind == "p" else "SELECT %s::oid"
+        sizes = self._connection.execute(
+            f"SELECT pg_relation_size(relid), pg_table_size(relid) FROM ({parts}) AS parts(relid)", (oid,)
+        ).fetchall()
+        blocks = -(-max((size for size, _ in sizes), default=0) // block_size)
+        step = max(1, SLICE_BYTES * blocks // max(sum(size for _, size in sizes), 1))
         return [
-            sql.SQL("ctid >= {} AND ctid < {}").format(
-                sql.Literal(f"({first},0)") + sql.SQL("::tid"),
-                sql.Literal(f"({first + step},0)") + sql.SQL("::tid"),
+            sql.SQL("ctid >= {}::tid AND ctid < {}::tid").format(
+                sql.Literal(f"({first},0)"), sql.Literal(f"({first + step},0)")
             )
             for first in range(0, blocks, step)
         ], sql.SQL("")

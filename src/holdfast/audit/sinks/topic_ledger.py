@@ -58,16 +58,24 @@ class TopicLedger:
 
     def standing(self) -> Entry | None:
         """The newest batch that every writer of it has."""
-        newest = max(
-            (each for each in self.writers.values() if each.last is not None),
-            key=lambda each: _number(each.last),
-            default=None,
-        )
-        if newest is None or newest.last is None:
+        newest = self._newest()
+        if newest is None:
             return None
-        number = newest.last.number
+        return newest.previous if self.is_under_way() else newest.last
+
+    def is_under_way(self) -> bool:
+        """Only some of its writers have the newest batch."""
+        newest = self._newest()
+        if newest is None:
+            return False
+        number = _number(newest.last)
         done = {at for at, each in self.writers.items() if each.last and each.last.number == number}
-        return newest.last if done >= set(range(newest.writers)) else newest.previous
+        return not done >= set(range(newest.writers))
+
+    def _newest(self) -> Writer | None:
+        """The writer with the newest batch."""
+        known = [each for each in self.writers.values() if each.last is not None]
+        return max(known, key=lambda each: _number(each.last), default=None)
 
     def entries(self) -> list[Entry]:
         """Those kept, ascending, up to where the sink stands."""
