@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from holdfast.audit.asides import read_dead_letters
-from holdfast.audit.foreign_tables import PostgresTable, column_names, open_table, parse_sink
+from holdfast.audit.foreign_postgres import PostgresTable
+from holdfast.audit.foreign_tables import column_names, open_table, parse_sink
 from holdfast.audit.matched import Question, audit_matched
 from holdfast.audit.matching import Match, parse_condition, quoted
 from holdfast.audit.model import AuditError, Report, Unproven

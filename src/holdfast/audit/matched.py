@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from holdfast import __version__
 from holdfast.audit.evaluating import Evaluator, Kind, shown
-from holdfast.audit.foreign_tables import ForeignTable
+from holdfast.audit.foreign_rows import ForeignTable
 from holdfast.audit.heaps import RECORD_COLUMNS, ROW_COLUMNS, Buckets, Heap, Numbers, Outcome, compare
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.matching import Condition

@@ -253,7 +253,11 @@ class _Judgement:
                 )
             )
             return
-        said = ", though the spool was told that they were delivered" if lost[-1][1] < acknowledged else ""
+        said = ", though the spool was told that they were delivered"
+        if line.spool not in self._files.spools:
+            said = " (or refused and kept aside, if so only its files know: --spool)"
+        elif lost[-1][1] >= acknowledged:
+            said = ""
         ids = [
             f"{line.spool}:{line.partition}:{number}" for first, last in lost[:5] for number in (first, last)
         ]
@@ -321,7 +325,7 @@ def audit_spools(
     by_place = {TopicPartition(each.place.topic, each.place.partition): each for each in grounds}
     missing = {place: counts.get(Kind.COMPACTED, 0) for place, counts in kinds.items()}
     examined, fates = judge(lines, files, by_place, missing)
-    if not lines.lines and not files.stored:
+    if not lines.lines and not files.stored and not files.undecided:
         nothing = Unproven("anything", f"no record of {', '.join(names)} has an {ID_HEADER}", is_gap=True)
         examined += Examined(unproven=(nothing,))
     return Report(
@@ -334,7 +338,7 @@ def audit_spools(
             "the topics' ends when they were read",
             sum(each.log_end - each.log_start for each in grounds),
             sum(each.log_start for each in grounds),
-            sum(counts.get(Fate.PENDING, 0) for counts in fates.values()),
+            sum(counts.get(Fate.PENDING, 0) for counts in fates.values()) + sum(files.undecided.values()),
         ),
         partitions=tuple(_accounts(grounds, kinds, fates)),
         sinks=tuple(_spool_accounts(lines, files, fates)),

@@ -240,6 +240,39 @@ def test_files_that_cannot_be_read_are_named_and_what_was_in_them_is_lost(simple
     assert sum(each.count for each in report.findings if each.fate is Fate.LOST) == 16
 
 
+def test_any_flipped_byte_of_a_file_is_survived(world: World) -> None:
+    world.send_orders(range(5))
+    world.batches({0: 5}, start={0: 0})
+    path = world.rows(list(range(5)))
+    whole = path.read_bytes()
+    chance = random.Random(7)
+    seen: set[str] = set()
+    for _ in range(60):
+        place = chance.randrange(len(whole))
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ (1 << chance.randrange(8))]) + whole[place + 1 :]
+        )
+        # Damage that shows names the file, or the column, or shows in the rows; there are statistics and padding too.
+        try:
+            report = world.audit()
+        except MatchError as refused:
+            outcome = str(refused)
+        else:
+            outcome = "; ".join(report.reasons)
+            assert report.verdict is not Verdict.INCONCLUSIVE
+        seen.add(outcome.partition(":")[0])
+    assert len(seen) > 2
+
+
+def test_a_column_that_was_added_later_is_null_before(world: World) -> None:
+    world.send([b'{"id":1}', b'{"id":2,"note":"x"}'])
+    world.batches({0: 2}, start={0: 0})
+    world.rows([1], "a")
+    pq.write_table(pa.table({"id": [2], "note": ["x"]}), world.out / "b.parquet")
+    assert world.audit("id = value.id AND note = value.note").verdict is Verdict.PROVEN
+    assert world.audit("note = value.note").verdict is Verdict.PROVEN
+
+
 def test_what_readers_pass_over_is_passed_over(simple: World) -> None:
     simple.rows(FINE)
     simple.rows([1, 2], "_temporary/part-9")

@@ -1,0 +1,246 @@
+"""Tables of files that we did not write: directories of Parquet, and Delta.
+
+Read as everybody reads them: of a directory that Spark's streaming file sink wrote, the files that its
+`_spark_metadata` names; files whose name begins with `_` or `.` never. A file that cannot be read is a problem, named,
+and reading goes on behind it: what was in it shows as lost.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from holdfast.audit.evaluating import TEXT, Kind, Values, fine
+from holdfast.audit.foreign_rows import RowBatch, column_at, kind_at, type_at
+from holdfast.audit.matching import Match, MatchError, Pair
+from holdfast.audit.model import AuditError, Fate, Finding
+from holdfast.errors import UsageError
+
+BATCH_ROWS: Final = 65_536
+NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+SPARK_METADATA: Final = "_spark_metadata"
+UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, KeyError)
+"""What a damaged Parquet file makes pyarrow raise."""
+
+
+@dataclass(frozen=True)
+class _DataFile:
+    path: str
+    folders: Mapping[str, str | None]
+    """What the directories above it say of its rows."""
+
+
+class ParquetTable:
+    kind = "parquet"
+
+    def __init__(self, path: str, match: Match) -> None:
+        self.name = f"parquet:{path}"
+        self.match = match
+        self.problems: list[Finding] = []
+        self.notes: list[str] = []
+        self._path = path.removeprefix("file://").rstrip("/") or "/"
+        if not os.path.exists(self._path):
+            raise AuditError(f"the sink {self.name} is not there")
+
+    def _files(self) -> list[_DataFile]:
+        if os.path.isfile(self._path):
+            return [_DataFile(self._path, {})]
+        listed = self._named_by_spark()
+        found: list[_DataFile] = []
+        strangers = 0
+        for directory, directories, names in os.walk(self._path):
+            directories[:] = sorted(name for name in directories if not name.startswith(("_", ".")))
+            for name in sorted(names):
+                path = os.path.join(directory, name)
+                if name.startswith(("_", ".")) or not name.endswith((".parquet", ".parq")):
+                    continue
+                if listed is not None and path not in listed:
+                    strangers += 1
+                    continue
+                found.append(_DataFile(path, _folders(self._path, path)))
+        if strangers:
+            self.notes.append(
+                f"{strangers} file{'s' if strangers > 1 else ''} in {self._path} that {SPARK_METADATA} does not name "
+                "(batches that were not committed) were not read, as Spark does not read them"
+            )
+        for path in sorted((listed or set()) - {each.path for each in found}):
+            self._problem(path, f"is named by {SPARK_METADATA} and is not there")
+        return found
+
+    def _named_by_spark(self) -> set[str] | None:
+        """The files that the log of Spark's file sink names; None where there is no such log."""
+        directory = os.path.join(self._path, SPARK_METADATA)
+        if not os.path.isdir(directory):
+            return None
+        entries: dict[int, str] = {}
+        compacted = -1
+        for name in os.listdir(directory):
+            digits = name.removesuffix(".compact")
+            if not digits.isdigit():
+                continue
+            if name.endswith(".compact"):
+                compacted = max(compacted, int(digits))
+                entries[int(digits)] = name
+            else:
+                entries.setdefault(int(digits), name)
+        found: set[str] = set()
+        for number in sorted(each for each in entries if each >= compacted):
+            with open(os.path.join(directory, entries[number]), encoding="utf-8") as file:
+                lines = file.read().splitlines()
+            for line in lines[1:]:
+                entry = json.loads(line)
+                path = os.path.join(self._path, _relative(unquote(urlsplit(entry["path"]).path), self._path))
+                if entry.get("action", "add") == "delete":
+                    found.discard(path)
+                else:
+                    found.add(path)
+        return found
+
+    def _problem(self, path: str, what: str) -> None:
+        place = os.path.relpath(path, self._path) if os.path.isdir(self._path) else path
+        self.problems.append(Finding(Fate.ALTERED, self.name, detail=f"{place} {what}"))
+
+    def schema(self) -> pa.Schema:
+        """Of the first file that can be read, with what its directories say; empty when there is none."""
+        return next(self._schemas(), pa.schema([]))
+
+    def _schemas(self) -> Iterator[pa.Schema]:
+        import pyarrow.parquet as pq
+
+        for each in self._files():
+            try:
+                schema = pq.read_schema(each.path)
+            except UNREADABLE:
+                continue  # named when its rows are read
+            for name in each.folders:
+                if name not in schema.names:
+                    schema = schema.append(pa.field(name, pa.string()))
+            yield schema
+
+    def kinds(self) -> list[Kind]:
+        refused: MatchError | None = None
+        for schema in self._schemas():
+            try:
+                return [
+                    kind_at(type_at(schema, pair, self.name), pair, self.name) for pair in self.match.pairs
+                ]
+            except MatchError as wrong:
+                refused = refused or wrong  # a column may have been added later
+        if refused is not None:
+            raise refused
+        return [Kind.TEXT for _ in self.match.pairs]
+
+    def rows(self) -> Iterator[RowBatch]:
+        self.problems.clear()
+        self.notes.clear()
+        for each in self._files():
+            place = os.path.relpath(each.path, self._path) if each.path != self._path else each.path
+            try:
+                yield from self._rows_of(each, place)
+            except UNREADABLE as error:
+                self._problem(each.path, f"cannot be read: {_reason(error)}")
+
+    def _rows_of(self, file: _DataFile, place: str) -> Iterator[RowBatch]:
+        import pyarrow.parquet as pq
+
+        first = 0
+        with pq.ParquetFile(file.path) as opened:
+            there = set(opened.schema_arrow.names) - set(file.folders)
+            wanted = sorted({pair.path[0] for pair in self.match.pairs} & there)
+            rows = opened.metadata.num_rows
+            if not wanted:  # nothing to read but how many there are
+                yield RowBatch([_constant(file, pair, rows) for pair in self.match.pairs], place, first)
+                return
+            for batch in opened.iter_batches(BATCH_ROWS, columns=wanted):
+                values = [
+                    column_at(batch, pair.path)
+                    if pair.path[0] in there
+                    else _constant(file, pair, batch.num_rows)
+                    for pair in self.match.pairs
+                ]
+                yield RowBatch(values, place, first)
+                first += batch.num_rows
+
+
+def _constant(file: _DataFile, pair: Pair, rows: int) -> Values:
+    """What a directory says of all rows; null for a column that the file does not have, as readers give it."""
+    return fine(pa.repeat(pa.scalar(file.folders.get(pair.path[0]), TEXT), rows))
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _folders(root: str, path: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for folder in os.path.relpath(os.path.dirname(path), root).split(os.sep):
+        name, equals, value = folder.partition("=")
+        if equals:
+            found[unquote(name)] = None if value == NO_VALUE else unquote(value)
+    return found
+
+
+def _relative(path: str, root: str) -> str:
+    """A file of the log relative to the directory, which may have been moved since it was written."""
+    absolute = os.path.abspath(root) + os.sep
+    if path.startswith(absolute):
+        return path[len(absolute) :]
+    parts = path.split(os.sep)
+    name = os.path.basename(absolute.rstrip(os.sep))
+    if name in parts:
+        return os.sep.join(parts[len(parts) - parts[::-1].index(name) :])
+    return os.path.basename(path)
+
+
+# ---------------------------------------------------------------------------- Delta
+
+
+class DeltaTableRows:
+    kind = "delta"
+
+    def __init__(self, path: str, match: Match) -> None:
+        self.name = f"delta:{path}"
+        self.match = match
+        self.problems: list[Finding] = []
+        self.notes: list[str] = []
+        self._path = path
+
+    def _open(self) -> Any:
+        try:
+            from deltalake import DeltaTable
+            from deltalake.exceptions import DeltaError
+        except ImportError as missing:
+            raise UsageError("a Delta table needs deltalake: pip install 'holdfast[delta]'") from missing
+        try:
+            return DeltaTable(self._path)
+        except (DeltaError, OSError) as error:
+            raise AuditError(f"the sink {self.name} is no Delta table that can be read: {error}") from error
+
+    def schema(self) -> pa.Schema:
+        return self._open().to_pyarrow_dataset().schema
+
+    def kinds(self) -> list[Kind]:
+        schema = self.schema()
+        return [kind_at(type_at(schema, pair, self.name), pair, self.name) for pair in self.match.pairs]
+
+    def rows(self) -> Iterator[RowBatch]:
+        self.problems.clear()
+        wanted = sorted({pair.path[0] for pair in self.match.pairs})
+        dataset = self._open().to_pyarrow_dataset()
+        for fragment in sorted(dataset.get_fragments(), key=lambda each: str(each.path)):
+            first = 0
+            place = os.path.basename(fragment.path)
+            try:
+                batches = fragment.to_batches(schema=dataset.schema, columns=wanted, batch_size=BATCH_ROWS)
+                for batch in batches:
+                    yield RowBatch([column_at(batch, pair.path) for pair in self.match.pairs], place, first)
+                    first += batch.num_rows
+            except UNREADABLE as error:
+                detail = f"{place} cannot be read: {_reason(error)}"
+                self.problems.append(Finding(Fate.ALTERED, self.name, detail=detail))

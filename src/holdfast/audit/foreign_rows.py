@@ -1,0 +1,103 @@
+"""What every table that is not ours gives: the columns of a match, batch by batch, as values to compare."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.audit.evaluating import TEXT, Kind, Values, fine, kind_of
+from holdfast.audit.matching import Match, MatchError, Pair
+from holdfast.audit.model import Finding
+
+
+class RowBatch(NamedTuple):
+    values: list[Values]
+    """One for each pair of the match."""
+    where: str
+    first: int
+    """The number of the first row in there, from 0 on; -1: rows have no numbers."""
+    numbers: npt.NDArray[np.int64] | None = None
+    """Of each row, where they do not just go on from the first."""
+
+
+class ForeignTable(Protocol):
+    name: str
+    kind: str
+    match: Match
+    problems: list[Finding]
+    notes: list[str]
+
+    def kinds(self) -> list[Kind]:
+        """How each pair is compared."""
+
+    def rows(self) -> Iterator[RowBatch]:
+        """Everything that is there now. A snapshot is taken at the first row."""
+
+
+def missing_column(pair: Pair, name: str, there: Sequence[str], where: str) -> MatchError:
+    near = difflib.get_close_matches(name, there, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(there)}"
+    return MatchError(f"--match {str(pair)!r}: {where} has no column {name!r}; {hint}")
+
+
+def type_at(schema: pa.Schema, pair: Pair, where: str) -> pa.DataType:
+    names = list(schema.names)
+    if pair.path[0] not in names:
+        raise missing_column(pair, pair.path[0], names, where)
+    type_ = schema.field(pair.path[0]).type
+    for step in pair.path[1:]:
+        inner = [field.name for field in type_] if pa.types.is_struct(type_) else []
+        if step not in inner:
+            raise missing_column(pair, step, inner or ["no fields"], f"{pair.path[0]!r} of {where}")
+        type_ = type_.field(step).type
+    return type_
+
+
+def kind_at(type_: pa.DataType, pair: Pair, where: str) -> Kind:
+    kind = kind_of(type_)
+    if kind is None:
+        raise MatchError(
+            f"--match {str(pair)!r}: {pair.column} of {where} is {type_}, which cannot be compared; "
+            "name a field of it, or another column"
+        )
+    return kind
+
+
+def plain(column: pa.Array | pa.ChunkedArray) -> Values:
+    """A column as stored, in one of the types that values have."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks)
+    types = pa.types
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if types.is_string_view(column.type) or types.is_binary_view(column.type):
+        column = column.cast(TEXT if types.is_string_view(column.type) else pa.large_binary())
+    type_ = column.type
+    if types.is_string(type_):
+        return fine(column.cast(TEXT))
+    if types.is_binary(type_) or types.is_fixed_size_binary(type_):
+        return fine(column.cast(pa.binary()).cast(pa.large_binary()))
+    if types.is_unsigned_integer(type_) or types.is_decimal(type_) or types.is_date(type_):
+        return fine(column.cast(TEXT))
+    if types.is_integer(type_):
+        return fine(column.cast(pa.int64()))
+    if types.is_floating(type_):
+        return fine(pa.array([None if each is None else repr(each) for each in column.to_pylist()], TEXT))
+    if types.is_boolean(type_):
+        return fine(column.cast(TEXT))
+    return fine(column)
+
+
+def column_at(batch: pa.RecordBatch | pa.Table, path: Sequence[str]) -> Values:
+    column = batch.column(path[0])
+    for step in path[1:]:
+        column = pc.struct_field(column, step)
+    return plain(column)
