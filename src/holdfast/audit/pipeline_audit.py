@@ -32,6 +32,7 @@ from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
 from holdfast.audit.side_streams import side_stream
 from holdfast.audit.sink_judging import SinkJudge, SinkRows, main_sinks
 from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.sinks.kafka import TopicReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
 from holdfast.audit.spool import SpoolWatch
@@ -59,6 +60,8 @@ class AuditOptions:
     """`earliest`, for what the source still has, or a time: where the scope begins."""
     since: Mapping[Place, int] | None = None
     """By partition, up to where an earlier audit has proven everything; one that is not named begins as usual."""
+    topic_starts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """With `since`, by sink that is a topic and by partition: what lies below is of what is proven, and not read."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Kafka's client settings, over those of the definition's source."""
     tell: Tell | None = None
@@ -79,6 +82,10 @@ def audit_pipeline(
         cluster = stack.enter_context(Cluster(settings))
         cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
         readers = open_readers(expanded, settings, stack)
+        for name, starts in (options.topic_starts if options.since is not None else {}).items():
+            reader = readers.get(name)
+            if isinstance(reader, TopicReader):
+                reader.start_at(starts)
         audit = PipelineAudit(expanded, fingerprint(definition), cluster, readers, options)
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)
