@@ -32,6 +32,7 @@ from holdfast.pipeline.aside import (
     read_all,
 )
 from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.definition.streams import is_tap
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 
@@ -54,6 +55,9 @@ class Listener(Protocol):
     def left(self, topic: str, partition: int, offsets: Offsets, step: str, route: str = ...) -> None: ...
 
     def late_for(self, topic: str, partition: int, offsets: Offsets, step: str) -> None: ...
+
+    def not_recorded(self, why: str) -> None:
+        """Of some records nobody knows at which step they left."""
 
 
 @dataclass
@@ -90,6 +94,8 @@ def read_left(
         recorded = read_all(home, wanted)
     except (AsideDamaged, OSError) as error:
         left.unrecorded = [entry for entry in entries if _leaving(entry)]
+        if listener is not None:
+            listener.not_recorded("the pipeline's record of rows that left cannot be read")
         left.examined = Examined(
             (Finding(Fate.ALTERED, "", count=1, detail=f"the pipeline's record of rows that left: {error}"),)
         )
@@ -99,8 +105,21 @@ def read_left(
     for batch, table in recorded:
         seen.add(batch.name)
         _take(table, left, listener)
-        found.extend(_against(wanted[batch.name], counts_of(table)))
-    left.unrecorded = [entry for name, entry in wanted.items() if name not in seen and _leaving(entry)]
+        counts = counts_of(table)
+        found.extend(_against(wanted[batch.name], counts))
+        late_for = {step: count for (route, step), count in counts.items() if route == LATE_FOR}
+        said = _late_for(definition, wanted[batch.name])
+        found.extend(
+            _disagree(wanted[batch.name], f"late for {step!r}", said.get(step, 0), late_for.get(step, 0))
+            for step in sorted(said.keys() | late_for.keys())
+            if said.get(step, 0) != late_for.get(step, 0)
+        )
+    missing = [entry for name, entry in wanted.items() if name not in seen]
+    left.unrecorded = [entry for entry in missing if _leaving(entry)]
+    if listener is not None and any(_leaving(entry) or _late_for(definition, entry) for entry in missing):
+        listener.not_recorded(
+            "the pipeline's home has no record of which records left or were late in some batches"
+        )
     left.examined = Examined(tuple(found), tuple(_unrecorded(left.unrecorded)))
     return left
 
@@ -128,6 +147,12 @@ def _take(table: pa.Table, left: Left, listener: Listener | None) -> None:
 
 def _leaving(entry: Entry) -> int:
     return sum(entry.routes.filtered.values()) + entry.routes.duplicate + entry.routes.late
+
+
+def _late_for(definition: PipelineDefinition, entry: Entry) -> dict[str, int]:
+    """By tap, how many rows were late for it."""
+    taps = [step.name for step in definition.steps if is_tap(step)]
+    return {name: late for name in taps if (late := entry.taps.get(name, {}).get("late", 0))}
 
 
 def _against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> list[Finding]:

@@ -96,7 +96,7 @@ class MemoryCheck:
         self._late_for: list[_Left] = []
         self._recorder: Recorder | None = None
         self._spans: Spans = {}
-        self.missing_record = ""
+        self._missing_record = ""
         """Why the record of rows that left is not complete; nothing: it is."""
 
     # -------------------------------------------------------------------- while reading
@@ -156,6 +156,10 @@ class MemoryCheck:
         """Rows that went on, and were late for a tap."""
         if self._recorder is not None:
             self._late_for.append(_Left(topic, partition, offsets, step, LATE_ROUTE))
+
+    def not_recorded(self, why: str) -> None:
+        """Of some records nobody knows at which step they left."""
+        self._missing_record = why
 
     # -------------------------------------------------------------------- the examination
 
@@ -258,8 +262,8 @@ class _Examination:
         clock = self._check._clock
         if clock is None:
             return False
-        if self._check.missing_record:
-            self._not_proven("what steps with a memory did", self._check.missing_record, is_gap=True)
+        if self._check._missing_record:
+            self._not_proven("what steps with a memory did", self._check._missing_record, is_gap=True)
             return False
         begun = self._beginnings()
         cut = [place for place, (start, _) in self._scope.items() if start > begun.get(place, start)]
