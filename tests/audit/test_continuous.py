@@ -18,8 +18,8 @@ from holdfast.audit.certificate import Certificate, certify
 from holdfast.audit.continuous import Incremental, Watch, remembering, summary
 from holdfast.audit.marks import Seen, changes, kept
 from holdfast.audit.metrics import NAMES, AuditMetrics
-from holdfast.audit.model import PartitionAccount, Report, Verdict
-from holdfast.audit.proven import Proven, advanced, read_state, write_state
+from holdfast.audit.model import PartitionAccount, Report, SinkAccount, Verdict
+from holdfast.audit.proven import Proven, Topics, advanced, read_state, write_state
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import Dedupe, Filter, PipelineDefinition, PostgresSink, Source
 from holdfast.pipeline.positions import Place
@@ -45,12 +45,14 @@ class FakeAuditor:
     fingerprint: str = "f1"
     end: int = 0
     asked: list[Mapping[Place, int] | None] = field(default_factory=list)
+    topics: list[Topics] = field(default_factory=list)
     seen: dict[str, Seen] = field(default_factory=lambda: {"parquet": Seen({"batch=1": "a"})})
     memory: str = ""
     next_reports: list[Report | HoldfastError] = field(default_factory=list)
 
-    def audit(self, since: Mapping[Place, int] | None) -> Report:
+    def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
         self.asked.append(since)
+        self.topics.append(topics)
         self.end += 10
         if self.next_reports:
             found = self.next_reports.pop(0)
@@ -156,6 +158,20 @@ def test_what_marks_cannot_see_is_said_with_each_incremental_report() -> None:
     assert "its files are elsewhere" in told.why
     assert not told.is_gap
     assert auditor.asked == [None, {PLACE: 10}]
+
+
+def test_a_topic_is_read_from_where_it_ended_unless_it_was_ahead(tmp_path: Path) -> None:
+    auditor = FakeAuditor(seen={"kafka": Seen({"topic": "x", "end of 0": ">=7", "end of 1": ">=9"})})
+    audits = Incremental(auditor, str(tmp_path / "state"))
+    behind = SinkAccount("kafka", "kafka", positions={"orders-0": 10})
+    ahead = SinkAccount("kafka", "kafka", positions={"orders-0": 25})
+    auditor.next_reports = [report_of(0, 10, sinks=(behind,)), report_of(10, 20, sinks=(ahead,))]
+    audits.run()
+    auditor.seen = {"kafka": Seen({"topic": "x", "end of 0": ">=40", "end of 1": ">=9"})}
+    audits.run()
+    Incremental(auditor, str(tmp_path / "state")).run()
+    audits.run(full=True)
+    assert auditor.topics == [{}, {"kafka": {0: 7, 1: 9}}, {"kafka": {0: 7, 1: 9}}, {}]
 
 
 def test_each_nth_audit_looks_at_everything() -> None:
@@ -310,9 +326,9 @@ def test_an_audit_that_takes_longer_than_its_time_is_followed_at_once() -> None:
     watch, _, _ = watched(auditor, turns)
     slow = auditor.audit
 
-    def audit(since: Mapping[Place, int] | None) -> Report:
+    def audit(since: Mapping[Place, int] | None, topics: Topics) -> Report:
         turns.now_s += 400
-        return slow(since)
+        return slow(since, topics)
 
     auditor.audit = audit  # type: ignore[method-assign]
     watch.run()

@@ -20,10 +20,10 @@ from typing import Final, Protocol
 
 from holdfast.audit import words
 from holdfast.audit.certificate import Certificate
-from holdfast.audit.marks import Seen, changes, kept
+from holdfast.audit.marks import Seen, changes, kept, topic_ends
 from holdfast.audit.metrics import AuditMetrics
 from holdfast.audit.model import Report, Unproven, Verdict
-from holdfast.audit.proven import Proven, advanced, read_state, write_state
+from holdfast.audit.proven import Proven, Topics, advanced, read_state, write_state
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -45,8 +45,8 @@ class Auditor(Protocol):
     subject: str
     fingerprint: str
 
-    def audit(self, since: Mapping[Place, int] | None) -> Report:
-        """Look at everything, or at what lies behind these positions."""
+    def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
+        """Look at everything, or at what lies behind these positions, in sinks that are topics from there on."""
 
     def marks(self, proven: Mapping[Place, int]) -> Mapping[str, Seen]:
         """By sink, what its old part looks like from outside; `proven` are the positions it is old up to."""
@@ -96,7 +96,7 @@ class Incremental:
         reason = "it was asked for" if full else self._why_full(old, before)
         since = None if old is None or reason else old.positions
         self.was_full = since is None
-        report = self.auditor.audit(since)
+        report = self.auditor.audit(since, old.topics if old is not None and since is not None else {})
         report = replace(
             report,
             notes=(
@@ -143,9 +143,21 @@ class Incremental:
             sink: kept(before[sink].marks if sink in before else {}, seen.marks)
             for sink, seen in after.items()
         }
-        self.proven = replace(made, marks=marks)
+        known = on_top_of.topics if on_top_of is not None else {}
+        self.proven = replace(made, marks=marks, topics={**known, **_proven_topics(report, before)})
         if self.state_path is not None:
             write_state(self.state_path, self.proven)
+
+
+def _proven_topics(report: Report, before: Mapping[str, Seen]) -> dict[str, dict[int, int]]:
+    """Where the topics ended of which nothing but what is proven now can lie below: the ledger of such a sink, read
+    after its end was, stood where the proof ends. One that was ahead has records below that are not proven yet."""
+    ends = {words.place_text(each.place): each.end for each in report.partitions}
+    return {
+        sink.name: found
+        for sink in report.sinks
+        if sink.name in before and dict(sink.positions) == ends and (found := topic_ends(before[sink.name]))
+    }
 
 
 def _unseen(seen: Mapping[str, Seen]) -> Sequence[Unproven]:

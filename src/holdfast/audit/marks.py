@@ -43,6 +43,7 @@ from holdfast.reader.model import TopicPartition
 DELTA_LOG: Final = "_delta_log"
 GROWS: Final = ">="
 """A mark that begins so may only grow."""
+END_OF: Final = "end of "
 BELOW: Final = "rows below "
 """A mark whose name begins so is about positions: when they move, another takes its place."""
 
@@ -223,8 +224,17 @@ def _kafka(sink: KafkaSink, settings: Mapping[str, str]) -> Seen:
     marks: dict[str, Any] = {"topic": str(topic.topic_id)}
     for each in places:
         marks[f"start of {each.partition}"] = str(starts[each].offset)
-        marks[f"end of {each.partition}"] = f"{GROWS}{ends[each].offset}"
+        marks[f"{END_OF}{each.partition}"] = f"{GROWS}{ends[each].offset}"
     return Seen(marks)
+
+
+def topic_ends(seen: Seen) -> dict[int, int]:
+    """Where the partitions of a topic ended when its marks were taken; nothing for other sinks."""
+    return {
+        int(name.removeprefix(END_OF)): int(mark.removeprefix(GROWS))
+        for name, mark in seen.marks.items()
+        if name.startswith(END_OF) and mark.startswith(GROWS)
+    }
 
 
 def sink_settings(sink: KafkaSink, settings: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,9 @@ STATE_KIND: Final = "holdfast-audit-state"
 Marks = Mapping[str, Mapping[str, str]]
 """By sink, what its old part looked like from outside (`holdfast.audit.marks`)."""
 
+Topics = Mapping[str, Mapping[int, int]]
+"""By sink that is a topic, and partition: records below are of what is proven, and need not be read again."""
+
 
 @dataclass(frozen=True)
 class Proven:
@@ -35,6 +38,7 @@ class Proven:
     positions: Mapping[Place, int] = field(default_factory=dict)
     """In each partition, every offset below was looked at and is accounted for."""
     marks: Marks = field(default_factory=dict)
+    topics: Topics = field(default_factory=dict)
     records: int = 0
     """Looked at since the last full audit began, that one included."""
     fates: Mapping[str, int] = field(default_factory=dict)
@@ -54,6 +58,10 @@ class Proven:
                 {**place_json(place), "offset": at} for place, at in sorted(self.positions.items())
             ],
             "marks": {sink: dict(marks) for sink, marks in self.marks.items()},
+            "topics": {
+                sink: {str(partition): offset for partition, offset in offsets.items()}
+                for sink, offsets in self.topics.items()
+            },
             "records": self.records,
             "fates": dict(self.fates),
             "at_ms": self.at_ms,
@@ -69,6 +77,10 @@ class Proven:
             document["fingerprint"],
             {place_from_json(each): each["offset"] for each in document["positions"]},
             document["marks"],
+            {
+                sink: {int(partition): offset for partition, offset in offsets.items()}
+                for sink, offsets in document["topics"].items()
+            },
             document["records"],
             document["fates"],
             document["at_ms"],
@@ -92,6 +104,7 @@ def advanced(before: Proven | None, report: Report, marks: Marks, certificate: s
         report.fingerprint,
         positions,
         marks,
+        {},
         records,
         fates,
         report.started_ms,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.audit.marks import Seen
     from holdfast.audit.model import Report
     from holdfast.audit.pipeline_audit import AuditOptions
+    from holdfast.audit.proven import Topics
     from holdfast.pipeline.definition.loading import Loaded
     from holdfast.pipeline.positions import Place
 
@@ -142,8 +143,8 @@ class PipelineAuditor:
         self.subject = self.loaded.definition.name
         self.fingerprint = fingerprint(self.loaded.definition)
 
-    def audit(self, since: Mapping[Place, int] | None) -> Report:
-        options = replace(self.options, since=since)
+    def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
+        options = replace(self.options, since=since, topic_starts=topics)
         with located(self.loaded):
             return self.audit_once(self.loaded.definition, bootstrap=self.bootstrap, options=options)
 
@@ -173,7 +174,7 @@ class WholeAuditor:
     subject: str = ""
     fingerprint: str = ""
 
-    def audit(self, since: Mapping[Place, int] | None) -> Report:
+    def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
         return self.audit_once()
 
     def marks(self, proven: Mapping[Place, int]) -> Mapping[str, Seen]:
@@ -189,7 +190,7 @@ def give_out(auditor: Auditor, wishes: Wishes) -> None:
     if wishes.every is not None:
         _again_and_again(auditor, wishes)
     if wishes.state is None:
-        report = auditor.audit(None)
+        report = auditor.audit(None, {})
         wishes.keep(report)
     else:
         report = _incremental(auditor, wishes).run(full=wishes.full)
