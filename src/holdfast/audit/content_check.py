@@ -164,7 +164,7 @@ class ContentCheck:
                 return {
                     name: each
                     for name, each in named.items()
-                    if _keeps(types.get(name, ""), self._decoder.ddl[each])
+                    if keeps_exactly(types.get(name, ""), self._decoder.ddl[each])
                 }, False
             case KafkaSink():
                 if sink.value is None:
@@ -195,7 +195,8 @@ class ContentCheck:
         return Plan(plan.columns, plan.named, plan.is_json, plan.is_raw, starts)
 
 
-def _keeps(held: str, ddl: str) -> bool:
+def keeps_exactly(held: str, ddl: str) -> bool:
+    """Whether a column of PostgreSQL of this type keeps every value of this type of ours as it is."""
     base = held.split("(")[0]
     if ddl.startswith("decimal"):
         return held in ("numeric", ddl.replace("decimal", "numeric"))
