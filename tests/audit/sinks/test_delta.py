@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyarrow import fs
 
 from holdfast.audit.lineage import NOWHERE
-from holdfast.audit.sinks.base import SinkScope
+from holdfast.audit.sinks import files
+from holdfast.audit.sinks.base import SinkScope, SinkUnreadable
 from holdfast.audit.sinks.delta import DeltaReader
 from holdfast.audit.sinks.opening import open_sink
 from holdfast.pipeline.definition.model import DeltaSink
@@ -178,6 +180,14 @@ def test_a_version_that_is_missing_is_named_with_the_offsets_it_took(
     assert any(each.ranges == ((10, 19),) for each in findings)
 
 
+def test_versions_left_without_their_checkpoint_are_no_whole_table(shop: Shop, builder: DeltaBuilder) -> None:
+    filled(shop, builder)
+    log(builder, 0).unlink()
+    log(builder, 1).unlink()
+    findings = shop.found(reader_of(shop, builder))
+    assert any("versions 0 to 1 are missing" in each.detail for each in findings)
+
+
 def test_a_version_missing_before_a_checkpoint_is_found_too(shop: Shop, builder: DeltaBuilder) -> None:
     filled(shop, builder)
     builder.checkpoint()
@@ -331,3 +341,63 @@ def test_reading_needs_no_right_to_write(
         reader = reader_of(shop, builder)
         assert shop.offsets(reader) == list(range(30))
         assert list(reader.problems()) == []
+
+
+def test_checkpoints_in_parts_count_when_every_part_is_there(shop: Shop, builder: DeltaBuilder) -> None:
+    filled(shop, builder)
+    builder.checkpoint()
+    logs = Path(builder.path, "_delta_log")
+    [whole] = logs.glob("*.checkpoint.parquet")
+    table = pq.read_table(whole)
+    whole.unlink()
+    stem = whole.name.removesuffix(".parquet")
+    for part, rows in enumerate((table.slice(0, 4), table.slice(4)), start=1):
+        pq.write_table(rows, logs / f"{stem}.{part:010d}.{2:010d}.parquet")
+    for version in range(5):
+        log(builder, version).unlink()
+    reader = reader_of(shop, builder)
+    assert shop.offsets(reader) == list(range(30))
+    assert list(reader.problems()) == []
+    (logs / f"{stem}.{2:010d}.{2:010d}.parquet").unlink()
+    with pytest.raises(SinkUnreadable, match="no whole checkpoint"):
+        reader_of(shop, builder)
+
+
+def test_deletion_vectors_and_mapped_columns_are_gaps(shop: Shop, builder: DeltaBuilder) -> None:
+    filled(shop, builder)
+    path = log(builder, 4)
+    vector = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1, "sizeInBytes": 1, "cardinality": 1}
+    actions = [json.loads(line) for line in path.read_text().splitlines()]
+    for action in actions:
+        if "add" in action:
+            action["add"]["deletionVector"] = vector
+    path.write_text("".join(json.dumps(each) + "\n" for each in actions))
+    first = log(builder, 0)
+    first.write_text(
+        first.read_text().replace('"configuration":{}', '"configuration":{"delta.columnMapping.mode":"name"}')
+    )
+    gaps = list(reader_of(shop, builder).gaps())
+    assert [gap.is_gap for gap in gaps] == [True, True]
+
+
+def test_a_table_under_a_url_is_read_through_arrows_file_systems(
+    shop: Shop, builder: DeltaBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(shop, builder)
+    store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    (tmp_path / "bucket").mkdir()
+    os.rename(builder.path, tmp_path / "bucket" / "table")
+    monkeypatch.setattr(files, "_file_system", lambda scheme, bucket: store)
+    sink = DeltaSink("s3://bucket/table", name=shop.sink)
+    reader = open_sink(shop.definition(sink), sink, {})
+    assert shop.offsets(reader) == list(range(30))
+    assert [entry.number for entry in reader.entries()] == [0, 1, 2, 3]
+    assert list(reader.problems()) == []
+    assert len(reader.find(shop.place, 3)) == 1
+
+
+@pytest.mark.parametrize("path", ["file:{}", "file://{}", "{}/"])
+def test_a_path_may_be_written_as_the_sink_takes_it(shop: Shop, builder: DeltaBuilder, path: str) -> None:
+    filled(shop, builder, 1)
+    sink = DeltaSink(path.format(builder.path), name=shop.sink)
+    assert shop.offsets(open_sink(shop.definition(sink), sink, {})) == list(range(10))

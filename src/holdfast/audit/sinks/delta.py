@@ -26,7 +26,6 @@ from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, Win
 from holdfast.audit.sinks.delta_log import Add, Commit, DeltaLog
 from holdfast.audit.sinks.ledger import NOWHERE_YET, number_holes, read_entry
 from holdfast.pipeline.definition.model import DeltaSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import resolve_path
 from holdfast.pipeline.definition.streams import stream_of
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
@@ -49,7 +48,7 @@ class DeltaReader:
         stream = stream_of(definition, sink)
         self._is_tap = bool(stream.step) and not stream.kind
         self._pipeline = definition.name
-        self.path = resolve_path(definition, sink.path.removeprefix("file:")).rstrip("/")
+        self.path = files.place_of(definition, sink.path)
         self._application = f"hf-{definition.name}--{sink.name}"
         self.log = DeltaLog(self.path)
         self._found: list[Finding] = []
@@ -242,8 +241,9 @@ class DeltaReader:
 
     def problems(self) -> Sequence[Finding]:
         known, self._found = list(self._found), []
-        for hole in self.log.holes:
-            self._altered(f"version {hole} is missing from {self.log.directory}")
+        for first, last in as_ranges(np.array(self.log.holes, np.int64)):
+            which = f"version {first} is" if first == last else f"versions {first} to {last} are"
+            self._altered(f"{which} missing from {self.log.directory}")
         for trouble in [*self.log.troubles, *self.log.disagreements()]:
             self._altered(f"{self.log.directory}: {trouble}")
         if self.log.is_whole or (self._entries and self._entries[0].number == 0):

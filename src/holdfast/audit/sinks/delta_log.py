@@ -95,6 +95,10 @@ class DeltaLog:
         if self.checkpoint is None and unknown and 0 not in self.commits:
             raise SinkUnreadable(f"{self.directory}: checkpoints of the form {unknown[0]} are not read here")
         self.version = max([*self.commits, -1 if self.checkpoint is None else self.checkpoint], default=-1)
+        if names and not self.exists and not self.troubles:
+            raise SinkUnreadable(
+                f"{self.directory} holds no version and no whole checkpoint: {', '.join(names[:5])}"
+            )
         for version in sorted(self.commits):
             if self.checkpoint is None or version > self.checkpoint:
                 self.state.take(self.commits[version])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 from holdfast.audit.lineage import NOWHERE, LineageBatch, Offsets, as_ranges, split_struct
 from holdfast.audit.model import Range, ranges_text
 from holdfast.audit.sinks.base import SinkScope, SinkUnreadable, WindowBatch
+from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.positions import BatchRange, Place
 
 LINEAGE: Final = "_hf"
@@ -28,6 +30,7 @@ PARTS: Final = ("topic", "partition", "offset", "index")
 BATCH_ROWS: Final = 256 * 1024
 """Read at once: a column of places takes a few megabytes."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 
 
 BROKEN: Final = (pa.ArrowException, OSError, ValueError, OverflowError, IndexError)
@@ -36,6 +39,15 @@ BROKEN: Final = (pa.ArrowException, OSError, ValueError, OverflowError, IndexErr
 
 class Damaged(Exception):
     """A file that is not there or cannot be read to its end."""
+
+
+def place_of(definition: PipelineDefinition, path: str) -> str:
+    """Where a sink's files are: a path of this machine, or a URL."""
+    if path.startswith("file:"):
+        path = "/" + path.removeprefix("file:").lstrip("/")
+    if _URL.match(path):
+        return path.rstrip("/")
+    return os.path.abspath(os.path.join(definition.directory, path))
 
 
 def count_rows(path: str) -> int:

@@ -27,7 +27,6 @@ from holdfast.audit.sinks import files
 from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
 from holdfast.audit.sinks.ledger import NOWHERE_YET, hole_findings, read_entry
 from holdfast.pipeline.definition.model import ParquetSink, PipelineDefinition
-from holdfast.pipeline.definition.naming import resolve_path
 from holdfast.pipeline.definition.streams import stream_of
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
@@ -82,7 +81,7 @@ class ParquetReader:
         stream = stream_of(definition, sink)
         self._is_tap = bool(stream.step) and not stream.kind
         self._pipeline = definition.name
-        self.path = resolve_path(definition, sink.path.removeprefix("file:"))
+        self.path = files.place_of(definition, sink.path)
         self._identity = _identity(self.path)
         self._strangers: list[str] = []
         self._directories = self._list()

@@ -34,6 +34,8 @@ SLICE_BYTES: Final = 32 * 1024 * 1024
 """Of a table, as it lies on the server's disk, put into one value."""
 BLOCKS_BY_NUMBER: Final = 140_000
 """The version of the server from which on it finds blocks by their number."""
+TRANSACTIONS_LIMITED: Final = 170_000
+"""The version from which on a server may end a transaction for its age."""
 OFFSETS_TOGETHER: Final = 18
 """Bits: rows of a table without blocks of its own (a view, one in partitions) are put together by their offsets."""
 CONNECT_SECONDS: Final = 10
@@ -84,7 +86,11 @@ class PostgresReader:
             # Two servers may print the same moment, or the same number, in their own way.
             connection.execute("SET LOCAL TIME ZONE 'UTC'")
             connection.execute("SET LOCAL extra_float_digits = 1")
-            connection.execute("SET LOCAL statement_timeout = 0")
+            # An audit takes as long as the log is long.
+            for limit in ("statement_timeout", "idle_in_transaction_session_timeout"):
+                connection.execute(sql.SQL("SET LOCAL {} = 0").format(sql.Identifier(limit)))
+            if connection.info.server_version >= TRANSACTIONS_LIMITED:
+                connection.execute("SET LOCAL transaction_timeout = 0")
         except psycopg.Error as error:
             raise SinkUnreadable(
                 f"sink {self.name!r}: PostgreSQL cannot be reached: {str(error).strip()}"
