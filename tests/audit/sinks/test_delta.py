@@ -325,6 +325,8 @@ def test_files_below_the_scope_are_not_read(shop: Shop, builder: DeltaBuilder) -
         each for batch in reader.rows(SinkScope({shop.place: (20, 30)})) for each in batch.offsets.tolist()
     ]
     assert sorted(found) == list(range(20, 30))
+    tables = reader.table_batches(["id"], SinkScope({shop.place: (20, 30)}))
+    assert sum(table.num_rows for table in tables) == 10
 
 
 def test_a_record_is_found_by_file_and_row(shop: Shop, builder: DeltaBuilder) -> None:

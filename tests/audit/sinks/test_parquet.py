@@ -288,6 +288,8 @@ def test_batches_below_the_scope_are_not_read(shop: Shop, builder: ParquetBuilde
         each for batch in reader.rows(SinkScope({shop.place: (20, 30)})) for each in batch.offsets.tolist()
     ]
     assert sorted(found) == list(range(20, 30))
+    tables = reader.table_batches(["id"], SinkScope({shop.place: (20, 30)}))
+    assert sum(table.num_rows for table in tables) == 10
 
 
 def test_windows_come_whole(shop: Shop, builder: ParquetBuilder) -> None:

@@ -168,6 +168,8 @@ def test_rows_below_the_scope_are_left_on_the_server(shop: Shop, builder: Postgr
         each for batch in reader.rows(SinkScope({shop.place: (20, 30)})) for each in batch.offsets.tolist()
     ]
     assert sorted(found) == list(range(20, 30))
+    tables = reader.table_batches(["id"], SinkScope({shop.place: (20, 30)}))
+    assert sum(table.num_rows for table in tables) == 10
     reader.close()
 
 

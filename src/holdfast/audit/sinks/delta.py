@@ -210,8 +210,11 @@ class DeltaReader:
             except files.Damaged as damage:
                 self._damaged[add.path] = str(damage)
 
-    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+        starts = {} if scope is None else files.starts_of(scope)
         for add, located in self._files():
+            if files.is_below(self._spans_of(add), starts):
+                continue
             try:
                 yield from files.tables(located, columns, self._constants(add))
             except files.Damaged as damage:

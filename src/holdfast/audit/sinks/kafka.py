@@ -174,7 +174,7 @@ class TopicReader:
                 where,
             )
 
-    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         """Of a record: `key` and `value`, beside its lineage."""
         for batch in self.records():
             kept, places = self._known(batch)

@@ -206,8 +206,11 @@ class ParquetReader:
                 except files.Damaged as damage:
                     self._note_damage(path, str(damage))
 
-    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
+        starts = {} if scope is None else files.starts_of(scope)
         for directory in self._directories:
+            if not self._is_tap and files.is_below(directory.spans, starts):
+                continue
             for path, folders in directory.files:
                 try:
                     yield from files.tables(path, columns, self._constants(directory, folders))

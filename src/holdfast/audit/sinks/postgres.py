@@ -227,13 +227,17 @@ class PostgresReader:
             nowhere = np.full(count, -1, np.int64)
             yield LineageBatch(NOWHERE, -1, nowhere, nowhere.astype(np.int32), where)
 
-    def _texts(self, columns: Sequence[str], *, short_booleans: bool = False) -> Iterator[pa.Table]:
+    def _texts(
+        self, columns: Sequence[str], *, short_booleans: bool = False, scope: SinkScope | None = None
+    ) -> Iterator[pa.Table]:
         """Columns of the table as text, a slice at a time; lineage as numbers."""
         if not columns or not self.column_types:
             return
         taken = sql.SQL(", ").join(self._packed(name, short_booleans) for name in columns)
         for blocks in self._slices()[0]:
-            statement = sql.SQL("SELECT {} FROM {} WHERE {}").format(taken, self._table, blocks)
+            statement = sql.SQL("SELECT {} FROM {} WHERE {}{}").format(
+                taken, self._table, blocks, _not_below(scope if self._has_lineage else None)
+            )
             with self._explained(), self._connection.cursor(binary=True) as cursor:
                 values = list(cursor.execute(statement).fetchone() or ())
             if values and values[0] is not None:
@@ -252,11 +256,11 @@ class PostgresReader:
             "string_agg(coalesce({0}, ''::bytea), ''::bytea)"
         ).format(text)
 
-    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         """Lineage, and these columns as text in the form of COPY, in UTC."""
         lineage = [name for name in LINEAGE_COLUMNS if name in self.column_types]
         wanted = [name for name in columns if name in self.column_types and name not in lineage]
-        yield from self._texts([*lineage, *wanted], short_booleans=True)
+        yield from self._texts([*lineage, *wanted], short_booleans=True, scope=scope)
 
     def _kinds(self, columns: Sequence[str]) -> dict[str, pa.DataType]:
         found = {}
