@@ -6,7 +6,8 @@ It reads and changes nothing. Exit codes: 0 proven, 1 failed, 2 usage, 3 cannot 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -48,6 +49,10 @@ from holdfast.cli.audit_other import (
 from holdfast.cli.options import CommandConfigOption, OutputOption, examples
 from holdfast.cli.output import Output
 from holdfast.cli.pipeline_shared import BootstrapOption, load
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from holdfast.audit.model import Report
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -65,6 +70,15 @@ FromOption: TypeAlias = Annotated[
         metavar="PLACE",
         help="Where the audit begins: earliest, for what the source still has, or a time such as "
         "2026-01-31T12:00:00Z. Without it: where the pipeline began.",
+    ),
+]
+
+SparkOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--spark",
+        help="Audit by Spark jobs: rules, filters and queries are evaluated again, and the log may be larger than "
+        "memory. Needs holdfast\\[spark] and Java.",
     ),
 ]
 
@@ -92,6 +106,7 @@ def audit(
     bootstrap_server: BootstrapOption = None,
     command_config: CommandConfigOption = None,
     start: FromOption = None,
+    spark: SparkOption = False,
     certificate: CertificateOption = None,
     html: HtmlOption = None,
     junit: JunitOption = None,
@@ -140,16 +155,28 @@ def audit(
     check_flags(other, pipeline)
     wishes = Wishes(output, certificate, html, junit, every, state, full, full_every, metrics_port)
     if pipeline is None:
+        if spark:
+            raise UsageError("--spark is for pipelines: name one")
         subject = other.checkpoint or other.group or " and ".join(other.topics or other.spools)
         give_out(WholeAuditor(lambda: audit_other(other, bootstrap_server, command_config), subject), wishes)
         return
     loaded = load(pipeline)
-    from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
+    from holdfast.audit.pipeline_audit import AuditOptions
     from holdfast.cli.client_settings import read_properties
 
     settings = {} if command_config is None else read_properties(command_config)
     options = AuditOptions(start=start, settings=settings, tell=_tell if sys.stderr.isatty() else None)
-    give_out(PipelineAuditor(loaded, bootstrap_server, options, audit_pipeline), wishes)
+    give_out(PipelineAuditor(loaded, bootstrap_server, options, _auditor(spark)), wishes)
+
+
+def _auditor(by_spark: bool) -> Callable[..., Report]:
+    if by_spark:
+        from holdfast.audit.spark.auditing import audit_with_spark
+
+        return audit_with_spark
+    from holdfast.audit.pipeline_audit import audit_pipeline
+
+    return audit_pipeline
 
 
 def _tell(what: str) -> None:
