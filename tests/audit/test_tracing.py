@@ -223,6 +223,56 @@ def test_a_sink_that_lags_has_not_taken_it_yet(writer: WorldWriter) -> None:
     assert "delta-sink has not taken it yet" in life.conclusion
 
 
+def test_nothing_is_called_lost_where_no_ledger_says_which_batch_took_it(writer: WorldWriter) -> None:
+    """A topic's ledger keeps its newest entries: what left earlier batches is looked for in all that is recorded."""
+    plan = next(
+        plan
+        for seed in range(50)
+        if (plan := make_plan(seed, kinds=("kafka",), has_spool=False)).aside[0] and len(plan.batches) > 3
+    )
+    world = writer.write(plan)
+    ledgers = [name for name in writer.cluster.topics if name.startswith("hf-ledger-")]
+    for name in ledgers:
+        for partition in writer.cluster.topics[name].partitions:
+            partition.batches = partition.batches[-2:]
+            partition.log_start = partition.batches[0][0].base_offset
+    first = plan.batches[0].spans
+    with tracing(world) as tracer:
+        for told in plan.taken():
+            if told.partition not in first or told.offset >= first[told.partition][1]:
+                continue
+            life = tracer.trace(world.places[told.partition], told.offset)
+            assert life.fate == expected(plan, told), life.conclusion
+        shutil.rmtree(os.path.join(world.directory, "home", "aside"))
+        left = plan.aside[0][0][0]
+        assert tracer.trace(world.places[left.partition], left.offset).fate == "unknown"
+
+
+def test_a_topic_that_was_created_again_is_not_the_one_that_was_taken(writer: WorldWriter) -> None:
+    world = writer.write(make_plan(5, kinds=("parquet",)))
+    told = output_of(world.plan)
+    old = writer.cluster.topics.pop("orders")
+    new = writer.cluster.add_topic("orders", len(old.partitions))
+    for number, partition in enumerate(old.partitions):
+        new.partitions[number].batches = partition.batches
+        new.partitions[number].log_start, new.partitions[number].log_end = (
+            partition.log_start,
+            partition.log_end,
+        )
+    with tracing(world) as tracer:
+        life = tracer.trace(place_of(tracer.cluster, "orders", told.partition), told.offset)
+    assert life.fate == "other"
+
+
+def test_a_topic_that_the_pipeline_does_not_read_is_said_to_be_none_of_its(writer: WorldWriter) -> None:
+    world = writer.write(make_plan(5, kinds=("parquet",)))
+    topic = writer.cluster.add_topic("elsewhere", partitions=1)
+    topic.partitions[0].append(build_batch([Record(0, 0, b"k", b"v")]))
+    with tracing(world) as tracer:
+        life = tracer.trace(place_of(tracer.cluster, "elsewhere", 0), 0)
+    assert (life.fate, life.is_fault) == ("not_read", False)
+
+
 # The log alone
 
 

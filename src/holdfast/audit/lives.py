@@ -30,7 +30,8 @@ class SinkLife:
     kind: str
     takes: str = ""
     standing: str = "taken"
-    """`taken`: its ledger covers the offset; `before`: it began behind it; `pending`, `empty`, `unreadable`."""
+    """`taken`: its ledger covers the offset; `before`: it began behind it; `other`: it was fed from
+    another topic of the name; `pending`, `empty`, `unreadable`."""
     entry: Entry | None = None
     held: tuple[str, ...] = ()
     """Where the rows made of it are."""

@@ -31,6 +31,11 @@ def conclude(
     dead: Sequence[DeadLetterRow],
     is_known: bool,
 ) -> tuple[str, str]:
+    if any(each.standing == "other" for each in sinks):
+        return (
+            "other",
+            "the sinks were fed from an earlier topic of this name, which was deleted: this record is not of it",
+        )
     mains = [each for each in sinks if not each.takes and each.kind != "dead_letter"]
     held = [each for each in mains if each.held]
     if stored.outcome in ("aborted", "control", "not_yet", "open"):

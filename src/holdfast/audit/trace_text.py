@@ -101,6 +101,8 @@ def _absent(sink: SinkLife, number: str) -> str:
     instead = sink.instead
     if instead is not None and instead.topic:
         return f"no row of it{number}; for {instead.key} it has the row made of {instead.name}"
+    if sink.takes:
+        return f"no row that can be told to hold it: not closed yet, or its key is made by a step{number}"
     return f"no row of it{number}"
 
 
@@ -117,5 +119,6 @@ def _in_sink(sink: SinkLife) -> Iterator[tuple[str, str, str]]:
             "pending": "has not taken its offset yet",
             "before": "began behind it",
             "empty": "has taken nothing yet",
+            "other": "was fed from an earlier topic of this name",
         }[sink.standing]
         yield "-", where, said

@@ -72,6 +72,9 @@ class Tracer:
         stored = look_up(self.cluster, place, offset)
         if self.definition is None:
             return without_pipeline(stored)
+        if not _reads(self.definition, place.topic):
+            conclusion = f"pipeline {self.definition.name!r} does not read topic {place.topic!r}"
+            return Life(stored, self.definition.name, fate="not_read", conclusion=conclusion)
         sinks = [self._sink_life(name, reader, stored) for name, reader in self._readers.items()]
         sinks += [
             SinkLife(name, kind, standing="unreadable", problem=why)
@@ -80,7 +83,8 @@ class Tracer:
         entries = {
             batch_name(each.entry.range, each.entry.fingerprint): each.entry for each in sinks if each.entry
         }
-        departures, known = self._departures(stored, entries)
+        covered = any(each.standing == "taken" for each in sinks)
+        departures, known = self._departures(stored, entries if entries or not covered else None)
         dead = tuple(self._dead_letters(stored))
         fate, conclusion = conclude(self.definition, stored, sinks, departures, dead, known)
         return Life(stored, self.definition.name, tuple(sinks), departures, dead, fate, conclusion)
@@ -114,8 +118,13 @@ class Tracer:
             upsert is not None,
         )
 
-    def _departures(self, stored: Stored, entries: Mapping[str, Entry]) -> tuple[tuple[Departure, ...], bool]:
-        """What left the steps, and whether the record of it can be relied on for the batches that took the offset."""
+    def _departures(
+        self, stored: Stored, entries: Mapping[str, Entry] | None
+    ) -> tuple[tuple[Departure, ...], bool]:
+        """What left the steps, and whether the record of it can be relied on for the batches that took the offset.
+
+        Without entries nobody knows which batch that was (topics keep the newest alone): all are looked through.
+        """
         try:
             recorded = read_all(home_of(self._known()), entries)
         except (AsideDamaged, OSError):
@@ -127,7 +136,9 @@ class Tracer:
                 for row in _rows_at(table, stored)
             ]
         names = {batch.name for batch, _ in recorded}
-        is_known = all(name in names or not _has_left(entry) for name, entry in entries.items())
+        is_known = entries is not None and all(
+            name in names or not _has_left(entry) for name, entry in entries.items()
+        )
         return tuple(sorted(found, key=lambda each: (each.index, each.route, each.step))), is_known
 
     def _dead_letters(self, stored: Stored) -> Iterator[DeadLetterRow]:
@@ -162,6 +173,11 @@ def _has_left(entry: Entry) -> bool:
     return bool(sum(routes.filtered.values()) or routes.duplicate or routes.late)
 
 
+def _reads(definition: PipelineDefinition, topic: str) -> bool:
+    source = definition.source
+    return topic in source.topics or bool(source.pattern and re.fullmatch(source.pattern, topic))
+
+
 def _upsert(definition: PipelineDefinition, name: str) -> PostgresSink | None:
     return next(
         (
@@ -188,9 +204,12 @@ def _covering(entries: Sequence[Entry], stored: Stored) -> tuple[str, Entry | No
         span = entry.range.spans.get(stored.place)
         if span is not None and span.start <= stored.offset < span.end:
             return "taken", entry
-    known = entries[-1].positions.at.get(stored.place)
-    if known is None or stored.offset >= known.offset:
+    standing = entries[-1].positions.of(stored.place.topic, stored.place.partition)
+    if standing is not None and standing[0] != stored.place:
+        return "other", None
+    if standing is None or stored.offset >= standing[1].offset:
         return "pending", None
+    known = standing[1]
     first = min(
         (entry.range.spans[stored.place].start for entry in entries if stored.place in entry.range.spans),
         default=known.offset,
