@@ -303,3 +303,34 @@ def test_the_search_is_bounded_and_says_what_does_not_exist(run_here: Run, topic
     nowhere = run_here("transactions", "find-hanging", "--topic", "is-not-there")
     assert nowhere.returncode == 1
     assert b"'is-not-there' does not exist" in nowhere.stderr
+
+
+# A record's life
+
+
+def test_a_trace_tells_how_the_transaction_of_a_record_ended(
+    run_here: Run, begin: Begin, topic: str, transactional_id: str
+) -> None:
+    producer = begin(transactional_id, topic, 0)
+
+    def traced(offset: int) -> tuple[str, str, int | None]:
+        shown = run_here("trace", f"{topic}:0@{offset}", "--output", "json")
+        assert shown.returncode == 0, shown.stderr
+        record = json.loads(shown.stdout)["record"]
+        assert record["batch"] is None or record["batch"]["producer_id"] >= 0
+        return record["outcome"], record["transaction"], record["marker_offset"]
+
+    assert traced(0) == ("open", "open", None)
+    producer.abort_transaction(WAIT_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"kept", b"key", partition=0)
+    producer.commit_transaction(WAIT_S)
+    assert [traced(offset) for offset in range(5)] == [
+        ("aborted", "aborted", 1),
+        ("control", "aborted", None),
+        ("record", "committed", 3),
+        ("control", "committed", None),
+        ("not_yet", "none", None),
+    ]
+    found = run_here("trace", "--key", "key", "--topic", topic, "--output", "json")
+    assert json.loads(found.stdout)["record"]["offset"] == 2
