@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.audit.model import Verdict
+from holdfast.audit.pipeline_audit import audit_pipeline
 from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.pipeline.definition.model import (
@@ -111,8 +113,16 @@ def test_what_a_pipeline_wrote_is_read_by_the_audit(
     run_pipeline(definition, spark=spark)
 
     look(definition, holdfast_broker.bootstrap_servers)
+    prove(definition)
     assert {"files", "totals"} <= {each.sink for each in compact(definition)}
     look(definition, holdfast_broker.bootstrap_servers)
+    prove(definition)
+
+
+def prove(definition: PipelineDefinition) -> None:
+    report = audit_pipeline(definition)
+    assert report.verdict is Verdict.PROVEN, report.reasons
+    assert {sink.name: sink.rows for sink in report.sinks}["delta"] == sum(expected(range(60)).values())
 
 
 def look(definition: PipelineDefinition, bootstrap: str) -> None:
