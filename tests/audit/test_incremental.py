@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +17,7 @@ from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.cli.audit_every import PipelineAuditor
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.testing.audit_growing import Growing, begin
-from holdfast.testing.fake_cluster import FakeCluster
+from holdfast.testing.fake_cluster import FETCH, FakeCluster
 
 
 @pytest.fixture
@@ -48,6 +49,37 @@ def test_each_audit_looks_at_what_came_since(growing: Growing, tmp_path: Path) -
     whole = audits_of(growing, state).run(full=True)
     assert whole.verdict is Verdict.PROVEN
     assert looked_at(whole) == (0, 40)
+
+
+def test_only_what_is_new_is_read(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:
+    growing.grow()
+    growing.grow()
+    audits = audits_of(growing)
+    audits.run()
+    ends = {name: topic.partitions[0].log_end for name, topic in growing.cluster.topics.items()}
+    ids = {topic.topic_id: name for name, topic in growing.cluster.topics.items()}
+    growing.grow()
+    growing.cluster.asked.clear()
+    opened: list[str] = []
+    original = pq.ParquetFile.iter_batches
+
+    def iter_batches(file: Any, *arguments: Any, **options: Any) -> Any:
+        opened.append(file.metadata.num_rows)
+        return original(file, *arguments, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    assert audits.run().verdict is Verdict.PROVEN
+    new_files = 2 * 2
+    assert len(opened) <= 2 * new_files  # each for its lineage and for its content
+    fetched = [
+        (ids[topic.topic_id], partition.fetch_offset)
+        for _, api, request in growing.cluster.asked
+        if api == FETCH
+        for topic in request.topics
+        for partition in topic.partitions
+    ]
+    assert {name for name, _ in fetched} >= {"orders", "copy"}
+    assert [(name, at) for name, at in fetched if name in ("orders", "copy") and at < ends[name]] == []
 
 
 def test_what_is_lost_among_the_new_is_found(growing: Growing) -> None:

@@ -31,6 +31,7 @@ from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.plain_columns import plain_columns
+from holdfast.audit.sinks.base import SinkScope
 from holdfast.pipeline.definition.model import (
     Decoding,
     DeltaSink,
@@ -76,7 +77,7 @@ class TableReader(Protocol):
 
     def entries(self) -> Sequence[Entry]: ...
 
-    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]: ...
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]: ...
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ def _compared(
     wrong: dict[Place, list[npt.NDArray[np.int64]]] = {}
     by_name = {(place.topic, place.partition): place for place in source.scope}
     read = _reading(plan, decoder)
-    for table in reader.table_batches(("key", "value") if plan.is_json or plan.is_raw else tuple(plan.named)):
+    columns = ("key", "value") if plan.is_json or plan.is_raw else tuple(plan.named)
+    for table in reader.table_batches(columns, SinkScope(source.scope)):
         if table.num_rows == 0:
             continue
         hashed, states = read(table)

@@ -96,7 +96,7 @@ class SinkReader(Protocol):
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
         """For upsert: each key of the table and its row's lineage."""
 
-    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         """The rows with their lineage (`_hf_topic`, `_hf_partition`, `_hf_offset`, `_hf_index`) and these columns, as
         they are stored."""
 
