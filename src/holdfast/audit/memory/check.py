@@ -24,7 +24,7 @@ import pyarrow as pa
 from holdfast.audit.aggregates import columns_needed
 from holdfast.audit.decoding import Observer, SourceDecoder
 from holdfast.audit.memory.dedupe import judge
-from holdfast.audit.memory.keys import joint_codes
+from holdfast.audit.memory.keys import KeySpace
 from holdfast.audit.memory.lateness import Measure, is_past, reach_ms
 from holdfast.audit.memory.rows import ID_COLUMN, NOTHING, Clock, Flags, Numbers, Recorder, Rows, Times
 from holdfast.audit.memory.telling import record_findings, time_text
@@ -38,7 +38,7 @@ from holdfast.audit.memory.turns import (
     with_watermarks,
 )
 from holdfast.audit.memory.upserts import UpsertCheck
-from holdfast.audit.memory.window_check import Taken, WindowCheck
+from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.plain_columns import plain_columns
 from holdfast.audit.sinks.base import SinkReader
@@ -196,6 +196,7 @@ class _Examination:
         self._is_given: Flags = np.ones(len(rows), np.bool_)
         self._is_in_a_window: Flags = np.zeros(len(rows), np.bool_)
         self._is_open: Flags = np.zeros(len(rows), np.bool_)
+        self._spaces: dict[tuple[int, ...], KeySpace] = {}
         self._left_at, self._routes = self._departures()
         self._chains = {name: chain_of(reader.entries(), scope) for name, reader in self._readers.items()}
         whole = [chain for chain in self._chains.values() if chain.is_whole]
@@ -341,9 +342,8 @@ class _Examination:
         past = is_past(rows.events, watermarks, within) & ~keyless
         self._late(step.name, reached & past, late, is_all=True)
         judged = reached & ~past & ~keyless
-        codes, _ = joint_codes(columns, columns, rows=len(rows), others=0)
-        order = np.empty(len(rows), np.int64)
-        order[np.lexsort((np.arange(len(rows)), turns))] = np.arange(len(rows))
+        codes = self._space(columns).codes
+        order = turns.astype(np.int64) * len(rows) + np.arange(len(rows))
         went_on = judged & (self._left_at > self._check._numbers[step.name])
         found = judge(codes, rows.events, order, went_on, doubled & judged, within)
         self._add(
@@ -379,6 +379,13 @@ class _Examination:
         if any(name is None or name not in self._check._types for name in names):
             return None
         return [self._column(name) for name in names if name is not None]
+
+    def _space(self, columns: Sequence[pa.ChunkedArray]) -> KeySpace:
+        """Numbers for these columns, made once."""
+        known = tuple(id(column) for column in columns)
+        if known not in self._spaces:
+            self._spaces[known] = KeySpace(columns, len(self._rows))
+        return self._spaces[known]
 
     def _column(self, name: str) -> pa.ChunkedArray:
         return self._rows.columns.get(name, pa.chunked_array([], self._check._types[name]))
@@ -442,7 +449,9 @@ class _Examination:
 
     def _windows(self, step: Window, taken: Flags, watermarks: Times, main: Chain) -> None:
         columns = self._key_columns(step)
-        keys = None if columns is None else dict(zip(step.key, columns, strict=True))
+        keys = (
+            None if columns is None else Keys(dict(zip(step.key, columns, strict=True)), self._space(columns))
+        )
         plain = {
             name: self._column(field)
             for name, field in self._check._plain(step.name).items()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.audit.memory.keys import Codes
+from holdfast.audit.memory.keys import Codes, sorting
 from holdfast.audit.memory.rows import Flags, Numbers, Times
 
 
@@ -35,7 +35,7 @@ def judge(
 ) -> Judged:
     """`order` is the rank in which rows were judged; rows that are neither were not judged."""
     passed = np.flatnonzero(went_on)
-    passed = passed[np.lexsort((events[passed], keys[passed]))]
+    passed = passed[sorting(keys[passed], events[passed])]
     repeated = _too_near(keys, events, order, passed, within_ms)
     doubled = np.flatnonzero(duplicate)
     lost = doubled[~_has_one_before(keys, events, order, passed, doubled, within_ms)]
@@ -70,9 +70,9 @@ def _has_one_before(
 def _slots(keys: Codes, events: Times, passed: Numbers, doubled: Numbers) -> Numbers:
     """Where each of the doubled would stand among the passed, which are sorted by key and time."""
     both = np.concatenate((passed, doubled))
-    is_new = np.concatenate((np.zeros(len(passed), np.int8), np.ones(len(doubled), np.int8)))
-    sorting = np.lexsort((is_new, events[both], keys[both]))
-    before = np.cumsum(1 - is_new[sorting].astype(np.int64))
+    is_new = np.concatenate((np.zeros(len(passed), np.int64), np.ones(len(doubled), np.int64)))
+    order = sorting(keys[both], events[both], is_new)
+    before = np.cumsum(1 - is_new[order])
     found = np.zeros(len(both), np.int64)
-    found[sorting] = before
+    found[order] = before
     return found[len(passed) :]

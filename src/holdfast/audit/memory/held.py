@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.audit.memory.keys import Codes
+from holdfast.audit.memory.keys import Codes, sorting
 from holdfast.audit.memory.rows import Flags, Hashes, Numbers, Times
 from holdfast.audit.memory.windows import Windows
 from holdfast.audit.sinks.base import WindowBatch
@@ -163,7 +163,7 @@ def joint_ids(columns: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numb
     if total == 0:
         nothing = np.zeros(0, np.int64)
         return nothing, nothing, 0
-    order = np.lexsort(tuple(joined))
+    order = sorting(*joined)
     changes = np.zeros(total, np.bool_)
     for column in joined:
         changes[1:] |= np.diff(column[order]) != 0
@@ -174,7 +174,7 @@ def joint_ids(columns: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numb
 
 def last_of_each(held: Held, keys: Codes) -> Numbers:
     """Of each key and start the row that was given out last."""
-    order = np.lexsort((held.indexes, held.numbers, held.starts, keys))
+    order = sorting(keys, held.starts, held.numbers, held.indexes)
     if len(order) == 0:
         return order
     is_last = np.ones(len(order), np.bool_)

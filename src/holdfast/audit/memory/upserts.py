@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.audit.memory.keys import Codes, KeysDiffer, joint_codes, key_text
+from holdfast.audit.memory.keys import Codes, KeysDiffer, KeySpace, key_text, sorting
 from holdfast.audit.memory.rows import Flags, Numbers, Rows
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader
@@ -90,7 +90,7 @@ def _flags(column: pa.ChunkedArray) -> Flags:
 
 def standing(keys: Codes, reaching: Numbers, turns: Numbers) -> Numbers:
     """Of each key the record that was written last; `reaching` are rows in the order of their places."""
-    order = reaching[np.lexsort((reaching, turns[reaching], keys[reaching]))]
+    order = reaching[sorting(keys[reaching], turns[reaching], reaching)]
     if len(order) == 0:
         return order
     is_last = np.ones(len(order), np.bool_)
@@ -126,17 +126,12 @@ class UpsertCheck:
         missing = [name for name in names if name not in self._columns]
         if missing:
             return self._without_key(table, missing[0])
-        source = [self._columns[name] for name in names]
+        space = KeySpace([self._columns[name] for name in names], len(self._rows))
         try:
-            held = (
-                [table.keys[name] for name in names]
-                if len(table)
-                else [pa.chunked_array([], c.type) for c in source]
-            )
-            ours, theirs = joint_codes(source, held, rows=len(self._rows), others=len(table))
+            theirs = space.codes_of([table.keys[name] for name in names]) if len(table) else table.records
         except KeysDiffer as error:
             return self._without_key(table, f"{names[0]} ({error})")
-        return self._compare(table, ours, theirs)
+        return self._compare(table, space.codes, theirs)
 
     def _without_key(self, table: Table, name: str) -> Examined:
         """What the table has stands; what it has not may be superseded, or lost."""

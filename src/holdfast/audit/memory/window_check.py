@@ -12,23 +12,32 @@ Three proofs, from the strongest that can be had:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from holdfast.audit.memory.held import Compared, Held, NotWindows, compare, held_rows, joint_ids, last_of_each
-from holdfast.audit.memory.keys import Codes, KeysDiffer, joint_codes, key_text
+from holdfast.audit.memory.keys import Codes, KeysDiffer, KeySpace, key_text
 from holdfast.audit.memory.lateness import Measure
 from holdfast.audit.memory.rows import Flags, Hashes, Numbers, Rows, Times
 from holdfast.audit.memory.telling import Told, span_text
 from holdfast.audit.memory.turns import UNNUMBERED, Chain, ranks
 from holdfast.audit.memory.window_values import differing_values
-from holdfast.audit.memory.windows import NEVER, Parts, Windows, assign, given_out, last_states, sessions
+from holdfast.audit.memory.windows import NEVER, Parts, Windows, given_out, last_states, pieces, sessions
 from holdfast.audit.model import Examined, Fate, Unproven, WindowAccount
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.pipeline.definition.model import PostgresSink, SinkDefinition, Window
+
+
+class Keys(NamedTuple):
+    """The key of a step, by row of the source."""
+
+    columns: Mapping[str, pa.ChunkedArray]
+    space: KeySpace
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,8 @@ class Taken:
     measure: Measure
     rows: Numbers
     """Of the source, those that reached the step and were not late."""
-    keys: Mapping[str, pa.ChunkedArray] | None
-    """The key's columns, by row of the source; nothing when they are not the source's own."""
+    keys: Keys | None
+    """Nothing when its columns are not the source's own."""
     plain: Mapping[str, pa.ChunkedArray]
     """Columns that aggregates may go by."""
     watermarks: Times
@@ -57,7 +66,7 @@ class Due:
     growing: Windows
     """Sessions that were given out and may have grown since: nothing is expected, and what is there is no fault."""
     parts: Parts
-    """The rows of the source in their windows."""
+    """The rows of the source, with the start of their session, or of the last window they are in."""
     is_by_batch: bool
 
 
@@ -88,9 +97,8 @@ class WindowCheck:
             self._by_sum(held, later)
         else:
             try:
-                ours, theirs = self._codes(held)
-                due = self._due(ours)
-                due = self._without_later(due, later)
+                theirs = self._codes(held)
+                due = self._without_later(self._due(self._taken.keys.space.codes), later)
             except KeysDiffer as error:
                 return self._cannot("its key cannot be compared with the source's", str(error))
             self._compare(due, held, theirs)
@@ -117,18 +125,15 @@ class WindowCheck:
                 self._tell(Fate.EXTRA, held, np.flatnonzero(is_later), "is of a batch that no ledger has")
         return held.where(~is_later), held.where(is_later)
 
-    def _codes(self, held: Held) -> tuple[Codes, Codes]:
+    def _codes(self, held: Held) -> Codes:
         assert self._taken.keys is not None
-        theirs = []
-        for name, column in self._taken.keys.items():
-            if name in held.table.column_names:
-                theirs.append(held.table.column(name))
-            elif len(held):
-                raise KeysDiffer(f"there is no column {name!r}")
-            else:
-                theirs.append(pa.chunked_array([], column.type))
-        ours = list(self._taken.keys.values())
-        return joint_codes(ours, theirs, rows=len(self._source), others=len(held))
+        names = list(self._taken.keys.columns)
+        if len(held) == 0 or not names:
+            return np.zeros(len(held), np.int64)
+        missing = [name for name in names if name not in held.table.column_names]
+        if missing:
+            raise KeysDiffer(f"there is no column {missing[0]!r}")
+        return self._taken.keys.space.codes_of([held.table.column(name) for name in names])
 
     # -------------------------------------------------------------------- what it must have
 
@@ -141,10 +146,17 @@ class WindowCheck:
             windows, starts = sessions(taken.measure, parts, taken.hashes, chain.ends)
             parts = replace(parts, starts=starts)
         else:
-            parts = assign(taken.measure, taken.rows, keys[taken.rows], events, taken.watermarks[taken.rows])
-            windows = given_out(
-                taken.measure, parts, taken.turns, taken.hashes, chain.ends, is_closed=is_closed
+            parts = Parts(taken.rows, keys[taken.rows], taken.measure.last_starts(events))
+            found = pieces(
+                taken.measure,
+                taken.rows,
+                keys,
+                self._source.events,
+                taken.watermarks,
+                taken.turns,
+                taken.hashes,
             )
+            windows = given_out(taken.measure, found, chain.ends, is_closed=is_closed)
         is_given = windows.turns != NEVER
         self._account = replace(self._account, open=len(last_states(windows.where(~is_given))))
         if is_closed:
@@ -164,17 +176,20 @@ class WindowCheck:
 
     def _note_open(self, windows: Windows, parts: Parts) -> None:
         """Which records wait in a window that is not closed."""
-        waiting = last_states(windows.where(windows.turns == NEVER))
-        ours, theirs, _ = joint_ids([(parts.keys, waiting.keys), (parts.starts, waiting.starts)])
-        self.is_open[parts.rows[np.isin(ours, theirs)]] = True
+        if self._taken.measure.kind != "session":
+            is_open = parts.starts + self._taken.measure.size_ms > self._chain.watermark
+        else:
+            waiting = windows.where(windows.turns == NEVER)
+            ours, theirs, _ = joint_ids([(parts.keys, waiting.keys), (parts.starts, waiting.starts)])
+            is_open = np.isin(ours, theirs)
+        self.is_open[parts.rows[is_open]] = True
 
     def _without_later(self, due: Due, later: Held) -> Due:
         """Of a table that keeps one row for each key: those that a batch past the end has replaced are not judged."""
         if not self._is_upsert or len(later) == 0:
             return due
-        ours, theirs = self._codes(later)
         windows = due.windows
-        one, other, _ = joint_ids([(ours[windows.sample], theirs), (windows.starts, later.starts)])
+        one, other, _ = joint_ids([(windows.keys, self._codes(later)), (windows.starts, later.starts)])
         return replace(due, windows=windows.where(~np.isin(one, other)))
 
     # -------------------------------------------------------------------- both together
@@ -191,15 +206,23 @@ class WindowCheck:
             self._account, expected=len(due.windows), recomputed=len(found.matched), open=self._account.open
         )
         self._tell_compared(due.windows, rows, found)
-        last = last_states(due.windows)
-        for at, text in differing_values(
-            self._taken.step, self._taken.plain, last, due.parts, rows, keys, turns
-        ):
-            self._told.add(
-                Fate.ALTERED,
-                np.array([at]),
-                lambda at, text=text: (self._held_key(rows, at), text),  # type: ignore[misc]
-            )
+        for at, text in self._values(due, rows, keys, turns):
+            self._told.add(Fate.ALTERED, np.array([at]), partial(self._altered_value, rows, text))
+
+    def _altered_value(self, held: Held, text: str, row: int) -> tuple[str, str]:
+        span = span_text(int(held.starts[row]), int(held.ends[row]))
+        return self._held_key(held, row), f"the window {span}: {text}"
+
+    def _values(self, due: Due, held: Held, keys: Codes, turns: Numbers | None) -> Iterator[tuple[int, str]]:
+        taken = self._taken
+        parts = due.parts
+        firsts = parts.starts
+        if taken.measure.kind == "sliding":
+            firsts = taken.measure.first_starts(self._source.events[parts.rows], taken.watermarks[parts.rows])
+        windows = last_states(due.windows)
+        return differing_values(
+            taken.step, taken.measure, taken.plain, windows, parts, firsts, held, keys, turns
+        )
 
     def _standing(self, due: Due, held: Held, keys: Codes) -> Numbers:
         """Of each window the newest row, unless it takes the window back."""
@@ -236,7 +259,7 @@ class WindowCheck:
             if has != must:
                 fate = Fate.LOST if has < must else Fate.EXTRA
                 text = f"{has} rows of batch {number} are there, and its ledger says {must}"
-                self._told.add(fate, np.zeros(1, np.int64), lambda _, text=text: ("", text))  # type: ignore[misc]
+                self._told.add(fate, np.zeros(1, np.int64), partial(_say, text))
 
     def _tell_compared(self, due: Windows, rows: Held, found: Compared) -> None:
         def lost(at: int) -> tuple[str, str]:
@@ -277,8 +300,7 @@ class WindowCheck:
             )
             return
         others = [each for each in taken.step.key if each in held.table.column_names]
-        columns = [held.table.column(each) for each in others]
-        _, theirs = joint_codes(columns, columns, rows=len(held), others=len(held))
+        theirs = KeySpace([held.table.column(each) for each in others], len(held)).codes
         due = self._due(np.zeros(len(self._source), np.int64))
         due = replace(due, is_by_batch=False, windows=last_states(due.windows))
         chosen = self._standing(due, held, theirs)
@@ -310,8 +332,12 @@ class WindowCheck:
         return key_text(names, {name: held.table.column(name) for name in names}, row)
 
     def _source_key(self, windows: Windows, at: int) -> str:
-        keys = self._taken.keys or {}
+        keys = {} if self._taken.keys is None else self._taken.keys.columns
         return key_text(list(keys), keys, int(windows.sample[at]))
+
+
+def _say(text: str, _: int) -> tuple[str, str]:
+    return "", text
 
 
 def _difference(held: Held, row: int, due: Windows, at: int) -> str:

@@ -13,12 +13,12 @@ closed, they never change; given out while they grow, only what stands in the en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from holdfast.audit.memory.keys import Codes
+from holdfast.audit.memory.keys import Codes, sorting
 from holdfast.audit.memory.lateness import Measure
 from holdfast.audit.memory.rows import Flags, Hashes, Numbers, Times
 
@@ -64,66 +64,96 @@ class Parts:
     starts: Times
 
 
-def assign(measure: Measure, rows: Numbers, keys: Codes, events: Times, watermarks: Times) -> Parts:
-    """The windows of these rows, none of which is late; tumbling and sliding."""
-    last = measure.last_starts(events)
-    if measure.kind != "sliding":
-        return Parts(rows, keys, last)
-    first = measure.first_starts(events, watermarks)
-    counts = (last - first) // measure.every_ms + 1
-    which = np.repeat(np.arange(len(rows)), counts)
-    number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return Parts(rows[which], keys[which], first[which] + number * measure.every_ms)
+@dataclass(frozen=True)
+class Pieces:
+    """Rows of one batch and one key that belong to the same windows, taken together."""
+
+    keys: Codes
+    firsts: Times
+    lasts: Times
+    turns: Numbers
+    counts: Numbers
+    digests: Hashes
+    sample: Numbers
 
 
-def given_out(
-    measure: Measure, parts: Parts, turns: Numbers, hashes: Hashes, ends_ms: Times, *, is_closed: bool
-) -> Windows:
-    """Every row that windows give out, in the batches up to the end; those that stay open are given out `NEVER`.
-
-    `turns` and `hashes` are by row of the source; `ends_ms` is the watermark after each batch.
-    """
-    ends = parts.starts + measure.size_ms
-    when = turns[parts.rows].astype(np.int64)
-    if is_closed:
-        closing = np.searchsorted(ends_ms, ends, side="left").astype(np.int64)
-        closing[closing == len(ends_ms)] = NEVER
-        when = np.maximum(when, closing)
-    states = _grouped(parts, when, hashes)
-    return _accumulated(states, measure)
-
-
-def _grouped(parts: Parts, when: Numbers, hashes: Hashes) -> Windows:
-    """By window and batch."""
-    order = np.lexsort((when, parts.starts, parts.keys))
-    keys, starts, when, rows = parts.keys[order], parts.starts[order], when[order], parts.rows[order]
-    firsts = _firsts(keys, starts, when)
-    return Windows(
-        keys[firsts],
-        starts[firsts],
-        starts[firsts],
-        when[firsts],
-        np.diff(np.append(firsts, len(keys))),
-        np.add.reduceat(hashes[rows], firsts) if len(firsts) else np.zeros(0, np.uint64),
-        rows[firsts],
+def pieces(
+    measure: Measure,
+    rows: Numbers,
+    keys: Codes,
+    events: Times,
+    watermarks: Times,
+    turns: Numbers,
+    hashes: Hashes,
+) -> Pieces:
+    """Of these rows, none of which is late; tumbling and sliding. All arrays are by row of the source but `rows`."""
+    keys, turns = keys[rows], turns[rows]
+    lasts = measure.last_starts(events[rows])
+    firsts = measure.first_starts(events[rows], watermarks[rows]) if measure.kind == "sliding" else lasts
+    behind = (lasts - firsts) // measure.every_ms
+    order = sorting(keys, lasts // measure.every_ms, behind, turns)
+    keys, lasts, firsts, turns = keys[order], lasts[order], firsts[order], turns[order]
+    begins = changes(keys, lasts, firsts, turns)
+    digests = np.add.reduceat(hashes[rows[order]], begins) if len(begins) else np.zeros(0, np.uint64)
+    return Pieces(
+        keys[begins],
+        firsts[begins],
+        lasts[begins],
+        turns[begins],
+        np.diff(np.append(begins, len(keys))),
+        digests,
+        rows[order][begins],
     )
 
 
-def _accumulated(states: Windows, measure: Measure) -> Windows:
+def assign(measure: Measure, firsts: Times, lasts: Times) -> tuple[Numbers, Times]:
+    """From a first to a last start: the number of what belongs there, and each of the starts."""
+    if measure.kind != "sliding":
+        return np.arange(len(lasts)), lasts
+    counts = (lasts - firsts) // measure.every_ms + 1
+    which = np.repeat(np.arange(len(lasts)), counts)
+    number = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return which, firsts[which] + number * measure.every_ms
+
+
+def given_out(measure: Measure, found: Pieces, ends_ms: Times, *, is_closed: bool) -> Windows:
+    """Every row that windows give out, in the batches up to the end; those that stay open are given out `NEVER`.
+
+    `ends_ms` is the watermark after each batch.
+    """
+    which, starts = assign(measure, found.firsts, found.lasts)
+    keys, when = found.keys[which], found.turns[which].astype(np.int64)
+    if is_closed:
+        closing = np.searchsorted(ends_ms, starts + measure.size_ms, side="left").astype(np.int64)
+        closing[closing == len(ends_ms)] = NEVER
+        when = np.maximum(when, closing)
+    order = sorting(keys, starts // measure.every_ms, np.where(when == NEVER, len(ends_ms), when))
+    keys, starts, when, which = keys[order], starts[order], when[order], which[order]
+    begins = changes(keys, starts, when)
+    nothing = np.zeros(0, np.int64)
+    states = Windows(
+        keys[begins],
+        starts[begins],
+        starts[begins] + measure.size_ms,
+        when[begins],
+        np.add.reduceat(found.counts[which], begins) if len(begins) else nothing,
+        np.add.reduceat(found.digests[which], begins) if len(begins) else nothing.view(np.uint64),
+        found.sample[which][begins],
+    )
+    return _accumulated(states)
+
+
+def _accumulated(states: Windows) -> Windows:
     """Each state with what its window had before."""
     if len(states) == 0:
         return states
-    firsts = _firsts(states.keys, states.starts)
-    sizes = np.diff(np.append(firsts, len(states)))
+    begins = changes(states.keys, states.starts)
+    sizes = np.diff(np.append(begins, len(states)))
     counts, digests = np.cumsum(states.counts), np.cumsum(states.digests, dtype=np.uint64)
-    return Windows(
-        states.keys,
-        states.starts,
-        states.starts + measure.size_ms,
-        states.turns,
-        counts - np.repeat(counts[firsts] - states.counts[firsts], sizes),
-        digests - np.repeat(digests[firsts] - states.digests[firsts], sizes),
-        states.sample,
+    return replace(
+        states,
+        counts=counts - np.repeat(counts[begins] - states.counts[begins], sizes),
+        digests=digests - np.repeat(digests[begins] - states.digests[begins], sizes),
     )
 
 
@@ -133,7 +163,7 @@ def sessions(measure: Measure, parts: Parts, hashes: Hashes, ends_ms: Times) -> 
     nothing = np.zeros(0, np.int64)
     if len(parts.rows) == 0:
         return Windows(nothing, nothing, nothing, nothing, nothing, np.zeros(0, np.uint64), nothing), nothing
-    order = np.lexsort((parts.starts, parts.keys))
+    order = sorting(parts.keys, parts.starts)
     keys, events, rows = parts.keys[order], parts.starts[order], parts.rows[order]
     begins = np.concatenate(([True], (np.diff(keys) != 0) | (np.diff(events) > measure.size_ms)))
     firsts = np.flatnonzero(begins)
@@ -152,18 +182,18 @@ def last_states(windows: Windows) -> Windows:
     """Of each window the newest of these."""
     if len(windows) == 0:
         return windows
-    order = np.lexsort((windows.turns, windows.starts, windows.keys))
+    order = sorting(windows.keys, windows.starts, windows.turns)
     chosen = windows.where(order)
     is_last = np.ones(len(chosen), np.bool_)
     is_last[:-1] = (np.diff(chosen.keys) != 0) | (np.diff(chosen.starts) != 0)
     return chosen.where(is_last)
 
 
-def _firsts(*columns: Numbers) -> Numbers:
+def changes(*columns: Numbers) -> Numbers:
     """Where, in sorted columns, something else begins."""
     if len(columns[0]) == 0:
         return np.zeros(0, np.int64)
-    changes = np.zeros(len(columns[0]) - 1, np.bool_)
+    differs = np.zeros(len(columns[0]) - 1, np.bool_)
     for column in columns:
-        changes |= np.diff(column) != 0
-    return np.concatenate(([0], np.flatnonzero(changes) + 1))
+        differs |= column[1:] != column[:-1]
+    return np.concatenate(([0], np.flatnonzero(differs) + 1))
