@@ -220,16 +220,22 @@ def _code(found: list[Result], missing: list[str], everything: bool) -> ExitCode
     return ExitCode.FINE
 
 
-@app.command(help="Write a page, a table and a picture for each experiment from kept results.")
+@app.command(help="Write a table and a picture for each experiment from kept results.")
 def report(
     results: Annotated[str, typer.Option("--results", metavar="DIR", help="What `lab run --results` kept.")],
     output: Annotated[
-        str, typer.Option("--output", metavar="DIR", help="Where index.html, README.md and the pictures go.")
+        str, typer.Option("--output", metavar="DIR", help="Where README.md and the pictures go.")
     ],
+    page: Annotated[
+        str | None, typer.Option("--page", metavar="FILE", help="Write everything on one page here too.")
+    ] = None,
 ) -> None:
     from holdfast.lab.experiments import EXPERIMENTS
     from holdfast.lab.report import headline, load_results, write_report
+    from holdfast.lab.report import page as page_of
 
     found = load_results(Path(results))
     write_report(Path(output), found, EXPERIMENTS)
+    if page is not None:
+        Path(page).write_text(page_of(found, EXPERIMENTS), encoding="utf-8")
     print(f"{headline(found)}; written to {output}")

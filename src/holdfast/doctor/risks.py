@@ -340,7 +340,7 @@ _TABLE: Final = (
 RISKS: Final[Mapping[str, Risk]] = MappingProxyType({risk.id: risk for risk in _TABLE})
 """By identifier, in the order of the table."""
 
-PAGES: Final[frozenset[str]] = frozenset()
+PAGES: Final[frozenset[str]] = frozenset(RISKS) - {"HF000"}
 """Risks whose page is in docs/risks: reports name a page only when there is one."""
-EXPERIMENTS: Final[frozenset[str]] = frozenset()
+EXPERIMENTS: Final[frozenset[str]] = frozenset(RISKS) - {"HF000"}
 """Risks that `holdfast lab run` can show: reports name the command only when it works."""

@@ -1,8 +1,8 @@
 """Results of the lab on paper: rows for a table, JSON, a page with a picture of each message's fate.
 
 A directory of results has a folder for each run, `HF101-holdfast-1`, with `result.json` and the two histories it was
-judged by, so that `holdfast check` can judge them again. `write_report` makes of it what is read in a browser
-(`index.html`, with everything in it) and what is read in a repository (`README.md` and a picture for each experiment).
+judged by, so that `holdfast check` can judge them again. `write_report` makes of it what is read in a repository
+(`README.md` and a picture for each experiment), `page` what is read in a browser: one file with everything in it.
 """
 
 from __future__ import annotations
@@ -139,9 +139,8 @@ def headline(results: Iterable[Result]) -> str:
 
 
 def write_report(directory: Path, results: Sequence[Result], experiments: Mapping[str, Experiment]) -> None:
-    """A page with everything, and for repositories a table with a picture for each experiment."""
+    """A table, and a picture for each experiment: of its first engine, by name."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "index.html").write_text(page(results, experiments), encoding="utf-8")
     lines = [
         "# What the lab has shown",
         "",

@@ -28,9 +28,9 @@ MARKS: Final[Mapping[str, tuple[str, str, str]]] = {
     "ack": ("acknowledged", "#1f6feb", "M-4,-4h8v8h-8z"),
     "fail": ("refused", "#8250df", "M-4,-4L4,4M-4,4L4,-4"),
     "unknown": ("outcome unknown", "#8250df", "M-4,0h8"),
-    "drop": ("let go by its program", "#bf8700", "M-4,-3h8l-4,7z"),
+    "drop": ("let go", "#bf8700", "M-4,-3h8l-4,7z"),
     "keep": ("kept aside", "#0a7f5a", "M-4,3h8l-4,-7z"),
-    "stored": ("in the log at the end", "#1a7f37", "M-4,-4h8v8h-8z"),
+    "stored": ("in the log", "#1a7f37", "M-4,-4h8v8h-8z"),
     "deliver": ("handed out", "#57606a", "M0,-4L4,0L0,4L-4,0z"),
     "handle": ("handled", "#1a7f37", "M0,-5L5,0L0,5L-5,0z"),
 }
@@ -76,7 +76,7 @@ def _panel(caption: str, history: History, judgement: Judgement, top: float) -> 
         f'<text x="12" y="{top + 10:.0f}" font-weight="600" fill="#1f2328">{escape(caption)}</text>',
         f'<text x="12" y="{top + 25:.0f}" fill="#57606a">{escape(summary_of(judgement) + more)}</text>',
     ]
-    parts += _faults(events, at, top + 32, bottom)
+    parts += _faults(events, faults, at, top + 32, bottom)
     violated = {each.id: each.kind for each in reversed(judgement.violations)}
     for row, message in enumerate(ids):
         parts += _row(message, violated.get(message), events, at, top + 44 + ROW * row)
@@ -85,7 +85,7 @@ def _panel(caption: str, history: History, judgement: Judgement, top: float) -> 
         f'<text x="{WIDTH - RIGHT}" y="{bottom + 10:.0f}" text-anchor="end" fill="#57606a">{seconds:.1f} s</text>'
     )
     for number, what in enumerate(faults):
-        text = escape(f"⚡ {what}")
+        text = escape(f"⚡{number + 1} {what}")
         parts.append(f'<text x="{LEFT}" y="{bottom + 10 + 13 * number:.0f}" fill="{RED}">{text}</text>')
     return parts, bottom - top + 24 + 13 * max(len(faults) - 1, 0)
 
@@ -117,10 +117,15 @@ def _chosen(events: Sequence[Event], judgement: Judgement) -> list[str]:
     return [each for each in ids if each in chosen]
 
 
-def _faults(events: Sequence[Event], at: Mapping[int, float], top: float, bottom: float) -> list[str]:
+def _faults(
+    events: Sequence[Event], faults: Sequence[str], at: Mapping[int, float], top: float, bottom: float
+) -> list[str]:
+    """A line for each, with the number that stands before its name below."""
     return [
         f'<line x1="{at[event.t]:.1f}" x2="{at[event.t]:.1f}" y1="{top:.0f}" y2="{bottom - 6:.0f}" '
         f'stroke="{RED}" stroke-dasharray="4 3"/>'
+        f'<text x="{at[event.t] + 3:.1f}" y="{top + 6:.0f}" fill="{RED}" font-size="9">'
+        f"{faults.index(event.text('what')) + 1}</text>"
         for event in events
         if event.kind == "fault"
     ]
@@ -162,7 +167,7 @@ def _legend(top: float) -> list[str]:
             f'stroke="{colour}" stroke-width="1.5"/>'
             f'<text x="{x + 14:.0f}" y="{top + 18:.0f}" fill="#57606a" font-size="10">{escape(what)}</text>'
         )
-        x += 26 + 5.2 * len(what)
+        x += 28 + 5.9 * len(what)
     note = "time to the right, long waits shortened"
     parts.append(f'<text x="12" y="{top + 33:.0f}" fill="#57606a" font-size="10">{note}</text>')
     return parts

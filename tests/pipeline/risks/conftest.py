@@ -1,19 +1,7 @@
-"""The risks HF401 to HF410, each in two halves.
+"""What the risks HF401 to HF410 need: Spark, and a broker.
 
-`test_hfNNN_…_plain_spark_…` fails if the loss or the duplicate does not show with Spark's own connector, set as the
-risk says; `test_hfNNN_…_ours_…` fails if it shows with our pipeline or our source in the same situation.
-`test_every_risk.py` sees to it that none is missing.
-
-    HF401  test_reading.py   records that retention took while the query was down
-    HF402  test_reading.py   what was there before the first start; a partition that was added
-    HF403  test_writing.py   a checkpoint that is gone
-    HF404  test_writing.py   a batch that was written, and not known to be
-    HF405  test_writing.py   Spark's Kafka sink, and a write that fails in the middle
-    HF406  test_steps.py     records that are no JSON
-    HF407  test_late.py      rows that come after their window was closed
-    HF408  test_reading.py   a topic that was deleted and created again
-    HF409  test_reading.py   messages that were taken back
-    HF410  test_steps.py     a step that computes something else the second time
+The two halves of each, Spark's own connector that loses and a pipeline of ours that does not, are experiments of the
+lab (`holdfast.lab.experiments.hf4xx`), run by test_experiments.py on the session that all tests of the pipeline share.
 """
 
 from __future__ import annotations
@@ -26,12 +14,11 @@ import pytest
 
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.spark_scene import SparkScene as Scene
-from holdfast.testing.spark_scene import order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Scene", "order"]
+__all__ = ["Scene"]
 
 
 @pytest.fixture(scope="session")
