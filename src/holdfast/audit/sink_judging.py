@@ -15,6 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.audit import ledgers
+from holdfast.audit.books import (
+    ROUTE_NAMES,
+    Books,
+    check_intake,
+    check_routes,
+    check_rows,
+    missing_from_routes,
+)
 from holdfast.audit.compare import CODE, Holding, Judgement, fates_of, finding, judge, judge_routes, strays
 from holdfast.audit.left import Left
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
@@ -127,9 +135,9 @@ class SinkJudge:
             part.place: np.logical_and.reduce([self.judgements[name][number].lost for name in mains])
             for number, part in enumerate(self.parts)
         }
-        books = ledgers.Books(self.walked, self.routes, {}, {})
+        books = Books(self.walked, self.routes, {}, {})
         found: list[Finding] = []
-        blamed = ledgers.missing_from_routes(self.batches, books, lost, self._known())
+        blamed = missing_from_routes(self.batches, books, lost, self._known())
         for fate, masks in blamed.items():
             for number, part in enumerate(self.parts):
                 mask = masks[part.place]
@@ -138,7 +146,7 @@ class SinkJudge:
                 for name in mains:
                     self.judgements[name][number].blame_other(mask, name, part)
                 offsets = np.flatnonzero(mask).astype(np.int64) + part.start
-                what = f"the ledgers count them as {ledgers.ROUTE_NAMES[fate]}, and they are nowhere"
+                what = f"the ledgers count them as {ROUTE_NAMES[fate]}, and they are nowhere"
                 found.append(finding(Fate.LOST, self.routes[fate].name, part.place, offsets, what))
         return found
 
@@ -221,12 +229,12 @@ class SinkJudge:
                     wrong = wrong | each.unknown
                 doubtful[part.place] = doubtful[part.place] | wrong if part.place in doubtful else wrong
         mains = {name: self.rows.of(reader) for name, reader in self.mains.items()}
-        books = ledgers.Books(self.walked, self.routes, mains, doubtful)
-        self.examined += ledgers.check_intake(self.batches, books)
+        books = Books(self.walked, self.routes, mains, doubtful)
+        self.examined += check_intake(self.batches, books)
         books.mains = {name: each for name, each in mains.items() if not _gone(self.readers[name])}
-        self.examined += ledgers.check_routes(self.batches, books, self._known())
+        self.examined += check_routes(self.batches, books, self._known())
         for name in books.mains:
-            self.examined += ledgers.check_rows(name, self.entries[name], books)
+            self.examined += check_rows(name, self.entries[name], books)
 
     # -------------------------------------------------------------------- what became of every record
 

@@ -44,7 +44,7 @@ def digest_of_offsets(topic: str, partition: int, offsets: Any) -> int:
 
 
 def hashes_of_offsets(topic: str, partition: int, offsets: Any) -> Any:
-    """The hash of each of these offsets of one partition, as uint64."""
+    """The hash of each of many offsets of one partition, as a numpy array of uint64."""
     import numpy as np
 
     with np.errstate(over="ignore"):
