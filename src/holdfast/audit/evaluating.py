@@ -34,6 +34,7 @@ MOMENT: Final = pa.timestamp("us", "UTC")
 WHOLE: Final = re.compile(r"[+-]?\d+")
 FITS: Final = r"^[+-]?\d{1,18}$"
 """Whole numbers that fit 64 bits for certain."""
+NUMBER: Final = r"^-?\d{1,300}(\.\d{1,300})?([eE][+-]?\d{1,3})?$"
 
 
 class Kind(StrEnum):
@@ -173,42 +174,39 @@ def header(column: pa.Array, name: str) -> pa.Array:
     return pa.nulls(rows, BYTES) if taken is None else taken.cast(BYTES)
 
 
+_COMPARED: Final[Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]]] = {
+    "=": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
 def _compared(left: Values, right: Values, comparison: str) -> Flags:
-    """Whether it holds, row by row; null never does."""
-    is_ordering = comparison not in ("=", "!=")
-    is_number = is_ordering or pa.types.is_integer(left.array.type) or pa.types.is_integer(right.array.type)
-    one: list[Any]
-    other: list[Any]
-    if is_number and not pa.types.is_timestamp(left.array.type):
-        one, other = _floats(left), _floats(right)
+    """Whether it holds, row by row; null never does, nor does a word against a number.
+
+    Both sides are numbers where one of them is a whole number or where greater and smaller are asked for, unless they
+    are moments: those are compared as texts, which ISO 8601 allows.
+    """
+    types = pa.types
+    kinds = [side.array.type for side in (left, right)]
+    is_number = comparison not in ("=", "!=") or any(map(types.is_integer, kinds))
+    if is_number and not any(map(types.is_timestamp, kinds)):
+        sides = [_numbers(side) for side in (left, right)]
     else:
-        one, other = as_text(left).array.to_pylist(), as_text(right).array.to_pylist()
-    known = [a is not None and b is not None and a == a and b == b for a, b in zip(one, other, strict=True)]
-    operations: Mapping[str, Callable[[Any, Any], bool]] = {
-        "=": lambda a, b: a == b,
-        "!=": lambda a, b: a != b,
-        "<": lambda a, b: a < b,
-        "<=": lambda a, b: a <= b,
-        ">": lambda a, b: a > b,
-        ">=": lambda a, b: a >= b,
-    }
-    operation = operations[comparison]
-    return np.array(
-        [bool(is_known and operation(a, b)) for is_known, a, b in zip(known, one, other, strict=True)],
-        np.bool_,
-    )
+        sides = [as_text(side).array for side in (left, right)]
+    holds = pc.fill_null(_COMPARED[comparison](*sides), False)
+    return np.asarray(holds.to_numpy(zero_copy_only=False), np.bool_)
 
 
-def _floats(values: Values) -> list[float | None]:
+def _numbers(values: Values) -> pa.Array:
+    """As doubles, null for what is no number."""
     if pa.types.is_integer(values.array.type):
-        return list(values.array.to_pylist())
-    found: list[float | None] = []
-    for text in as_text(values).array.to_pylist():
-        try:
-            found.append(None if text is None else float(text))
-        except ValueError:
-            found.append(None)
-    return found
+        return values.array.cast(pa.float64())
+    trimmed = pc.utf8_trim_whitespace(as_text(values).array)
+    return pc.if_else(pc.match_substring_regex(trimmed, NUMBER), trimmed, None).cast(pa.float64())
 
 
 # ---------------------------------------------------------------------------- functions
@@ -292,6 +290,16 @@ def _on_bytes(compute: Callable[[bytes], str]) -> Callable[[Sequence[Values], Ca
     return apply
 
 
+def _digest(arguments: Sequence[Values], call: Call) -> Values:
+    """128 bits of values that are too long to be kept."""
+    data = as_bytes(arguments[0])
+    short = [
+        None if each is None else hashlib.blake2b(each, digest_size=16).digest()
+        for each in data.array.to_pylist()
+    ]
+    return Values(pa.array(short, BYTES), data.bad)
+
+
 def _concat(arguments: Sequence[Values], call: Call) -> Values:
     texts = [as_text(each) for each in arguments]
     joined = pc.binary_join_element_wise(*(each.array for each in texts), pa.scalar("", TEXT))
@@ -340,6 +348,7 @@ _FUNCTIONS: Final[Mapping[str, Callable[[Sequence[Values], Call], Values]]] = {
     "hex": _on_bytes(lambda data: data.hex()),
     "md5": _on_bytes(lambda data: hashlib.md5(data, usedforsecurity=False).hexdigest()),
     "sha256": _on_bytes(lambda data: hashlib.sha256(data).hexdigest()),
+    "digest": _digest,
     "concat": _concat,
     "coalesce": _coalesce,
     "substring": _substring,
@@ -463,8 +472,8 @@ def joined(columns: Sequence[Values]) -> Values:
     return Values(pc.if_else(is_nothing, pa.scalar(None, BYTES), whole), bad)
 
 
-def shown(value: bytes | None, columns: int) -> str:
-    """A joined value for people."""
+def shown(value: bytes | None, columns: int, parts_shown: int = 100) -> str:
+    """A joined value for people; only the first parts, where the others mean nothing to them."""
     if columns == 1:
         return _shown_one(value)
     if value is None:
@@ -479,7 +488,8 @@ def shown(value: bytes | None, columns: int) -> str:
         else:
             parts.append(_shown_one(rest[: int(length)]))
             rest = rest[int(length) + 1 :]
-    return "(" + ", ".join(parts) + ")"
+    parts = parts[:parts_shown]
+    return parts[0] if len(parts) == 1 else "(" + ", ".join(parts) + ")"
 
 
 def _shown_one(value: bytes | None) -> str:

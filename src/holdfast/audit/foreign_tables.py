@@ -18,7 +18,7 @@ from holdfast.audit.evaluating import Evaluator, Kind
 from holdfast.audit.foreign_files import DeltaTableRows, ParquetTable
 from holdfast.audit.foreign_postgres import PostgresTable
 from holdfast.audit.foreign_rows import ForeignTable, RowBatch
-from holdfast.audit.matching import Condition, Expression, Field, Match, parse_match
+from holdfast.audit.matching import Call, Condition, Expression, Field, Match, parse_match
 from holdfast.audit.model import Finding
 from holdfast.errors import UsageError
 
@@ -123,6 +123,8 @@ class TopicTable:
 
 def is_bytes(expression: Expression | None) -> bool:
     """Whether an expression gives bytes as they are, rather than texts."""
+    if isinstance(expression, Call):
+        return expression.function == "digest"
     return isinstance(expression, Field) and (
         expression.name == "headers" or (expression.name in ("key", "value") and not expression.path)
     )

@@ -30,8 +30,8 @@ import pyarrow.compute as pc
 from holdfast.audit.model import BUCKETS_MAX, Fate, Timeline
 
 BUCKETS: Final = 64
-BYTES_IN_MEMORY: Final = 192 << 20
-"""Of one heap, before it goes to files: records of one partition or twenty million take the same."""
+BYTES_IN_MEMORY: Final = 64 << 20
+"""Of one heap, before it goes to files: comparing takes several times as much."""
 EXAMPLES_MAX: Final = 5
 KEPT_EXTRA_MAX: Final = 100_000
 """Extra values that are looked for among records taken back; more than that is one finding anyway."""

@@ -1,8 +1,8 @@
 """Values out of JSON by their paths, whole batches at a time.
 
 What is right is decided record by record in plain Python (`found_at`). Where a path is names only, the machine code
-of `holdfast.pipeline.formats` reads the records first, as texts or as whole numbers, whichever fits more of the first
-batch; what it does not take goes the plain way. Both give the same texts.
+of `holdfast.pipeline.formats` finds the values first; what it does not decide goes the plain way. Both give the same
+texts.
 
 A path that leads nowhere gives null, as a record without a value does: only what is no JSON at all is unreadable. Of a
 name that stands twice in an object the last counts, as with Spark.
@@ -11,7 +11,6 @@ name that stands twice in an object the last counts, as with Spark.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,18 +19,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.pipeline.definition.model import Decoding, Field
-from holdfast.pipeline.formats import Decoder, compile_decoder
+from holdfast.pipeline.formats.base import Decoded
+from holdfast.pipeline.formats.bulk import decode_in_bulk
+from holdfast.pipeline.formats.json_cells import Cells, Schema, gathered
+from holdfast.pipeline.formats.json_layout import (
+    DECIDED,
+    INTEGER,
+    NOTHING,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    TRUE,
+)
+from holdfast.pipeline.formats.types import Column, parse_type
 
 Path = tuple[str | int, ...]
 Flags = npt.NDArray[np.bool_]
 
 TEXT: Final = pa.large_string()
-PROBED_ROWS: Final = 500
-TYPES: Final = ("string", "long")
 FAST_ROWS_MIN: Final = 2000
 """Below this, starting the machine code costs more than it saves."""
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 class Number(str):
@@ -49,7 +57,6 @@ class JsonPaths:
     def __init__(self, paths: Sequence[Path], *, fast_rows_min: int = FAST_ROWS_MIN) -> None:
         self.paths = tuple(paths)
         self._fast_rows_min = fast_rows_min
-        self._decoders: dict[Path, Decoder] = {}
 
     def read(self, values: pa.Array) -> dict[Path, tuple[pa.Array, Flags]]:
         """For each path the texts, null where there is nothing, and which records could not be read."""
@@ -57,34 +64,46 @@ class JsonPaths:
         return {path: self._read_one(path, values) for path in self.paths}
 
     def _read_one(self, path: Path, values: pa.Array) -> tuple[pa.Array, Flags]:
-        names = [each for each in path if isinstance(each, str) and _PLAIN_NAME.fullmatch(each)]
+        names = [each for each in path if isinstance(each, str)]
         if len(names) < len(path) or len(values) < self._fast_rows_min:
             return _read_plainly(path, values)
-        if path not in self._decoders:
-            self._decoders[path] = _best_decoder(names, values.slice(0, PROBED_ROWS))
-        columns, errors = self._decoders[path].decode(values)
-        column = columns[0]
-        for name in names[1:]:
-            column = pc.struct_field(column, name)
-        texts, bad = column.cast(TEXT), np.zeros(len(values), np.bool_)
-        if errors.null_count == len(values):
-            return texts, bad
-        rest = np.flatnonzero(errors.is_valid().to_numpy(zero_copy_only=False))
-        found, bad[rest] = _read_plainly(path, values.take(pa.array(rest)))
-        mask = np.zeros(len(values), np.bool_)
-        mask[rest] = True
-        return pc.replace_with_mask(texts, pa.array(mask), found), bad
+        texts, errors = decode_in_bulk(values, _Finder(names).find, lambda rest: _reference(path, rest))
+        return texts[0].cast(TEXT), errors.is_valid().to_numpy(zero_copy_only=False)
 
 
-def _best_decoder(names: Sequence[str], sample: pa.Array) -> Decoder:
-    decoders = [_decoder(names, type_) for type_ in TYPES]
-    return max(decoders, key=lambda each: int(each.decode(sample).errors.null_count))
+class _Finder(Schema):
+    """Looks for one name in objects, and behind it for the next."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__([Column(names[0], parse_type("string"), False)], is_open=True)
+        self._readers = [_spelled if len(names) == 1 else _Finder(names[1:]).inside]
+
+    def find(self, cells: Cells) -> list[pa.Array]:
+        return self.read(cells, cells.document.marks)
+
+    def inside(self, cells: Cells) -> pa.Array:
+        """What is no object has nothing in it."""
+        marks = np.where(cells.kinds == OBJECT, np.uint8(DECIDED), np.uint8(NOTHING))
+        return self.read(cells, marks)[0]
 
 
-def _decoder(names: Sequence[str], type_: str) -> Decoder:
-    for name in reversed(names[1:]):
-        type_ = f"struct<{name}:{type_}>"
-    return compile_decoder(Decoding("json", (Field(names[0], type_, required=False),)))
+def _spelled(cells: Cells) -> pa.Array:
+    """Texts, and numbers and truths as they are spelled; objects and arrays go the plain way."""
+    nested = cells.kinds >= OBJECT
+    if nested.any():
+        cells.undecided(nested)
+    kinds = cells.kinds.copy()
+    kinds[(kinds >= TRUE) & (kinds <= NUMBER)] = STRING
+    kinds[nested] = NULL
+    texts = gathered(Cells(cells.document, cells.begins, cells.ends, kinds, cells.owners), pa.string())
+    zeros = pc.and_(pc.equal(texts, "-0"), pa.array(cells.kinds == INTEGER))
+    return pc.if_else(pc.fill_null(zeros, False), "0", texts)
+
+
+def _reference(path: Path, values: pa.Array) -> Decoded:
+    texts, bad = _read_plainly(path, values)
+    errors = ["no JSON" if each else None for each in bad.tolist()]
+    return Decoded([texts.cast(pa.string())], pa.array(errors, pa.string()))
 
 
 def _read_plainly(path: Path, values: pa.Array) -> tuple[pa.Array, Flags]:

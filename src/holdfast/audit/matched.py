@@ -282,7 +282,10 @@ class _Audit:
         if left <= 0:
             return
         examples = outcome.extra_examples
-        shown_values = [shown(each.value, len(self._kinds)) for each in examples]
+        parts = (
+            1 if self._question.mode == "topics" else len(self._kinds)
+        )  # the second is a digest of the value
+        shown_values = [shown(each.value, len(self._kinds), parts) for each in examples]
         first = f"; the first{self._where(examples[0].source, examples[0].row)}" if examples else ""
         if walked.forgotten:
             listed = f": {', '.join(shown_values)}" if shown_values else ""

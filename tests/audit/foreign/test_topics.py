@@ -65,7 +65,7 @@ def test_more_in_the_copy_is_duplicated_or_extra(world: World) -> None:
     send(world, "b", [*pairs([0, 1, 2, 2, 3, 4, 5]), (b"mine", b"own")])
     twice, extra = audit_topics("a", "b", world.settings, with_values=True).findings
     assert (twice.fate, twice.ranges) == (Fate.DUPLICATED, ((2, 2),))
-    assert (extra.fate, extra.count) == (Fate.EXTRA, 1)
+    assert (extra.fate, extra.count, extra.keys) == (Fate.EXTRA, 1, ("mine",))
     assert "b-0 row 7" in extra.detail
 
 
