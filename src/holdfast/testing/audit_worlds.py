@@ -19,7 +19,7 @@ import json
 import random
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
@@ -150,8 +150,27 @@ class Plan:
                     if each.kind == "record" and start <= each.offset < end
                 )
 
+    def let_go(self, told: Told, step: str) -> None:
+        """A record of the first batch leaves at this step, in every sink, ledger and record alike."""
+        lineage = (TOPIC, told.partition, told.offset, 0)
+        for held in self.sinks.values():
+            held.batches[0] = [row for row in held.batches[0] if row.lineage != lineage]
+        self.aside[0].append((told, "filtered", step))
+        made = self.batches[0]
+        digests = {
+            route: f"{(int(made.digests.get(route, '0'), 16) + sign * _hash(told)) & MASK:016x}"
+            for route, sign in (("main", -1), ("filtered", 1))
+        }
+        filtered = {**made.routes.filtered, step: made.routes.filtered.get(step, 0) + 1}
+        routes = replace(made.routes, main=made.routes.main - 1, filtered=filtered)
+        self.batches[0] = replace(made, routes=routes, digests={**made.digests, **digests})
+
     def at(self, partition: int, offset: int) -> Told:
         return next(each for each in self.log[partition] if each.offset == offset)
+
+
+def _hash(told: Told) -> int:
+    return place_hash(TOPIC, told.partition, told.offset)
 
 
 # ------------------------------------------------------------------------ the log
@@ -484,15 +503,9 @@ def _lose_one(chance: random.Random, log: dict[int, list[Told]], spool: int) -> 
     lost = chance.choice(found)
     kept = [each for each in log[lost.partition] if each is not lost]
     log[lost.partition] = [
-        each if each.offset < lost.offset else _moved(each, each.offset - 1) for each in kept
+        each if each.offset < lost.offset else replace(each, offset=each.offset - 1) for each in kept
     ]
     return lost.spool_id
-
-
-def _moved(told: Told, offset: int) -> Told:
-    from dataclasses import replace
-
-    return replace(told, offset=offset)
 
 
 def _cut(

@@ -1,0 +1,111 @@
+"""The audit by Spark says what the audit in memory says of the same worlds, and finds what only the steps can tell."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.audit.model import Fate, Report, Verdict
+from holdfast.audit.pipeline_audit import audit_pipeline
+from holdfast.audit.spark.auditing import audit_with_spark
+from holdfast.testing.audit_mutations import delete_row, duplicate_row, plant_row, swap_rows
+from holdfast.testing.audit_world_writer import World, WorldWriter
+from holdfast.testing.audit_worlds import FILTER, Plan, make_plan
+from holdfast.testing.fake_cluster import FakeCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[WorldWriter]:
+    with FakeCluster() as cluster, WorldWriter(cluster, str(tmp_path)) as writer:
+        yield writer
+
+
+def plain_plan(seed: int) -> Plan:
+    """Without a memory: every place is Spark's to compare."""
+    while True:
+        plan = make_plan(seed, kinds=("parquet", "kafka"))
+        if not plan.has_memory and len(plan.dead.rows()) > 1 and any(plan.aside):
+            return plan
+        seed += 1
+
+
+def both(world: World, spark: SparkSession) -> tuple[Report, Report]:
+    return audit_pipeline(world.definition), audit_with_spark(world.definition, spark=spark)
+
+
+def named(report: Report) -> set[tuple[str, int, int]]:
+    """Sink, partition and offset of everything that is wrong."""
+    return {
+        (finding.sink, finding.place.partition, offset)
+        for finding in report.findings
+        if finding.place is not None
+        for first, last in finding.ranges
+        for offset in range(first, last + 1)
+    }
+
+
+def test_an_undamaged_world_has_the_same_report(writer: WorldWriter, spark: SparkSession) -> None:
+    plan = plain_plan(100)
+    in_memory, by_spark = both(writer.write(plan), spark)
+    assert by_spark.verdict is in_memory.verdict is Verdict.PROVEN, by_spark.reasons
+    assert by_spark.partitions == in_memory.partitions
+    assert by_spark.scope == in_memory.scope
+    assert [(sink.name, sink.rows, sink.positions) for sink in by_spark.sinks] == [
+        (sink.name, sink.rows, sink.positions) for sink in in_memory.sinks
+    ]
+
+
+def test_damage_is_named_by_both(writer: WorldWriter, spark: SparkSession) -> None:
+    plan = plain_plan(200)
+    chance = random.Random(200)
+    parquet, kafka = plan.sinks["parquet-sink"], plan.sinks["kafka-sink"]
+    strokes = [
+        swap_rows(plan, kafka, chance),
+        delete_row(plan, parquet, chance),
+        duplicate_row(plan, kafka, chance),
+        plant_row(plan, parquet, chance),
+        delete_row(plan, plan.dead, chance),
+    ]
+    in_memory, by_spark = both(writer.write(plan), spark)
+    assert by_spark.verdict is in_memory.verdict is Verdict.FAILED
+    for stroke in strokes:
+        assert not stroke.missing(in_memory), in_memory.reasons
+        assert not stroke.missing(by_spark), by_spark.reasons
+    wanted = {(stroke.sink, *offset) for stroke in strokes for offset in stroke.offsets}
+    assert wanted <= named(by_spark)
+
+
+def test_a_filter_that_lied_is_found_by_its_sql_alone(writer: WorldWriter, spark: SparkSession) -> None:
+    """A good record was let go and counted as filtered, in every place that counts: only the rule itself tells."""
+    plan = plain_plan(300)
+    held = plan.sinks["parquet-sink"]
+    row = held.batches[0][0]
+    told = plan.at(row.lineage[1], row.lineage[2])
+    plan.let_go(told, FILTER)
+    in_memory, by_spark = both(writer.write(plan), spark)
+    assert in_memory.verdict is Verdict.PROVEN, in_memory.reasons
+    assert any(FILTER in each.what for each in in_memory.unproven)
+    assert by_spark.verdict is Verdict.FAILED
+    lost = {each for each in by_spark.findings if each.fate is Fate.LOST}
+    assert {each.sink for each in lost} >= {"parquet-sink", "kafka-sink"}
+    assert {(told.partition, told.offset)} == {
+        (partition, offset) for _, partition, offset in named(by_spark)
+    }
+
+
+def test_windows_are_judged_alike(writer: WorldWriter, spark: SparkSession) -> None:
+    plan = make_plan(401, kinds=("parquet",), window_kinds=("parquet",))
+    windows = plan.sinks["parquet-totals"]
+    row = next(row for batch in windows.batches for row in batch)
+    row.values["total"] += 1
+    in_memory, by_spark = both(writer.write(plan), spark)
+    assert by_spark.verdict is in_memory.verdict is Verdict.FAILED
+    assert row.values["customer"] in " ".join(by_spark.reasons)
+    assert by_spark.windows == in_memory.windows
