@@ -229,6 +229,18 @@ def test_a_data_file_that_is_gone_is_named_by_its_offsets(shop: Shop, builder: D
     assert os.path.basename(paths[2][0]) in finding.detail
 
 
+def test_a_table_that_is_vacuumed_meanwhile_has_to_be_read_again(shop: Shop, builder: DeltaBuilder) -> None:
+    filled(shop, builder)
+    reader = reader_of(shop, builder)
+    builder.compact()
+    DeltaTable(builder.path).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    with pytest.raises(SinkUnreadable, match="audit it again"):
+        shop.offsets(reader)
+    again = reader_of(shop, builder)
+    assert shop.offsets(again) == list(range(30))
+    assert list(again.problems()) == []
+
+
 def test_a_truncated_data_file_is_named(shop: Shop, builder: DeltaBuilder) -> None:
     paths = filled(shop, builder)
     with open(paths[0][1], "r+b") as file:

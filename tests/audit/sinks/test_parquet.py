@@ -223,6 +223,19 @@ def test_what_lies_beside_the_batches_is_named(shop: Shop, builder: ParquetBuild
     assert "batch=1 is in no batch" in finding.detail
 
 
+def test_what_lies_beside_the_batches_and_holds_no_rows_is_only_mentioned(
+    shop: Shop, builder: ParquetBuilder
+) -> None:
+    filled(shop, builder)
+    Path(builder.path, "README").write_text("read me")
+    Path(builder.path, "lost+found").mkdir()
+    reader = reader_of(shop, builder)
+    assert shop.found(reader) == []
+    [gap] = reader.gaps()
+    assert gap.what.startswith("README, lost+found")
+    assert not gap.is_gap
+
+
 def test_a_missing_directory_is_named_by_the_offsets_it_took(shop: Shop, builder: ParquetBuilder) -> None:
     filled(shop, builder, 4)
     shutil.rmtree(os.path.join(builder.path, batch(2)))

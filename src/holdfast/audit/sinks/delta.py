@@ -181,8 +181,17 @@ class DeltaReader:
                         self._place(batch, spans)
                     yield batch
             except files.Damaged as damage:
-                self._damaged[add.path] = str(damage)
+                self._note_damage(add, str(damage))
             self._counts[add.path] = counted
+
+    def _note_damage(self, add: Add, why: str) -> None:
+        newer = DeltaLog(self.path)
+        if newer.version > self.log.version and add.path not in newer.state.files:
+            raise SinkUnreadable(
+                f"sink {self.name!r}: {add.path} was removed from {self.path} while the table was read (a vacuum); "
+                "audit it again"
+            )
+        self._damaged[add.path] = why
 
     def _spans_of(self, add: Add) -> dict[tuple[str, int], list[tuple[int, int]]]:
         """What the commit that added a file took; nothing where several were merged into it."""
@@ -208,7 +217,7 @@ class DeltaReader:
             try:
                 yield from files.window_batches(located, add.path, self._constants(add))
             except files.Damaged as damage:
-                self._damaged[add.path] = str(damage)
+                self._note_damage(add, str(damage))
 
     def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         starts = {} if scope is None else files.starts_of(scope)
@@ -218,7 +227,7 @@ class DeltaReader:
             try:
                 yield from files.tables(located, columns, self._constants(add))
             except files.Damaged as damage:
-                self._damaged[add.path] = str(damage)
+                self._note_damage(add, str(damage))
 
     def keys_of(self, columns: Sequence[str]) -> Iterator[KeyedBatch]:
         raise SinkUnreadable(f"sink {self.name!r} keeps every row and has no keys")

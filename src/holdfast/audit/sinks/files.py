@@ -56,6 +56,12 @@ def count_rows(path: str) -> int:
         return int(file.metadata.num_rows)
 
 
+def is_parquet(path: str) -> bool:
+    """By its first bytes."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
+
+
 def opened(path: str, **options: Any) -> Any:
     """A Parquet file, on this machine or under a URL."""
     try:

@@ -84,6 +84,7 @@ class ParquetReader:
         self.path = files.place_of(definition, sink.path)
         self._identity = _identity(self.path)
         self._strangers: list[str] = []
+        self._oddments: list[str] = []
         self._directories = self._list()
         self._forgotten_below = self._read_forgotten()
         for directory in self._directories:
@@ -109,8 +110,17 @@ class ParquetReader:
             if match is not None and entry.is_dir():
                 directories.append(Directory(int(match[1]), entry.path))
             elif not entry.name.startswith(("_", ".")):
-                self._strangers.append(entry.name)
+                self._look_at_stranger(entry)
         return sorted(directories, key=lambda each: each.number)
+
+    def _look_at_stranger(self, entry: os.DirEntry[str]) -> None:
+        """Rows beside the batches are seen by readers; what holds none is only mentioned."""
+        try:
+            paths = [path for path, _ in files.files_below(entry.path)] if entry.is_dir() else [entry.path]
+            has_rows = any(path.endswith(".parquet") or files.is_parquet(path) for path in paths)
+        except (SinkUnreadable, OSError):
+            has_rows = False
+        (self._strangers if has_rows else self._oddments).append(entry.name)
 
     def _read_forgotten(self) -> int:
         try:
@@ -341,15 +351,23 @@ class ParquetReader:
         return self._altered(what + lacking.words, place, lacking.ranges)
 
     def gaps(self) -> Sequence[Unproven]:
+        found = []
         old = [each for each in self._directories if each.number < self._forgotten_below]
-        if not old:
-            return []
-        return [
-            Unproven(
-                f"{len(old)} batches of {self.name} from before a reset",
-                "readers see their rows, and no ledger counts them; rows that were taken again are there twice",
+        if old:
+            found.append(
+                Unproven(
+                    f"{len(old)} batches of {self.name} from before a reset",
+                    "readers see their rows, and no ledger counts them; rows that were taken again are there twice",
+                )
             )
-        ]
+        if self._oddments:
+            found.append(
+                Unproven(
+                    f"{', '.join(self._oddments[:FILES_NAMED])} in {self.path}",
+                    "it is in no batch, and holds no rows as far as can be seen",
+                )
+            )
+        return found
 
     def close(self) -> None:
         """Nothing is held open."""
