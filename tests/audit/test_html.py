@@ -148,6 +148,19 @@ def test_every_fate_has_its_colour_in_light_and_dark() -> None:
         assert f"--{fate}:" in dark
 
 
+def test_a_record_that_two_sinks_lack_is_one_line_with_both(make_report: MakeReport) -> None:
+    place = Place("orders", UUID(int=7), 1)
+    findings = [Finding(Fate.LOST, sink, place, ((3, 4),), 2, ("a", "b")) for sink in ("parquet", "postgres")]
+    text = Page(html.page(make_report(*findings))).text
+    assert text.count("holdfast trace orders:1@3") == 1
+    assert "orders:1@4 b parquet, postgres holdfast trace orders:1@4" in text
+
+
+def test_a_key_is_not_given_to_a_record_that_may_have_none(make_report: MakeReport) -> None:
+    finding = Finding(Fate.LOST, "parquet", Place("orders", UUID(int=7), 1), ((3, 5),), 3, ("a", "b"))
+    assert "orders:1@3 - parquet" in Page(html.page(make_report(finding))).text
+
+
 def test_an_empty_report_is_a_page_too() -> None:
     assert Page(html.page(Report("nothing"))).open == []
 

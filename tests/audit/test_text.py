@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from uuid import UUID
 from xml.etree import ElementTree
 
@@ -48,6 +49,16 @@ def test_the_last_line_is_the_verdict(
     make_report: MakeReport, wrong: tuple[str, ...], unproven: tuple[str, ...], line: str
 ) -> None:
     assert shown(make_report(*wrong, unproven=unproven)).splitlines()[-1] == line
+
+
+def test_a_record_that_two_sinks_lack_is_lost_once(make_report: MakeReport) -> None:
+    place = Place("orders", UUID(int=7), 1)
+    findings = [Finding(Fate.LOST, sink, place, ((3, 4),), 2) for sink in ("parquet", "postgres")]
+    report = replace(make_report(), findings=tuple(findings))
+    assert report.total(Fate.LOST) == 2
+    assert replace(report, partitions=()).total(Fate.LOST) == 2
+    file = Finding(Fate.LOST, "parquet", detail="a file")
+    assert replace(report, findings=(*findings, file)).total(Fate.LOST) == 3
 
 
 def test_findings_name_ranges_and_keys(make_report: MakeReport) -> None:

@@ -8,7 +8,8 @@ found a way around the first rule would meet the second.
 from __future__ import annotations
 
 import html as escaping
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from holdfast.audit import plots, words
@@ -132,34 +133,38 @@ def _finding(finding: Finding) -> str:
 
 
 def _first_lost(report: Report) -> str:
-    """The first offsets that are lost, one by one: what somebody looks up next, each with the command for it."""
-    lost = [
-        each for each in report.findings if each.fate is Fate.LOST and each.place is not None and each.ranges
-    ]
-    rows: list[str] = []
-    for finding in lost:
-        offsets = (offset for first, last in finding.ranges for offset in range(first, last + 1))
-        # Records without a key leave none: only when all of the first have one is it known whose is whose.
-        keys = finding.keys if len(finding.keys) == min(finding.count, KEYS_MAX) else ()
-        for at, offset in enumerate(offsets):
-            if at == FIRST_LOST or len(rows) == FIRST_LOST:
-                break
-            place = finding.place
-            assert place is not None
-            name = f"{place.topic}:{place.partition}@{offset}"
-            key = f"<code>{escaped(keys[at])}</code>" if at < len(keys) else "-"
-            rows.append(
-                f"<tr><td>{escaped(name)}</td><td>{key}</td><td>{escaped(finding.sink) or '-'}</td>"
-                f"<td><code>holdfast trace {escaped(name)}</code></td></tr>"
-            )
-    if not rows:
+    """The first records that are lost, one by one: what somebody looks up next, each with the command for it."""
+    missing: dict[str, list[str]] = {}
+    keys: dict[str, str] = {}
+    for finding in report.findings:
+        if finding.fate is Fate.LOST and finding.place is not None:
+            for name, key in _lost_names(finding):
+                missing.setdefault(name, []).append(finding.sink)
+                if key is not None:
+                    keys[name] = key
+    if not missing:
         return ""
+    rows = "".join(
+        f"<tr><td>{escaped(name)}</td><td>{f'<code>{escaped(keys[name])}</code>' if name in keys else '-'}</td>"
+        f"<td>{escaped(', '.join(each for each in sinks if each)) or '-'}</td>"
+        f"<td><code>holdfast trace {escaped(name)}</code></td></tr>"
+        for name, sinks in list(missing.items())[:FIRST_LOST]
+    )
     heads = "".join(f"<th>{head}</th>" for head in ("Record", "Key", "Missing in", "Its life"))
     return _section(
-        "The first lost records",
-        "",
-        f'<div class="scroll"><table><tr>{heads}</tr>{"".join(rows)}</table></div>',
+        "The first lost records", "", f'<div class="scroll"><table><tr>{heads}</tr>{rows}</table></div>'
     )
+
+
+def _lost_names(finding: Finding) -> Iterator[tuple[str, str | None]]:
+    """The first records of a finding, and their keys. Records without a key leave none: only when all of the first have
+    one is it known whose is whose."""
+    place = finding.place
+    assert place is not None
+    keys = finding.keys if len(finding.keys) == min(finding.count, KEYS_MAX) else ()
+    offsets = (offset for first, last in finding.ranges for offset in range(first, last + 1))
+    for at, offset in enumerate(islice(offsets, FIRST_LOST)):
+        yield f"{place.topic}:{place.partition}@{offset}", keys[at] if at < len(keys) else None
 
 
 # ------------------------------------------------------------------------ plots
@@ -235,6 +240,8 @@ def _lag(report: Report) -> str:
     drawn = plots.lags(rows[:BARS_MAX])
     if not drawn:
         return ""
+    if not any(behind.values()):
+        return _section("Lag", "Every sink stood at the end of the log when the audit began.", "")
     said = "Offsets between where each sink stands and the end of the log, when the audit began."
     return _section("Lag", said, drawn)
 

@@ -344,11 +344,22 @@ class Report:
         return tuple(f"{each.what}: {each.why}" for each in self.unproven if each.is_gap)
 
     def total(self, fate: Fate) -> int:
-        """Records with this fate; faults that are about no partition (windows, files) count too."""
-        counted = sum(account.fates.get(fate, 0) for account in self.partitions)
-        if fate.is_fault:
-            return max(counted, sum(each.count or 1 for each in self.findings if each.fate is fate))
-        return counted
+        """Records with this fate, one that is missing in two sinks once; faults that are about no partition (windows,
+        files) count too."""
+        counted = {account.place: account.fates.get(fate, 0) for account in self.partitions}
+        elsewhere = 0
+        by_sink: dict[tuple[Place, str], int] = {}
+        for each in self.findings:
+            if each.fate is not fate:
+                continue
+            if each.place is None:
+                elsewhere += each.count or 1
+            else:
+                key = (each.place, each.sink)
+                by_sink[key] = by_sink.get(key, 0) + (each.count or 1)
+        for (place, _), count in by_sink.items():
+            counted[place] = max(counted.get(place, 0), count)
+        return sum(counted.values()) + elsewhere
 
     def as_json(self) -> dict[str, Any]:
         return {
