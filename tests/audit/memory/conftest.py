@@ -56,6 +56,8 @@ class Sent:
     event: int | None
     time: int = 0
     amount: int = 1
+    id: str | None = None
+    """That a spooling producer gave it."""
 
     @property
     def value(self) -> bytes:
@@ -148,7 +150,7 @@ class Reader:
                 LineageBatch("orders", partition, np.array([offset]), np.zeros(1, np.int32)),
             )
 
-    def table_batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         return iter(())
 
     def find(self, place: Place, offset: int) -> list[str]:
@@ -241,7 +243,10 @@ def _batch(partition: int, first: int, records: Sequence[Sent]) -> pa.RecordBatc
             "offset": list(range(first, first + len(records))),
             "timestamp": [(T0 + record.time) * 1000 for record in records],
             "timestampType": [0] * len(records),
-            "headers": [[] for _ in records],
+            "headers": [
+                [] if record.id is None else [{"key": "hf-id", "value": record.id.encode()}]
+                for record in records
+            ],
         },
         schema=SCHEMA(),
     )
@@ -253,6 +258,7 @@ class _Play:
         self.delay = parse_duration_ms(world.event.delay)
         self.ahead = parse_duration_ms(world.event.ahead)
         self.greatest: dict[int, int] = {}
+        self.active: dict[int, int] = {}
         self.watermark: int | None = None
         self.dedupe = next((step for step in world.steps if isinstance(step, Dedupe)), None)
         self.window = next((step for step in world.steps if isinstance(step, Window)), None)
@@ -268,7 +274,9 @@ class _Play:
         for number, spans in enumerate(self.world.spans(), start=1):
             started = self.watermark
             new = self.take(spans)
-            self.advance()
+            for at in spans:
+                self.active[at.partition] = number
+            self.advance(number)
             rows = self.give(number, started, new)
             self.played.rows += rows
             self.played.entries.append(
@@ -290,10 +298,13 @@ class _Play:
                 ]
                 watermark = max(own, default=-(2**62))
                 event = None if sent.event is None else T0 + sent.event
+                if self.world.event.field == "_timestamp":
+                    event = T0 + sent.time
                 if event is not None and event <= T0 + sent.time + self.ahead:
                     self.greatest[at.partition] = event if seen is None else max(seen, event)
                 where = at.partition, offset
-                if self.dedupe is not None and not self.goes_on(where, sent.customer, event, watermark):
+                key = sent.customer if self.dedupe is None or self.dedupe.by == "key" else sent.id
+                if self.dedupe is not None and not self.goes_on(where, key, event, watermark):
                     continue
                 self.played.went_on.append(where)
                 if self.window is not None:
@@ -320,9 +331,14 @@ class _Play:
         known.append(event)
         return True
 
-    def advance(self) -> None:
-        if len(self.greatest) == self.world.partitions:
-            least = min(self.greatest.values()) - self.delay
+    def advance(self, now: int) -> None:
+        """Batches are a millisecond apart."""
+        awake = list(range(self.world.partitions))
+        if self.world.event.idle is not None:
+            idle = max(1, parse_duration_ms(self.world.event.idle))
+            awake = [each for each in awake if each in self.active and now - self.active[each] < idle]
+        if awake and all(each in self.greatest for each in awake):
+            least = min(self.greatest[each] for each in awake) - self.delay
             self.watermark = least if self.watermark is None else max(self.watermark, least)
 
     # -------------------------------------------------------------------- windows
@@ -386,6 +402,9 @@ class _Play:
             if is_due and self.given.get((customer, start)) != (count, digest):
                 self.given[customer, start] = count, digest
                 rows.append(Row(customer, start, end, count, digest, number, total))
+        for customer, start in [each for each in self.given if each not in self.state()]:
+            del self.given[customer, start]  # a session that is part of another one now
+            rows.append(Row(customer, start, start, 0, 0, number))
         return rows
 
 

@@ -101,6 +101,17 @@ def test_a_late_row_that_was_not_recorded_is_found(world: type[World], sent: typ
     assert "late" in finding.detail
 
 
+def test_numbers_of_a_spooling_producer_are_compared(world: type[World], sent: type[Sent]) -> None:
+    records = [sent(0, "a", at * 100, at * 100, id=f"s:0:{at // 2}" if at % 5 else None) for at in range(12)]
+    by_id = Dedupe("once", by="hf-id", within="3s")
+    play = world((by_id,), records, [7], sinks=(ParquetSink("unused", name="main"),), partitions=1)
+    done = play.play()
+    assert len(done.duplicates) == 3
+    assert play.audit(done).examined.findings == ()
+    (finding,) = play.audit(replace(done, duplicates=done.duplicates[1:])).examined.findings
+    assert finding.fate is Fate.DUPLICATED
+
+
 def test_a_computed_key_is_taken_on_the_pipelines_word_and_says_so(
     world: type[World], sent: type[Sent]
 ) -> None:

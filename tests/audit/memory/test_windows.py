@@ -32,9 +32,9 @@ ONCE = Dedupe("once", ("customer",), within="3s")
 
 
 @st.composite
-def windows(draw: Any) -> Window:
+def windows(draw: Any, *, growing: bool = False) -> Window:
     step: Window = draw(st.sampled_from((TUMBLING, SLIDING, SESSION)))
-    if step.kind == "session":
+    if step.kind == "session" and not growing:
         return step
     emit = draw(st.sampled_from(("closed", "changes")))
     return replace(step, emit=emit, late=draw(st.sampled_from(("route", "correct"))), correct_within="3s")
@@ -79,11 +79,24 @@ def made(
 
 
 @EXAMPLES
-@given(history=histories(), step=windows(), once=st.booleans())
+@given(
+    history=histories(),
+    step=windows(growing=True),
+    once=st.booleans(),
+    idle=st.sampled_from((None, "2ms")),
+    field=st.sampled_from(("at", "_timestamp")),
+)
 def test_windows_of_a_pipeline_that_kept_the_rules_are_never_accused(
-    world: type[World], sent: type[Sent], history: Histories, step: Window, once: bool
+    world: type[World],
+    sent: type[Sent],
+    history: Histories,
+    step: Window,
+    once: bool,
+    idle: str | None,
+    field: str,
 ) -> None:
     play = made(world, sent, history, *([ONCE] if once else []), step)
+    play.event = EventTime(field, "2s", idle)
     found = play.audit(play.play()).examined
     assert [each.what() for each in found.findings] == []
     assert [each for each in found.unproven if each.is_gap] == []
@@ -175,10 +188,12 @@ def test_an_idle_partition_is_left_out_of_the_watermark(world: type[World], sent
     """All records go to one partition: only `idle` lets windows close, and the ledger's times decide when."""
     records = [sent(0, "a", number * 1000, number * 1000) for number in range(20)]
     play = world((TUMBLING,), records, [10], event=EventTime("at", "2s", idle="1ms"))
-    played = play.play()  # the play knows no idleness: it closed nothing
-    assert played.rows == []
-    found = play.audit(played).examined
-    assert {finding.fate for finding in found.findings} == {Fate.LOST, Fate.ALTERED}
+    played = play.play()
+    assert played.rows
+    assert play.audit(played).examined.findings == ()
+    play.event = EventTime("at", "2s")  # then nothing should have closed
+    fates = {finding.fate for finding in play.audit(played).examined.findings}
+    assert fates == {Fate.EXTRA, Fate.ALTERED}
 
 
 def test_without_the_key_all_keys_together_are_proven(world: type[World], sent: type[Sent]) -> None:
@@ -275,6 +290,19 @@ def test_a_table_that_keeps_one_row_for_each_window_holds_the_last(
     stale = [old if (row.customer, row.start) == (old.customer, old.start) else row for row in held]
     (finding,) = play.audit(played, [reader("windows", stale, played.entries)]).examined.findings
     assert finding.fate is Fate.ALTERED
+
+
+def test_a_session_that_grew_stands_as_it_is_in_the_end(world: type[World], sent: type[Sent]) -> None:
+    play = steady(world, sent, replace(SESSION, emit="changes"), cuts=(5, 9, 14))
+    played = play.play()
+    found = play.audit(played).examined
+    assert found.findings == ()
+    assert any("replaced" in each.why for each in found.unproven)
+    newest = max(range(len(played.rows)), key=lambda at: played.rows[at].turn)
+    played.rows[newest] = replace(played.rows[newest], count=99)
+    assert [finding.fate for finding in play.audit(played).examined.findings] == [Fate.ALTERED]
+    del played.rows[0]
+    assert Fate.LOST in [finding.fate for finding in play.audit(played).examined.findings]
 
 
 def test_records_in_open_windows_wait(world: type[World], sent: type[Sent]) -> None:
