@@ -39,7 +39,6 @@ class Tracer:
     _readers: dict[str, SinkReader] = field(init=False, default_factory=dict)
     _problems: dict[str, tuple[str, str]] = field(init=False, default_factory=dict)
     """By sink, its kind and why it cannot be read."""
-    _dead: list[DeadLetterRow] | None = field(init=False, default=None)
     _stack: ExitStack = field(init=False, default_factory=ExitStack)
 
     def __enter__(self) -> Tracer:
@@ -145,10 +144,8 @@ class Tracer:
         reader: Any = self._readers.get(DEAD_LETTER_NAME)
         if reader is None:
             return
-        if self._dead is None:
-            self._dead = list(reader.dead_letters())
         place = stored.place
-        for row in self._dead:
+        for row in reader.dead_letters():
             if (row.topic, row.partition, row.offset) == (place.topic, place.partition, stored.offset):
                 yield row
 
