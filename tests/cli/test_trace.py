@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +221,31 @@ def test_audits_go_on_until_one_fails(
     assert "everything was looked at: the part of sink 'parquet' that was proven has changed since" in out
     assert "metrics at http://127.0.0.1:" in err
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_process_that_audits_tells_its_metrics_and_ends_when_it_is_told_to(
+    growing: Growing, tmp_path: Path
+) -> None:
+    flags = ("--every", "1h", "--metrics-port", "0", "--state", str(tmp_path / "state"))
+    command = [sys.executable, "-m", "holdfast.cli", "audit", growing.path, *flags]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = re.search(r"http://127.0.0.1:\d+/metrics", process.stderr.readline())
+        assert address is not None
+        assert "lost 0, duplicated 0: proven" in process.stdout.readline()
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(address[0], timeout=30) as answer:
+            told = answer.read().decode()
+        assert 'holdfast_audit_runs_total{subject="growing",verdict="proven"} 1' in told
+        assert 'holdfast_audit_proven_offset{subject="growing",topic="orders",partition="0"} 40' in told
+        process.terminate()
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.communicate()
+    assert (tmp_path / "state").exists()
 
 
 # Certificates
