@@ -114,5 +114,8 @@ class SinkReader(Protocol):
 
 
 class DeadLetterReader(SinkReader, Protocol):
+    def letters(self) -> Iterator[tuple[LineageBatch, pa.Array]]:
+        """Places, as runs of one partition, with the reason of each."""
+
     def dead_letters(self) -> Iterator[DeadLetterRow]:
         """With their reasons, for counts by reason and for a record's life."""
