@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from holdfast.wire.batch import Record, build_batch
 
 TIME_MS = 1_700_000_000_000
 FILTER = Filter("no-trials", "not trial")
+RULE = "positive"
 Row = tuple[int, int]
 """Offset and number."""
 
@@ -70,11 +71,11 @@ class Shop:
     def place(self) -> Place:
         return Place("orders", self.cluster.topics["orders"].topic_id, 0)
 
-    def send(self, count: int) -> None:
+    def send(self, count: int, broken: Collection[int] = ()) -> None:
         start = self.log.log_end
+        values = [value_of(start + at, is_broken=start + at in broken) for at in range(count)]
         records = [
-            Record(at, 100 * at, f"key-{start + at}".encode(), b'{"id":%d}' % (start + at), ())
-            for at in range(count)
+            Record(at, 100 * at, f"key-{start + at}".encode(), value, ()) for at, value in enumerate(values)
         ]
         self.log.append(build_batch(records, base_timestamp=TIME_MS + start * 100))
 
@@ -101,14 +102,12 @@ class Shop:
         lineage = [("orders", 0, offset, number) for offset, number in listed]
         if name == "dead-letter":
             letters = [
-                dead_letter(
-                    "shop", ("orders", 0, at), f"key-{at}".encode(), b'{"id":%d}' % at, reason="parse"
-                )
+                dead_letter("shop", ("orders", 0, at), f"key-{at}".encode(), value_of(at), reason=RULE)
                 for at, _ in listed
             ]
             builder.commit(entry, letters)
         elif isinstance(builder, TopicBuilder):
-            builder.commit(entry, [sink_record(each, b"k", b'{"id":%d}' % each[2], 0) for each in lineage])
+            builder.commit(entry, [sink_record(each, b"k", value_of(each[2]), 0) for each in lineage])
         else:
             builder.commit(entry, rows_of(lineage, {"id": pa.array([at for at, _ in listed], pa.int64())}))
 
@@ -135,9 +134,7 @@ class Shop:
         filtered = [each for each in left if each[1] == "filtered"]
         routes = Routes(
             main=(told or {}).get("main", len(rows)),
-            dead_letter={"parse": (told or {}).get("dead", len(dead))}
-            if dead or "dead" in (told or {})
-            else {},
+            dead_letter={RULE: (told or {}).get("dead", len(dead))} if dead or "dead" in (told or {}) else {},
             filtered={FILTER.name: len(filtered)} if filtered else {},
             duplicate=sum(each[1] == "duplicate" for each in left),
             late=sum(each[1] == "late" for each in left),
@@ -172,6 +169,10 @@ class Shop:
         report = audit_pipeline(self.definition, options=AuditOptions(**options))
         assert Report.from_json(report.as_json()) == report
         return report
+
+
+def value_of(offset: int, *, is_broken: bool = False) -> bytes:
+    return b'{"id":%d' % offset + (b"" if is_broken else b"}")
 
 
 def _row(each: int | Row) -> Row:
@@ -281,6 +282,23 @@ def test_a_dead_letter_that_is_gone_is_blamed_on_the_dead_letters(shop: Shop) ->
     assert found(report) == {(Fate.LOST, "dead-letter", ((3, 3),))}
     assert report.findings[0].keys == ("key-3",)
     assert fates(report) == {"output": 4, "dead_letter": 1, "lost": 1}
+
+
+def test_records_that_left_as_undecodable_are_decoded_again(shop: Shop) -> None:
+    """2 cannot be decoded and is a dead letter for that; 5 cannot and is in the sink; 7 can and was sent away."""
+    shop.send(9, broken=[2, 5])
+    shop.open()
+    shop.batch(0, 9, dead=[2, 7], kept={"dead-letter": []})
+    letters = [
+        dead_letter("shop", ("orders", 0, at), f"key-{at}".encode(), value, reason="parse")
+        for at, value in ((2, value_of(2, is_broken=True)), (7, value_of(7)))
+    ]
+    shop.builders["dead-letter"].topics.transaction("by-hand", {"shop-dlt": letters})
+    report = shop.audit()
+    wrong = {(each.sink, each.ranges): each.detail for each in report.findings if each.fate is Fate.ALTERED}
+    assert "they can be" in wrong["dead-letter", ((7, 7),)]
+    assert "cannot be decoded" in wrong["", ((5, 5),)]
+    assert ("dead-letter", ((2, 2),)) not in wrong
 
 
 # ---------------------------------------------------------------------------- scope

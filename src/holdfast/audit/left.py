@@ -11,7 +11,7 @@ says have left, and their digests agree, they are taken for those; the gap is to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.audit.compare import Holding
-from holdfast.audit.lineage import split_columns
+from holdfast.audit.lineage import LineageBatch, split_columns
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.pipeline.aside import (
     DUPLICATE,
@@ -68,6 +68,8 @@ class Left:
     examined: Examined = field(default_factory=Examined)
     unrecorded: list[Entry] = field(default_factory=list)
     """Entries that say rows left, whose record is not there."""
+    unparsed: Holding | None = None
+    """Dead letters that could not be decoded."""
     kept: dict[tuple[str, str], Holding] = field(default_factory=dict)
     """By route and step, of those that were asked for."""
 
@@ -196,19 +198,20 @@ def _unrecorded(entries: Sequence[Entry]) -> list[Unproven]:
 
 
 def read_dead_letters(
-    reader: DeadLetterReader | None,
-    spans: Mapping[Place, Span],
-    rows_of: Callable[[DeadLetterReader], Holding],
-    listener: Listener | None,
-) -> Holding:
-    """The dead letters, and for whoever listens, which rule turned each away."""
-    if reader is None:
-        return Holding(str(Fate.DEAD_LETTER), spans)
-    holding = rows_of(reader)
-    if listener is not None:
-        by_reason: dict[tuple[str, int, str], list[int]] = {}
-        for row in reader.dead_letters():
-            by_reason.setdefault((row.topic, row.partition, row.reason), []).append(row.offset)
-        for (topic, partition, reason), offsets in sorted(by_reason.items()):
-            listener.left(topic, partition, np.array(offsets, np.int64), reason, route=str(Fate.DEAD_LETTER))
-    return holding
+    reader: DeadLetterReader | None, spans: Mapping[Place, Span], listener: Listener | None
+) -> tuple[Holding, Holding]:
+    """The dead letters, and those of them that could not be decoded; who listens hears which rule sent each away."""
+    name = str(Fate.DEAD_LETTER) if reader is None else reader.name
+    dead, unparsed = Holding(name, spans), Holding(PARSE, spans)
+    for rows, reasons in () if reader is None else reader.letters():
+        dead.add([rows])
+        texts = reasons.fill_null("").dictionary_encode()
+        codes = texts.indices.to_numpy(zero_copy_only=False)
+        for code, reason in enumerate(texts.dictionary.to_pylist()):
+            chosen = codes == code
+            offsets = rows.offsets[chosen]
+            if reason == PARSE:
+                unparsed.add([LineageBatch(rows.topic, rows.partition, offsets, rows.indexes[chosen])])
+            if listener is not None:
+                listener.left(rows.topic, rows.partition, offsets, reason, route=str(Fate.DEAD_LETTER))
+    return dead, unparsed

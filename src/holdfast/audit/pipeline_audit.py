@@ -19,8 +19,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, cast
 
 import holdfast
 from holdfast.audit import ledgers, reporting
@@ -31,11 +31,12 @@ from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Un
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
 from holdfast.audit.side_streams import side_stream
 from holdfast.audit.sink_judging import SinkJudge, SinkRows, main_sinks
-from holdfast.audit.sinks.base import SinkReader
+from holdfast.audit.sinks.base import DeadLetterReader, SinkReader
 from holdfast.audit.sinks.kafka import TopicReader
 from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
 from holdfast.audit.spool import SpoolWatch
+from holdfast.audit.undecodable import DecodingWatch
 from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, Window
@@ -93,8 +94,6 @@ def audit_pipeline(
 
 
 def stamped(report: Report, started_ms: int, took_ms: int) -> Report:
-    from dataclasses import replace
-
     import pyarrow
 
     versions = {
@@ -148,7 +147,11 @@ class PipelineAudit:
         content = ContentCheck(self.definition, decoder, self.fingerprint)
         watcher = content.begin(list(self._opened().values()), self.scope.spans)
         spools = SpoolWatch()
-        observers: list[Observer] = [each for each in (looker, watcher, spools) if each is not None]
+        decodings = DecodingWatch(
+            self.scope.spans, ledgers.cover(self.entries, self.scope.spans), self.fingerprint
+        )
+        watchers = (looker, watcher, spools, decodings)
+        observers: list[Observer] = [each for each in watchers if each is not None]
         tell(f"walking {self.scope.offsets:,} offsets of the source")
         walked = walk(self.cluster, self.scope.spans, self.logs, decoder=decoder, observers=observers)
         self._note_expired(walked)
@@ -156,6 +159,7 @@ class PipelineAudit:
         tell("comparing the sinks")
         judge = self._judge(left, walked)
         self.examined += judge.judge()
+        self.examined += judge.decodings(decodings)
         result = None
         if memory is not None:
             tell("making windows, duplicates and late rows again")
@@ -283,12 +287,9 @@ class PipelineAudit:
             },
         )
         reader = self.readers[DEAD_LETTER_NAME] if self.entries[DEAD_LETTER_NAME] else None
-        dead = read_dead_letters(
-            reader,  # type: ignore[arg-type]
-            self.scope.spans,
-            self.rows.of,
-            memory,
-        )
+        dead, left.unparsed = read_dead_letters(cast("DeadLetterReader", reader), self.scope.spans, memory)
+        if reader is not None:
+            self.rows.holdings[reader.name] = dead
         left.routes = {Fate.DEAD_LETTER: dead, **left.routes}
         self.examined += left.examined
         return left

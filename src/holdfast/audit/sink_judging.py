@@ -30,6 +30,7 @@ from holdfast.audit.scope import PipelineScope
 from holdfast.audit.side_streams import check_side, check_turns, side_stream
 from holdfast.audit.sinks.base import DeadLetterReader, SinkReader, SinkScope
 from holdfast.audit.source import LogEnds, SourceWalk
+from holdfast.audit.undecodable import DecodingWatch
 from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
@@ -235,6 +236,15 @@ class SinkJudge:
         self.examined += check_routes(self.batches, books, self._known())
         for name in books.mains:
             self.examined += check_rows(name, self.entries[name], books)
+
+    def decodings(self, watch: DecodingWatch) -> Examined:
+        """Whether what could not be decoded is where it belongs."""
+        if self.left.unparsed is None or DEAD_LETTER_NAME not in self.readers:
+            return Examined()
+        routes = [holding for fate, holding in self.routes.items() if fate is not Fate.DEAD_LETTER]
+        others = [*routes, *(self.rows.of(reader) for reader in self.mains.values())]
+        records = {part.place: part.records for part in self.parts}
+        return watch.examine(self.routes[Fate.DEAD_LETTER], self.left.unparsed, others, records)
 
     # -------------------------------------------------------------------- what became of every record
 
