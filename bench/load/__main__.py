@@ -9,6 +9,8 @@ import sys
 from typing import Final
 
 GENERATORS: Final = {
+    "audit": "bench.load.audit:audit",
+    "audit_fill": "bench.load.audit:fill",
     "closed_loop": "bench.load.closed_loop:run",
     "raw_closed_loop": "bench.load.raw_closed_loop:run",
     "bulk_produce": "bench.load.bulk:produce",

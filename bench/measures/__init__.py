@@ -6,6 +6,7 @@ from typing import Final
 
 from bench.driver import Measure
 from bench.measures.alternatives import Alternatives
+from bench.measures.audit import Audit
 from bench.measures.bulk import Bulk
 from bench.measures.clients16 import Clients16, Clients16Raw
 from bench.measures.clients_consumer import ClientConsumer
@@ -61,4 +62,5 @@ ALL: Final[tuple[Measure, ...]] = (
     SparkWindows(),
     SparkState(),
     SparkResume(),
+    Audit(),
 )
