@@ -39,6 +39,8 @@ def _malformed(entry: Entry) -> str:
         **{f"intake {name}": value for name, value in entry.intake.as_json().items() if name != "digest"},
         **{f"routes {name}": getattr(routes, name) for name in ("main", "duplicate", "late")},
     }
+    if not isinstance(entry.taps, dict):
+        return f"taps is {entry.taps!r}"
     for name, by in (("dead_letter", routes.dead_letter), ("filtered", routes.filtered), *entry.taps.items()):
         if not isinstance(by, dict):
             return f"{name} is {by!r}"
