@@ -15,7 +15,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from holdfast.audit.model import Fate, Finding, Report, Unproven
 from holdfast.cli.app import run_command
+from holdfast.cli.audit_every import redacted
 from holdfast.cli.exits import run
 from holdfast.testing.audit_growing import Growing, begin
 from holdfast.testing.fake_cluster import FakeCluster
@@ -128,6 +130,42 @@ def test_what_is_no_question_is_a_usage_error(here: Run, arguments: tuple[str, .
     code, _, err = here("trace", *arguments)
     assert code == 2
     assert words in err
+
+
+def test_no_secret_is_shown_of_a_sink_that_cannot_be_reached(
+    here: Run, growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PG_PORT", "54329")
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        f"pipeline: growing\nsource: {{topics: [orders], bootstrap: {growing.cluster.bootstrap_servers}}}\n"
+        "sinks:\n  - postgres: {url: 'postgresql://127.0.0.1:${PG_PORT}/db', table: t}\n"
+    )
+    code, out, err = here("trace", "orders:0@7", str(path))
+    assert code == 4
+    assert "sink postgres" in out
+    assert "cannot be read" in out
+    assert "54329" not in out + err
+    assert "port ${PG_PORT}" in out
+    code, out, err = here("audit", str(path))
+    assert code == 3
+    assert "54329" not in out + err
+
+
+def test_what_readers_said_is_kept_without_secrets() -> None:
+    report = Report(
+        "orders",
+        findings=(Finding(Fate.LOST, "table", keys=("hunter2",), detail="no hunter2"),),
+        unproven=(Unproven("hunter2", "of hunter2"),),
+        notes=("hunter2",),
+    )
+    made = redacted(report, lambda text: text.replace("hunter2", "${PASSWORD}"))
+    assert made.findings == (Finding(Fate.LOST, "table", keys=("hunter2",), detail="no ${PASSWORD}"),)
+    assert (made.unproven[0].what, made.unproven[0].why, made.notes[0]) == (
+        "${PASSWORD}",
+        "of ${PASSWORD}",
+        "${PASSWORD}",
+    )
 
 
 # What an audit writes

@@ -6,7 +6,7 @@ Readers are opened once and serve many records; a sink that cannot be read is to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -36,6 +36,8 @@ class Tracer:
     cluster: Cluster
     definition: PipelineDefinition | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    redact: Callable[[str], str] = str
+    """Takes secrets out of what a sink's failure says."""
     _readers: dict[str, SinkReader] = field(init=False, default_factory=dict)
     _problems: dict[str, tuple[str, str]] = field(init=False, default_factory=dict)
     """By sink, its kind and why it cannot be read."""
@@ -61,7 +63,7 @@ class Tracer:
         try:
             reader = make()
         except HoldfastError as error:
-            self._problems[name] = (kind, str(error))
+            self._problems[name] = (kind, self.redact(str(error)))
             return
         self._stack.callback(reader.close)
         self._readers[name] = reader
@@ -102,7 +104,8 @@ class Tracer:
             elif stored.row is not None:
                 held = tuple(windows_of(definition, reader, stored.row))
         except HoldfastError as error:
-            return SinkLife(name, reader.kind, reader.takes, "unreadable", problem=str(error))
+            problem = self.redact(str(error))
+            return SinkLife(name, reader.kind, reader.takes, "unreadable", problem=problem)
         damaged = [each for each in held if DAMAGED.match(each)]
         whole = tuple(each for each in held if not DAMAGED.match(each))
         return SinkLife(

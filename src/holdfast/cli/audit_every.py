@@ -144,9 +144,12 @@ class PipelineAuditor:
         self.fingerprint = fingerprint(self.loaded.definition)
 
     def audit(self, since: Mapping[Place, int] | None, topics: Topics) -> Report:
+        from holdfast.pipeline.definition.secrets import expand_definition
+
         options = replace(self.options, since=since, topic_starts=topics)
         with located(self.loaded):
-            return self.audit_once(self.loaded.definition, bootstrap=self.bootstrap, options=options)
+            report = self.audit_once(self.loaded.definition, bootstrap=self.bootstrap, options=options)
+            return redacted(report, expand_definition(self.loaded.definition)[1].redact)
 
     def marks(self, proven: Mapping[Place, int]) -> Mapping[str, Seen]:
         from holdfast.audit.marks import take_all
@@ -154,9 +157,10 @@ class PipelineAuditor:
         from holdfast.pipeline.definition.secrets import expand_definition
 
         with located(self.loaded):
-            definition, _ = expand_definition(self.loaded.definition)
+            definition, redactor = expand_definition(self.loaded.definition)
             settings = {**client_settings(definition, self.bootstrap), **self.options.settings}
-            return take_all(definition, settings, proven)
+            found = take_all(definition, settings, proven)
+        return {name: replace(seen, unseen=redactor.redact(seen.unseen)) for name, seen in found.items()}
 
     def remembers(self) -> str:
         from holdfast.audit.continuous import remembering
@@ -182,6 +186,18 @@ class WholeAuditor:
 
     def remembers(self) -> str:
         return "it is compared as a whole"
+
+
+def redacted(report: Report, redact: Callable[[str], str]) -> Report:
+    """Without secrets in what readers said: a report is printed, and kept."""
+    return replace(
+        report,
+        findings=tuple(replace(each, detail=redact(each.detail)) for each in report.findings),
+        unproven=tuple(
+            replace(each, what=redact(each.what), why=redact(each.why)) for each in report.unproven
+        ),
+        notes=tuple(redact(note) for note in report.notes),
+    )
 
 
 def give_out(auditor: Auditor, wishes: Wishes) -> None:

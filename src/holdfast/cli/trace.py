@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
@@ -93,9 +93,9 @@ def trace(
         from holdfast.pipeline.definition.secrets import expand_definition
 
         with located(loaded):
-            definition, _ = expand_definition(loaded.definition)
+            definition, redactor = expand_definition(loaded.definition)
             settings = {**client_settings(definition, bootstrap_server), **own}
-            lives = _lives(definition, settings, record, key, topic, max_records)
+            lives = _lives(definition, settings, record, key, topic, max_records, redactor.redact)
     _show(lives, output)
     raise Exit(_exit_code(lives))
 
@@ -137,12 +137,13 @@ def _lives(
     key: str | None,
     topics: list[str] | None,
     max_records: int,
+    redact: Callable[[str], str] = str,
 ) -> list[Life]:
     from holdfast.audit.stored import place_of
     from holdfast.audit.tracing import Tracer
     from holdfast.reader import Cluster
 
-    with Cluster(settings) as cluster, Tracer(cluster, definition, settings) as tracer:
+    with Cluster(settings) as cluster, Tracer(cluster, definition, settings, redact) as tracer:
         if record is not None:
             place = place_of(cluster, record["topic"], int(record["partition"]))
             return [tracer.trace(place, int(record["offset"]))]
