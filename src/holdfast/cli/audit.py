@@ -6,10 +6,12 @@ It reads and changes nothing. Exit codes: 0 proven, 1 failed, 2 usage, 3 cannot 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
+from typer.exceptions import Exit
 
 from holdfast.cli.audit_every import (
     CertificateOption,
@@ -46,6 +48,7 @@ from holdfast.cli.audit_other import (
     audit_other,
     check_flags,
 )
+from holdfast.cli.exits import CannotConnect, ExitCode, explain
 from holdfast.cli.options import CommandConfigOption, OutputOption, examples
 from holdfast.cli.output import Output
 from holdfast.cli.pipeline_shared import BootstrapOption, load
@@ -158,7 +161,10 @@ def audit(
         if spark:
             raise UsageError("--spark is for pipelines: name one")
         subject = other.checkpoint or other.group or " and ".join(other.topics or other.spools)
-        give_out(WholeAuditor(lambda: audit_other(other, bootstrap_server, command_config), subject), wishes)
+        with no_verdict():
+            give_out(
+                WholeAuditor(lambda: audit_other(other, bootstrap_server, command_config), subject), wishes
+            )
         return
     loaded = load(pipeline)
     from holdfast.audit.pipeline_audit import AuditOptions
@@ -166,7 +172,22 @@ def audit(
 
     settings = {} if command_config is None else read_properties(command_config)
     options = AuditOptions(start=start, settings=settings, tell=_tell if sys.stderr.isatty() else None)
-    give_out(PipelineAuditor(loaded, bootstrap_server, options, _auditor(spark)), wishes)
+    with no_verdict():
+        give_out(PipelineAuditor(loaded, bootstrap_server, options, _auditor(spark)), wishes)
+
+
+@contextmanager
+def no_verdict() -> Iterator[None]:
+    """What keeps an audit from being made ends with 3: 1 would say that it was made, and failed."""
+    try:
+        yield
+    except (Exit, BrokenPipeError):
+        raise
+    except Exception as error:
+        message, code = explain(error)
+        if code is not ExitCode.FINDINGS:
+            raise
+        raise CannotConnect(message) from error
 
 
 def _auditor(by_spark: bool) -> Callable[..., Report]:
