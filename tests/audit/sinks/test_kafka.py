@@ -219,6 +219,15 @@ def test_a_ledger_that_is_gone_is_told(shop: Shop, cluster: FakeCluster) -> None
     assert "there is no ledger hf-ledger-shop--out" in finding.detail
 
 
+def test_records_of_others_in_a_topic_that_was_never_written_are_no_fault(
+    shop: Shop, cluster: FakeCluster
+) -> None:
+    cluster.add_topic("totals").partitions[0].append(build_batch([Record(0, 0, b"k", b"v")]))
+    reader = reader_of(shop, cluster.bootstrap_servers)
+    assert shop.found(reader) == []
+    assert [gap.is_gap for gap in reader.gaps()] == [False]
+
+
 def test_a_topic_that_is_gone_is_told(shop: Shop, cluster: FakeCluster) -> None:
     filled(shop, builder_of(cluster))
     del cluster.topics["totals"]

@@ -207,12 +207,43 @@ def test_a_ledger_that_is_gone_is_told(shop: Shop, builder: PostgresBuilder) -> 
     reader.close()
 
 
+def test_rows_without_an_entry_may_be_from_before_a_reset(shop: Shop, builder: PostgresBuilder) -> None:
+    filled(shop, builder)
+    builder.forget()
+    reader = reader_of(shop, builder)
+    assert shop.found(reader) == []
+    [gap] = reader.gaps()
+    assert gap.is_gap
+    assert gap.what.startswith("30 rows")
+    reader.close()
+
+
 def test_a_table_that_is_gone_is_told(shop: Shop, builder: PostgresBuilder) -> None:
     filled(shop, builder)
     builder.connection.execute(f"DROP TABLE {builder.sink.schema_name}.orders")
     reader = reader_of(shop, builder)
     [finding] = shop.found(reader)
     assert "is gone; its ledger counts 30 rows" in finding.detail
+    reader.close()
+
+
+def test_a_table_that_was_there_before_the_pipeline_is_no_fault(shop: Shop, builder: PostgresBuilder) -> None:
+    with psycopg.connect(builder.sink.url, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {builder.sink.schema_name}.orders AS SELECT 1 AS id")
+    reader = reader_of(shop, builder)
+    assert shop.found(reader) == []
+    assert shop.batches(reader) == []
+    assert [gap.is_gap for gap in reader.gaps()] == [False]
+    reader.close()
+
+
+def test_a_table_that_lost_its_lineage_holds_rows_from_nowhere(shop: Shop, builder: PostgresBuilder) -> None:
+    filled(shop, builder)
+    builder.connection.execute(f"ALTER TABLE {builder.sink.schema_name}.orders DROP COLUMN _hf_offset")
+    reader = reader_of(shop, builder)
+    assert {(each.topic, len(each)) for each in shop.batches(reader)} == {(NOWHERE, 30)}
+    assert list(reader.keys_of(["id"])) == []
+    assert any("has no column" in each.detail for each in reader.problems())
     reader.close()
 
 

@@ -414,7 +414,7 @@ def gone(
         return Gone(None, (), "")
     absent = not_there(spans, left)
     count = sum(last - first + 1 for ranges in absent.values() for first, last in ranges)
-    words = f"; {missing:,} rows are gone"
+    words = f"; {missing:,} rows are gone" if missing > 1 else "; 1 row is gone"
     if count == missing and len(absent) == 1:
         key, ranges = next(iter(absent.items()))
         return Gone(key, tuple(ranges), words)

@@ -50,7 +50,11 @@ class TopicReader:
         self._ledger = TopicLedger(pipeline, name)
         self.foreign = 0
         """Records that are not the pipeline's, of those read."""
+        self.own = 0
         self.reports: list[RangeReport] = []
+        self._since: dict[tuple[str, int], int] = {}
+        self._known_places: dict[tuple[str, int], Place] = {}
+        self._again: dict[tuple[str, int], list[int]] = {}
         self.is_exact = False
         try:
             with Cluster(self._settings) as cluster:
@@ -119,8 +123,11 @@ class TopicReader:
         """Where each partition ended. If the sink is exact, everything its ledger has lies below."""
         return {each.partition: each.end for each in self._ranges or ()}
 
-    def start_at(self, offsets: Mapping[int, int]) -> None:
-        """Read from there on only: what lies before was read by an earlier audit."""
+    def start_at(self, offsets: Mapping[int, int], since: Mapping[Place, int] | None = None) -> None:
+        """Read from there on only: what lies before was read by an earlier audit. It held all of the source below
+        `since`, and so what comes behind must not be of that again."""
+        self._since = {(place.topic, place.partition): offset for place, offset in (since or {}).items()}
+        self._known_places = {(place.topic, place.partition): place for place in since or ()}
         self._ranges = [
             each._replace(start=min(max(each.start, offsets.get(each.partition, 0)), each.end))
             for each in self._ranges or ()
@@ -128,7 +135,7 @@ class TopicReader:
 
     def records(self) -> Iterator[pa.RecordBatch]:
         """The committed records of the topic, as far as it went when it was opened."""
-        self.foreign = 0
+        self.foreign = self.own = 0
         self.reports = []
         if not self._ranges:
             return
@@ -148,6 +155,7 @@ class TopicReader:
         """The records that are the pipeline's."""
         places = self.places(batch)
         is_known = places.offsets >= 0
+        self.own += int(is_known.sum())
         if is_known.all():
             return batch, places
         self.foreign += int((~is_known).sum())
@@ -166,13 +174,22 @@ class TopicReader:
                 continue
             where = f"{self.topic}-{batch.column('partition')[0].as_py()}"
             _, places = self._known(batch)
-            yield from split_columns(
+            for found in split_columns(
                 places.topics,
                 pa.array(places.partitions),
                 pa.array(places.offsets),
                 pa.array(places.indexes),
                 where,
-            )
+            ):
+                self._note_again(found)
+                yield found
+
+    def _note_again(self, batch: LineageBatch) -> None:
+        """Records that an earlier audit has read already."""
+        key = (batch.topic, batch.partition)
+        again = batch.offsets[batch.offsets < self._since.get(key, 0)]
+        if len(again):
+            self._again.setdefault(key, []).extend(again.tolist())
 
     def table_batches(self, columns: Sequence[str], scope: SinkScope | None = None) -> Iterator[pa.Table]:
         """Of a record: `key` and `value`, beside its lineage."""
@@ -206,9 +223,25 @@ class TopicReader:
         details += [f"{self.ledger_topic}: {each}" for each in self._ledger.disagreements()]
         if self._ranges is None and self.entries():
             details.append(f"the topic {self.topic} is gone, and the ledger {self.ledger_topic} has entries")
-        if not self._has_ledger and self._ranges and any(each.start < each.end for each in self._ranges):
-            details.append(f"there is no ledger {self.ledger_topic}, and {self.topic} holds records")
-        return [Finding(Fate.ALTERED, self.name, detail=each) for each in details]
+        if not self._has_ledger and self.own:
+            details.append(
+                f"there is no ledger {self.ledger_topic}, and {self.topic} holds {self.own:,} records of the pipeline"
+            )
+        found = [Finding(Fate.ALTERED, self.name, detail=each) for each in details]
+        for key, offsets in self._again.items():
+            ranges = as_ranges(np.unique(np.asarray(offsets, np.int64)))
+            what = f"{self.topic} had it when it was proven, and has it again"
+            found.append(
+                Finding(
+                    Fate.DUPLICATED,
+                    self.name,
+                    self._known_places[key],
+                    tuple(ranges),
+                    len(offsets),
+                    detail=what,
+                )
+            )
+        return found
 
     @property
     def _compacted(self) -> int:

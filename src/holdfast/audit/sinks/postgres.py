@@ -214,8 +214,8 @@ class PostgresReader:
         ], sql.SQL("")
 
     def _nameless(self, where: str) -> Iterator[LineageBatch]:
-        """Rows of a table without lineage."""
-        if not self.column_types:
+        """Rows of a table without lineage: somebody else's, if the pipeline never wrote there."""
+        if not self.column_types or not self._entries:
             return
         with self._explained():
             found = self._connection.execute(
@@ -352,18 +352,32 @@ class PostgresReader:
                     f"{counted:,} rows",
                 )
             )
-        if not self._entries and self.rows_seen:
-            what = "holds no entry of it" if self._has_ledger else "is gone"
+        if not self._has_ledger and self.rows_seen:
             found.append(
                 Finding(
                     Fate.ALTERED,
                     self.name,
-                    detail=f"{where} {what}, and {self._sink.table} holds {self.rows_seen:,} rows",
+                    detail=f"{where} is gone, and {self._sink.table} holds {self.rows_seen:,} rows of the pipeline",
                 )
             )
         return found
 
     def gaps(self) -> Sequence[Unproven]:
+        if self.column_types and not self._has_lineage and not self._entries:
+            return [
+                Unproven(
+                    f"rows of {self._sink.schema_name}.{self._sink.table}",
+                    "they were there before the pipeline: the table has no lineage, and its ledger no entry",
+                )
+            ]
+        if self._has_ledger and not self._entries and self.rows_seen:
+            return [
+                Unproven(
+                    f"{self.rows_seen:,} rows of {self._sink.schema_name}.{self._sink.table}",
+                    f"{LEDGER} has no entry of the sink: it was reset, or somebody removed them",
+                    is_gap=True,
+                )
+            ]
         return []
 
     def close(self) -> None:
