@@ -38,6 +38,7 @@ class _DataFile:
 
 class ParquetTable:
     kind = "parquet"
+    forgotten = 0
 
     def __init__(self, path: str, match: Match) -> None:
         self.name = f"parquet:{path}"
@@ -143,6 +144,8 @@ class ParquetTable:
             place = os.path.relpath(each.path, self._path) if each.path != self._path else each.path
             try:
                 yield from self._rows_of(each, place)
+            except FileNotFoundError as gone:
+                raise _vanished(self.name, place) from gone
             except UNREADABLE as error:
                 self._problem(each.path, f"cannot be read: {_reason(error)}")
 
@@ -171,6 +174,12 @@ class ParquetTable:
 def _constant(file: _DataFile, pair: Pair, rows: int) -> Values:
     """What a directory says of all rows; null for a column that the file does not have, as readers give it."""
     return fine(pa.repeat(pa.scalar(file.folders.get(pair.path[0]), TEXT), rows))
+
+
+def _vanished(name: str, place: str) -> AuditError:
+    return AuditError(
+        f"{name}: {place} was removed while it was read; audit again when nobody rewrites or cleans up the table"
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -203,6 +212,7 @@ def _relative(path: str, root: str) -> str:
 
 class DeltaTableRows:
     kind = "delta"
+    forgotten = 0
 
     def __init__(self, path: str, match: Match) -> None:
         self.name = f"delta:{path}"
@@ -241,6 +251,8 @@ class DeltaTableRows:
                 for batch in batches:
                     yield RowBatch([column_at(batch, pair.path) for pair in self.match.pairs], place, first)
                     first += batch.num_rows
+            except FileNotFoundError as gone:
+                raise _vanished(self.name, place) from gone
             except UNREADABLE as error:
                 detail = f"{place} cannot be read: {_reason(error)}"
                 self.problems.append(Finding(Fate.ALTERED, self.name, detail=detail))

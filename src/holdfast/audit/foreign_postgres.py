@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -48,6 +49,7 @@ def split_table(url: str) -> tuple[str, str, str]:
 
 class PostgresTable:
     kind = "postgres"
+    forgotten = 0
 
     def __init__(self, url: str, match: Match) -> None:
         self.match = match
@@ -58,7 +60,8 @@ class PostgresTable:
         self.name = f"postgresql table {shown}"
         self._kinds: list[Kind] = []
 
-    def connected(self) -> Any:
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
         """A connection in a transaction that sees one moment and may change nothing."""
         try:
             import psycopg
@@ -68,9 +71,13 @@ class PostgresTable:
             connection = psycopg.connect(self._url, connect_timeout=10, application_name="holdfast audit")
         except psycopg.Error as error:
             raise AuditError(f"{self.name}: PostgreSQL cannot be reached: {str(error).strip()}") from error
-        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.read_only = True
-        return connection
+        try:
+            with connection:
+                connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                connection.read_only = True
+                yield connection
+        except psycopg.Error as error:
+            raise AuditError(f"{self.name} cannot be read: {str(error).strip()}") from error
 
     def columns(self) -> dict[str, str]:
         """Names and types."""

@@ -30,6 +30,8 @@ class ForeignTable(Protocol):
     name: str
     kind: str
     match: Match
+    forgotten: int
+    """How many rows it may have had and has not any more, through no fault of who wrote them; known after `rows`."""
     problems: list[Finding]
     notes: list[str]
 

@@ -3,6 +3,7 @@
     parquet:PATH                        a directory of Parquet files, or one file
     delta:PATH                          a Delta table's newest version
     postgresql://…/db?table=NAME        one table, in one snapshot
+    sqlite:PATH?table=NAME              the same of a SQLite file
     topic:NAME                          a topic's committed records
 
 All are read only, and as everybody reads them.
@@ -11,6 +12,7 @@ All are read only, and as everybody reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import pyarrow as pa
 
@@ -18,21 +20,23 @@ from holdfast.audit.evaluating import Evaluator, Kind
 from holdfast.audit.foreign_files import DeltaTableRows, ParquetTable
 from holdfast.audit.foreign_postgres import PostgresTable
 from holdfast.audit.foreign_rows import ForeignTable, RowBatch
+from holdfast.audit.foreign_sqlite import SqliteTable
 from holdfast.audit.matching import Call, Condition, Expression, Field, Match, parse_match
 from holdfast.audit.model import Finding
 from holdfast.errors import UsageError
+from holdfast.reader import Cluster, RangeReport, ranges_of
+
+SINKS: Final = "parquet:PATH, delta:PATH, postgresql://…?table=NAME, sqlite:PATH?table=NAME or topic:NAME"
 
 
 def parse_sink(text: str) -> tuple[str, str]:
     """The kind and the place of `--sink`."""
-    for kind in ("parquet", "delta", "topic"):
+    for kind in ("parquet", "delta", "topic", "sqlite"):
         if text.startswith(f"{kind}:") and len(text) > len(kind) + 1:
             return kind, text[len(kind) + 1 :]
     if text.startswith(("postgresql://", "postgres://")):
         return "postgres", text
-    raise UsageError(
-        f"--sink {text!r}: write parquet:PATH, delta:PATH, postgresql://…?table=NAME or topic:NAME"
-    )
+    raise UsageError(f"--sink {text!r}: write {SINKS}")
 
 
 def open_table(sink: str, match_text: str, settings: Mapping[str, str]) -> ForeignTable:
@@ -46,6 +50,8 @@ def open_table(sink: str, match_text: str, settings: Mapping[str, str]) -> Forei
             return DeltaTableRows(place, match)
         case "postgres":
             return PostgresTable(place, match)
+        case "sqlite":
+            return SqliteTable(place, match)
         case _:
             return TopicTable(place, match, settings)
 
@@ -58,6 +64,8 @@ def column_names(kind: str, place: str) -> list[str]:
             return _flat(ParquetTable(place, nothing).schema())
         case "delta":
             return _flat(DeltaTableRows(place, nothing).schema())
+        case "sqlite":
+            return list(SqliteTable(place, nothing).columns())
         case _:
             return list(PostgresTable(place, nothing).columns())
 
@@ -83,6 +91,7 @@ class TopicTable:
         """`conditions` choose the records that count."""
         self.name = f"topic:{topic}"
         self._conditions = tuple(conditions)
+        self.forgotten = 0
         self.match = match
         self.problems: list[Finding] = []
         self.notes: list[str] = []
@@ -90,8 +99,6 @@ class TopicTable:
         self._settings = dict(settings)
 
     def kinds(self) -> list[Kind]:
-        from holdfast.reader.cluster import Cluster
-
         with Cluster(self._settings) as cluster:
             cluster.topics([self._topic])
         return [
@@ -101,13 +108,13 @@ class TopicTable:
 
     def batches(self, *, headers: bool = True) -> Iterator[pa.RecordBatch]:
         """The committed records there are now."""
-        from holdfast.reader.topic_reader import read
-
-        settings = {name: value for name, value in self._settings.items() if name != "bootstrap.servers"}
-        bootstrap = self._settings["bootstrap.servers"]
-        for batch in read(bootstrap, self._topic, settings=settings, headers=headers):
-            if batch.num_rows:
-                yield batch
+        with Cluster(self._settings) as cluster:
+            ranges = ranges_of(cluster, self._topic)
+            reports: list[RangeReport] = []
+            for batch in cluster.read(ranges, headers=headers, reports=reports):
+                if batch.num_rows:
+                    yield batch
+        self.forgotten = sum(each.start for each in ranges) + sum(each.missing for each in reports)
 
     def rows(self) -> Iterator[RowBatch]:
         expressions = [pair.left for pair in self.match.pairs if pair.left is not None]

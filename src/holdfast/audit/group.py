@@ -12,9 +12,12 @@ Rows are matched by the columns that say which record they came from, where a ta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from holdfast.audit.asides import read_dead_letters
-from holdfast.audit.foreign_postgres import PostgresTable
+from holdfast.audit.foreign_postgres import PostgresTable, split_table
+from holdfast.audit.foreign_sqlite import SqliteTable
 from holdfast.audit.foreign_tables import column_names, open_table, parse_sink
 from holdfast.audit.matched import Question, audit_matched
 from holdfast.audit.matching import Match, parse_condition, quoted
@@ -26,6 +29,7 @@ PREFIXES = ("_hf_", "_hf.", "kafka_", "source_", "record_", "_", "")
 """Of columns that say where a row came from; the first that fits counts."""
 ANSWER_SECONDS = 30.0
 POSITIONS = "holdfast_positions"
+READ_POSITIONS = f"SELECT topic, partition, topic_id, position FROM {POSITIONS} WHERE group_id = {{}}"
 
 
 def audit_group(
@@ -52,13 +56,13 @@ def audit_group(
         cluster.refresh(
             ()
         )  # whether somebody answers at all is known before a client that retries for ever is asked
-    ends, said_by = positions(group, sink, client_settings or settings, topics)
-    unproven = []
+    standing = positions(group, sink, client_settings or settings, topics)
     if match is None:
-        match = lineage_match(sink, sorted({place.topic for place in ends}))
+        match = lineage_match(sink, sorted({place.topic for place in standing.ends}))
     table = open_table(sink, match, sink_settings or settings)
     with Cluster(settings) as cluster:
-        begins, scopes = _scopes(cluster, ends, starts)
+        unproven = _made_anew(cluster, standing)
+        begins, scopes = _scopes(cluster, standing.ends, starts)
     if not any(end > start for start, end in scopes.values()):
         unproven.append(
             Unproven(f"anything of group {group!r}", "nothing is committed in the scope", is_gap=True)
@@ -77,7 +81,7 @@ def audit_group(
             settings=settings,
             scopes=scopes,
             begins=begins,
-            ends=said_by,
+            ends=standing.said_by,
             table=table,
             conditions=conditions,
             is_distinct=is_distinct,
@@ -90,42 +94,73 @@ def audit_group(
 # ---------------------------------------------------------------------------- positions
 
 
-def positions(
-    group: str, sink: str, settings: Mapping[str, str], topics: Sequence[str]
-) -> tuple[dict[TopicPartition, int], str]:
-    """Up to where the group is done, and who says so."""
+@dataclass(frozen=True)
+class Standing:
+    """Up to where a group is done."""
+
+    ends: Mapping[TopicPartition, int]
+    said_by: str
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """Where who says it knows them."""
+
+
+def positions(group: str, sink: str, settings: Mapping[str, str], topics: Sequence[str]) -> Standing:
+    """What the database of a `DatabaseSink` says of the group, or Kafka does."""
     kind, place = parse_sink(sink)
     found: dict[TopicPartition, int] = {}
+    ids: dict[str, str] = {}
     said_by = "the group's committed positions"
-    if kind == "postgres":
-        found = _in_database(place, group)
+    if kind in ("postgres", "sqlite"):
+        found, ids = _in_postgres(place, group) if kind == "postgres" else _in_sqlite(place, group)
         if found:
             said_by = f"the positions in the database ({POSITIONS})"
     if not found:
         found = committed(group, settings)
     wanted = {each: offset for each, offset in found.items() if not topics or each.topic in topics}
-    if not wanted:
-        known = ", ".join(sorted({each.topic for each in found})) or "none at all"
-        asked = f" for {', '.join(topics)}" if topics else ""
-        raise AuditError(f"group {group!r} has no committed positions{asked}; it has some for: {known}")
     missing = sorted(set(topics) - {each.topic for each in wanted})
-    if missing:
-        raise AuditError(f"group {group!r} has no committed positions for {', '.join(missing)}")
-    return wanted, said_by
+    if missing or not wanted:
+        known = ", ".join(sorted({each.topic for each in found})) or "none at all"
+        asked = f" for {', '.join(missing)}" if missing else ""
+        raise AuditError(f"group {group!r} has no committed positions{asked}; it has some for: {known}")
+    return Standing(wanted, said_by, ids)
 
 
-def _in_database(url: str, group: str) -> dict[TopicPartition, int]:
-    """What a `DatabaseSink` has stored; nothing where there is none."""
-    table = PostgresTable(url, Match(()))
-    with table.connected() as connection:
-        there = connection.execute("SELECT to_regclass(%s)", (POSITIONS,)).fetchone()
-        if there is None or there[0] is None:
-            return {}
-        rows = connection.execute(
-            f"SELECT topic, partition, position FROM {POSITIONS} WHERE group_id = %s",
-            (group,),
-        ).fetchall()
-    return {TopicPartition(str(topic), int(number)): int(position) for topic, number, position in rows}
+def _in_postgres(url: str, group: str) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+    """What a `DatabaseSink` has stored; nothing where there is none, or where it may not be read."""
+    with PostgresTable(url, Match(())).connected() as connection:
+        there = connection.execute(
+            "SELECT coalesce(has_table_privilege(to_regclass(%s), 'SELECT'), false)", (POSITIONS,)
+        ).fetchone()
+        rows = connection.execute(READ_POSITIONS.format("%s"), (group,)).fetchall() if there[0] else []
+    return _standing(rows)
+
+
+def _in_sqlite(place: str, group: str) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+    with SqliteTable(place, Match(())).connected() as connection:
+        there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (POSITIONS,)).fetchone()
+        rows = connection.execute(READ_POSITIONS.format("?"), (group,)).fetchall() if there else []
+    return _standing(rows)
+
+
+def _standing(rows: Sequence[tuple[Any, ...]]) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+    ends = {TopicPartition(str(topic), int(number)): int(position) for topic, number, _, position in rows}
+    return ends, {str(topic): str(topic_id) for topic, _, topic_id, _ in rows}
+
+
+def _made_anew(cluster: Cluster, standing: Standing) -> list[Unproven]:
+    """Topics of the same name as those that the positions are of."""
+    named = sorted({place.topic for place in standing.ends} & set(standing.topic_ids))
+    now = cluster.topics(named) if named else {}
+    return [
+        Unproven(
+            f"all of topic {topic!r}",
+            f"it was deleted and created again: the positions are of id {standing.topic_ids[topic]}, now it is "
+            f"{now[topic].topic_id}",
+            is_gap=True,
+        )
+        for topic in named
+        if standing.topic_ids[topic] != str(now[topic].topic_id)
+    ]
 
 
 def committed(group: str, settings: Mapping[str, str]) -> dict[TopicPartition, int]:
@@ -191,11 +226,16 @@ def lineage_match(sink: str, topics: Sequence[str]) -> str:
             roles.insert(0, "topic")
         elif len(topics) > 1:
             raise UsageError(
-                f"{names['partition']} and {names['offset']} of {place} do not say of which topic: name one with "
+                f"{names['partition']} and {names['offset']} do not say of which topic: name one with "
                 f"--topic ({', '.join(topics)}), or give --match"
             )
         return " AND ".join(f"{quoted(names[role])} = {role}" for role in roles)
     raise UsageError(
-        f"--match is needed: no columns of {place.partition('?')[0]} say which record a row came from "
+        f"--match is needed: no columns of {_shown(kind, place)} say which record a row came from "
         f"(it has {', '.join(columns[:12])})"
     )
+
+
+def _shown(kind: str, place: str) -> str:
+    """A sink in an error: an address of a database may hold a password."""
+    return f"table {split_table(place)[2]}" if kind == "postgres" else place.partition("?")[0]

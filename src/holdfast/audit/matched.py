@@ -35,6 +35,7 @@ from holdfast.audit.model import (
     Scope,
     SinkAccount,
     Unproven,
+    ranges_text,
 )
 from holdfast.audit.record_walk import (
     Ground,
@@ -220,11 +221,27 @@ class _Audit:
                 offsets = self._without_tail(ground, offsets, outcome.last_there.get(place, -1), place)
             if not len(offsets):
                 continue
+            if self._table.forgotten >= sum(
+                map(len, (each for parts in outcome.lost.values() for each in parts))
+            ):
+                self._forgotten(ground, offsets)
+                continue
             detail = f"no row of {self._table.match.columns[0]} stands for them"
             if outcome.repeats:
                 detail = "fewer rows than records have their value"
             self._findings.append(self._finding(cluster, Fate.LOST, ground, offsets, len(offsets), detail))
         return letters
+
+    def _forgotten(self, ground: Ground, offsets: Numbers) -> None:
+        """The sink has lost rows by itself: enough of them to be these."""
+        self._unproven.append(
+            Unproven(
+                f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}",
+                f"{self._table.name} does not have them, and has forgotten {self._table.forgotten:,} records: expired, "
+                "or compacted away",
+                is_gap=True,
+            )
+        )
 
     def _without_tail(self, ground: Ground, offsets: Numbers, last_there: int, place: int) -> Numbers:
         tail = offsets[offsets > last_there]
@@ -448,6 +465,4 @@ def _name(place: Place) -> str:
 
 
 def _ranges_text(offsets: Numbers) -> str:
-    from holdfast.audit.model import ranges_text
-
     return ranges_text(as_ranges(offsets))

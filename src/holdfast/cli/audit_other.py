@@ -56,7 +56,8 @@ SinkOption: TypeAlias = Annotated[
     typer.Option(
         "--sink",
         metavar="SINK",
-        help="Where the rows are: parquet:PATH, delta:PATH, postgresql://…?table=NAME or topic:NAME.",
+        help="Where the rows are: parquet:PATH, delta:PATH, postgresql://…?table=NAME, sqlite:PATH?table=NAME or "
+        "topic:NAME.",
     ),
 ]
 MatchOption: TypeAlias = Annotated[
@@ -178,7 +179,8 @@ def check_flags(other: Other, pipeline: str | None) -> None:
             raise UsageError(f"{flag} means nothing with {mode}; it takes {', '.join(_TAKEN[mode])}")
     if mode in ("--checkpoint", "--group") and other.sink is None:
         raise UsageError(
-            f"{mode} needs --sink: parquet:PATH, delta:PATH, postgresql://…?table=NAME or topic:NAME"
+            f"{mode} needs --sink: parquet:PATH, delta:PATH, postgresql://…?table=NAME, sqlite:PATH?table=NAME or "
+            "topic:NAME"
         )
     if mode == "--checkpoint" and other.match is None:
         raise UsageError("--checkpoint needs --match '<sink column> = <expression on the record>'")
@@ -256,11 +258,21 @@ def _given(other: Other) -> dict[str, object]:
 
 def audit_other(other: Other, bootstrap: str | None, config: str | None) -> Report:
     """The report of whatever the flags name."""
+    from holdfast.audit.model import AuditError
     from holdfast.cli.client_settings import read_properties, translate
+    from holdfast.reader.errors import ReaderError
 
     given = {} if config is None else read_properties(config)
     servers = bootstrap or given.get("bootstrap.servers") or os.environ.get("HOLDFAST_BOOTSTRAP_SERVER")
     settings = {**given, "bootstrap.servers": servers or DEFAULT_BOOTSTRAP_SERVER}
+    try:
+        return _audit(other, settings, translate(settings))
+    except (ReaderError, OSError) as error:
+        # The exit code of what failed is that of a failed audit: this one was not made.
+        raise AuditError(str(error)) from error
+
+
+def _audit(other: Other, settings: Mapping[str, str], client_settings: Mapping[str, str]) -> Report:
     theirs = _their_settings(other, settings)
     match mode_of(other):
         case "--checkpoint":
@@ -278,7 +290,7 @@ def audit_other(other: Other, bootstrap: str | None, config: str | None) -> Repo
                 sink_settings=theirs,
             )
         case "--group":
-            return _audit_group(other, settings, theirs, translate(settings))
+            return _audit_group(other, settings, theirs, client_settings)
         case "--key":
             from holdfast.audit.topics import audit_topics
 

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.audit.checkpoint import audit_checkpoint
-from holdfast.audit.matching import MatchError
+from holdfast.audit.foreign_files import ParquetTable
+from holdfast.audit.matching import MatchError, parse_match
 from holdfast.audit.model import AuditError, Fate, Finding, Report, Verdict
 from holdfast.errors import UsageError
 from holdfast.testing.audit_topics import Sent, append_transaction
@@ -349,6 +350,18 @@ def test_a_sink_that_is_not_there_is_said(simple: World) -> None:
         audit_checkpoint(str(simple.checkpoint), "s3:x", "id = key", simple.settings)
 
 
+def test_a_file_that_goes_while_it_is_read_ends_the_audit(simple: World) -> None:
+    simple.rows(FINE[:5], "a")
+    simple.rows(FINE[5:], "b")
+    table = ParquetTable(str(simple.out), parse_match("id = value.id"))
+    table.kinds()
+    rows = table.rows()
+    next(rows)
+    (simple.out / "b.parquet").unlink()
+    with pytest.raises(AuditError, match="was removed while it was read"):
+        next(rows)
+
+
 def test_nothing_committed_proves_nothing(simple: World) -> None:
     for path in (simple.checkpoint / "commits").iterdir():
         path.unlink()
@@ -366,6 +379,29 @@ def test_a_topic_is_a_sink_too(simple: World) -> None:
     wrong = audit_checkpoint(str(simple.checkpoint), "topic:out", "int(key) = value.id", simple.settings)
     assert {each.fate for each in wrong.findings} == {Fate.LOST}
     assert {each.ranges for each in wrong.findings} == {((0, 0),)}
+
+
+def test_a_sink_that_forgets_leaves_the_question_open(simple: World) -> None:
+    simple.send([b"%d" % each for each in FINE], topic="out")
+
+    def audit() -> Report:
+        return audit_checkpoint(str(simple.checkpoint), "topic:out", "value = value.id", simple.settings)
+
+    assert audit().verdict is Verdict.PROVEN
+    log = simple.cluster.topics["out"].partitions[0]
+    log.log_start = 3
+    report = audit()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "3 records of orders-0 at 0-2: topic:out does not have them, and has forgotten 3" in gaps(report)
+    # More is missing than can have been forgotten.
+    log.log_start = 0
+    log.batches.clear()
+    log.log_start, log.log_end = 1, 1
+    assert finding_of(audit(), 0).fate is Fate.LOST
+
+
+def finding_of(report: Report, partition: int) -> Finding:
+    return next(each for each in report.findings if each.place and each.place.partition == partition)
 
 
 def test_a_delta_table_is_a_sink_too(simple: World) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.audit.model import AuditError
 from holdfast.cli.audit_other import Other, audit_other, check_flags, mode_of
 from holdfast.errors import UsageError
-from holdfast.reader.errors import Unreachable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,8 +80,15 @@ def test_a_properties_file_says_how_to_get_there(world: World, tmp_path: Path) -
     assert audit_other(other, None, str(config)).verdict == "proven"
     config.write_text("socket.connection.setup.timeout.ms=200\n")
     elsewhere = Other(topics=["a", "b"], key="value.id", to_bootstrap="127.0.0.1:1", to_config=str(config))
-    with pytest.raises(Unreachable):
+    with pytest.raises(AuditError, match=r"127\.0\.0\.1:1"):
         audit_other(elsewhere, world.settings["bootstrap.servers"], None)
+
+
+def test_what_is_not_there_is_no_failed_audit(world: World) -> None:
+    world.send_orders(range(3), topic="a")
+    with pytest.raises(AuditError, match="there is no topic 'none'") as refused:
+        audit_other(Other(topics=["a", "none"], key="key"), world.settings["bootstrap.servers"], None)
+    assert refused.value.exit_code == 3
 
 
 def test_the_command_prints_the_report_and_ends_with_the_verdict(world: World, tmp_path: Path) -> None:

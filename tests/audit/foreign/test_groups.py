@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import psycopg
 import pyarrow as pa
@@ -140,27 +142,74 @@ def test_a_role_that_may_only_read_suffices(broker: str, database: str, topic: s
     execute(sink, f"grant select on {{table}} to {role}")
     reading = sink.replace("holdfast@", f"{role}@")
     assert audit(broker, group, reading).verdict is Verdict.PROVEN
+    execute(sink, f"revoke select on {{table}} from {role}")
+    with pytest.raises(AuditError, match="or this role may not read it"):
+        audit(broker, group, reading)
 
 
 def test_a_database_sink_says_itself_how_far_it_is(broker: str, database: str, topic: str) -> None:
     sink = table(database, "kafka_topic text, kafka_partition int, kafka_offset bigint, id bigint")
     url, _, name = split_table(sink)
+    group = f"g-{topic}"
+    run_sink(broker, group, topic, url, name, "%s")
+    (lost,) = audit(broker, group, sink).findings
+    assert (lost.fate, lost.ranges, lost.keys) == (Fate.LOST, ((3, 3),), ("7",))
+    dead = f"{topic}-dlt"
+    report = audit(broker, group, sink, dead_letters=dead)
+    assert report.verdict is Verdict.PROVEN, report.reasons
+    assert report.scope.ends == "the positions in the database (holdfast_positions)"
+    assert report.partitions[1].fates == {"output": 19, "dead_letter": 1}
+    execute(sink, "insert into {table} select * from {table} where id = 10")
+    (twice,) = audit(broker, group, sink, dead_letters=dead).findings
+    assert (twice.fate, twice.ranges, twice.keys) == (Fate.DUPLICATED, ((5, 5),), ("10",))
+    with pytest.raises(AuditError, match="has no committed positions for other"):
+        audit(broker, group, sink, topics=["other"])
+    # Positions of a topic that was made anew are another topic's.
+    execute(sink, "delete from {table} where ctid in (select max(ctid) from {table} where id = 10)")
+    execute(sink, "update holdfast_positions set topic_id = %s where group_id = %s", str(UUID(int=7)), group)
+    anew = audit(broker, group, sink, dead_letters=dead)
+    assert anew.verdict is Verdict.INCONCLUSIVE
+    assert "deleted and created again" in anew.reasons[0]
+
+
+def test_a_database_sink_into_sqlite(broker: str, topic: str, tmp_path: Path) -> None:
+    path = tmp_path / "sink.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute(
+            'create table orders (topic text, partition integer, "offset" integer, id integer)'
+        )
+    group = f"g-{topic}"
+    run_sink(broker, group, topic, str(path), "orders", "?")
+    sink = f"sqlite:{path}?table=orders"
+    report = audit(broker, group, sink, dead_letters=f"{topic}-dlt")
+    assert report.verdict is Verdict.PROVEN, report.reasons
+    assert report.scope.ends == "the positions in the database (holdfast_positions)"
+    with sqlite3.connect(path) as connection:
+        connection.execute("delete from orders where id = 12")
+    (lost,) = audit(broker, group, sink, dead_letters=f"{topic}-dlt", match="id = value.id").findings
+    assert (lost.fate, lost.ranges) == (Fate.LOST, ((6, 6),))
+    with pytest.raises(AuditError, match="there is no such table"):
+        audit(broker, group, f"sqlite:{path}?table=nothing", match="id = key")
+    with pytest.raises(AuditError, match="unable to open"):
+        audit(broker, group, f"sqlite:{tmp_path}/none?table=orders", match="id = key")
+    with pytest.raises(UsageError, match="names a file and a table"):
+        audit(broker, group, f"sqlite:{path}", match="id = key")
+
+
+def run_sink(broker: str, group: str, topic: str, url: str, name: str, mark: str) -> None:
+    """A sink that stores every order but the seventh, which becomes a dead letter."""
     opened = open_database(url)
     opened.connect()
     opened.migrate()
     opened.close()
-    dead = f"{topic}-dlt"
+    statement = f"insert into {name} values ({mark}, {mark}, {mark}, {mark})"
 
-    def store(message: Message, connection: psycopg.Connection[object]) -> None:
+    def store(message: Message, connection: Any) -> None:
         number = json.loads(message.value or b"")["id"]
         if number == 7:
             raise ValueError("seven")
-        connection.execute(
-            f"insert into {name} values (%s, %s, %s, %s)".encode(),
-            (message.topic, message.partition, message.offset, number),
-        )
+        connection.execute(statement, (message.topic, message.partition, message.offset, number))
 
-    group = f"g-{topic}"
     running = DatabaseSink(
         broker,
         group=group,
@@ -177,18 +226,6 @@ def test_a_database_sink_says_itself_how_far_it_is(broker: str, database: str, t
     finally:
         running.stop()
         thread.join(60)
-    (lost,) = audit(broker, group, sink).findings
-    assert (lost.fate, lost.ranges, lost.keys) == (Fate.LOST, ((3, 3),), ("7",))
-    report = audit(broker, group, sink, dead_letters=dead)
-    assert report.verdict is Verdict.PROVEN, report.reasons
-    assert report.scope.ends == "the positions in the database (holdfast_positions)"
-    assert report.partitions[1].fates == {"output": 19, "dead_letter": 1}
-    execute(sink, "insert into {table} select * from {table} where id = 10")
-    (twice,) = audit(broker, group, sink, dead_letters=dead).findings
-    assert (twice.fate, twice.ranges, twice.keys) == (Fate.DUPLICATED, ((5, 5),), ("10",))
-    # Another topic of the group is not this one's matter; a topic it never had is said.
-    with pytest.raises(AuditError, match="has no committed positions for other"):
-        audit(broker, group, sink, topics=["other"])
 
 
 def test_files_have_lineage_too(broker: str, topic: str, tmp_path: Path) -> None:
