@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from holdfast.audit.lineage import LineageBatch, split_columns
+from holdfast.audit.lineage import LineageBatch, as_ranges, split_columns
 from holdfast.audit.model import Fate, Finding, Unproven
 from holdfast.audit.sinks import headers
 from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
@@ -169,6 +169,7 @@ class TopicReader:
         return batch.take(pa.array(chosen)), kept
 
     def rows(self, scope: SinkScope) -> Iterator[LineageBatch]:
+        self._again = {}
         for batch in self.records():
             if batch.num_rows == 0:
                 continue
