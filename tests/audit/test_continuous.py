@@ -19,7 +19,7 @@ from holdfast.audit.continuous import Incremental, Watch, remembering, summary
 from holdfast.audit.marks import Seen, changes, kept
 from holdfast.audit.metrics import NAMES, AuditMetrics
 from holdfast.audit.model import PartitionAccount, Report, SinkAccount, Verdict
-from holdfast.audit.proven import Proven, Topics, advanced, read_state, write_state
+from holdfast.audit.proven import Proven, Topics, TopicStart, advanced, read_state, write_state
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import Dedupe, Filter, PipelineDefinition, PostgresSink, Source
 from holdfast.pipeline.positions import Place
@@ -171,7 +171,8 @@ def test_a_topic_is_read_from_where_it_ended_unless_it_was_ahead(tmp_path: Path)
     audits.run()
     Incremental(auditor, str(tmp_path / "state")).run()
     audits.run(full=True)
-    assert auditor.topics == [{}, {"kafka": {0: 7, 1: 9}}, {"kafka": {0: 7, 1: 9}}, {}]
+    start = {"kafka": TopicStart({0: 7, 1: 9}, {PLACE: 10})}
+    assert auditor.topics == [{}, start, start, {}]
 
 
 def test_each_nth_audit_looks_at_everything() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -17,6 +18,7 @@ from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.cli.audit_every import PipelineAuditor
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.testing.audit_growing import Growing, begin
+from holdfast.testing.audit_topics import append_transaction, sink_record
 from holdfast.testing.fake_cluster import FETCH, FakeCluster
 
 
@@ -163,6 +165,44 @@ def test_a_change_to_what_was_proven_is_noticed_and_all_is_looked_at(
     assert looked_at(report)[0] == 0
     assert any("has changed since" in note for note in report.notes)
     assert report.verdict is not Verdict.PROVEN
+
+
+def again_in_the_topic(growing: Growing) -> None:
+    record = sink_record(("orders", 0, 3, 0), b"k3", b'{"id": 3}')
+    append_transaction(growing.cluster.topics["copy"].partitions[0], [record], producer_id=99)
+
+
+def again_in_a_new_batch_of_files(growing: Growing) -> None:
+    path = growing.files[-1]
+    table = pq.read_table(path)
+    pq.write_table(pa.concat_tables([table, pq.read_table(growing.files[0]).slice(0, 1)]), path)
+
+
+@pytest.mark.parametrize("damage", [again_in_the_topic, again_in_a_new_batch_of_files])
+def test_what_was_proven_must_not_come_again(growing: Growing, damage: Callable[[Growing], None]) -> None:
+    growing.grow()
+    audits = audits_of(growing)
+    audits.run()
+    growing.grow()
+    damage(growing)
+    report = audits.run()
+    assert report.verdict is Verdict.FAILED
+
+
+def test_a_sink_that_is_ahead_is_not_accused(growing: Growing) -> None:
+    """Records that its topic had when others lagged come into the scope later, and are read then."""
+    growing.grow()
+    audits = audits_of(growing)
+    reports = [audits.run()]
+    growing.grow(delta_waits=True)
+    reports.append(audits.run())
+    growing.catch_up()
+    growing.grow(delta_waits=True)
+    reports.append(audits.run())
+    growing.catch_up()
+    reports.append(audits.run())
+    assert [looked_at(each) for each in reports] == [(0, 20), (20, 20), (20, 40), (40, 60)]
+    assert [each.verdict for each in reports] == [Verdict.PROVEN] * 4
 
 
 def test_merging_is_no_damage_and_costs_one_full_audit(growing: Growing) -> None:

@@ -23,7 +23,7 @@ from holdfast.audit.certificate import Certificate
 from holdfast.audit.marks import Seen, changes, kept, topic_ends
 from holdfast.audit.metrics import AuditMetrics
 from holdfast.audit.model import Report, Unproven, Verdict
-from holdfast.audit.proven import Proven, Topics, advanced, read_state, write_state
+from holdfast.audit.proven import Proven, Topics, TopicStart, advanced, read_state, write_state
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -149,12 +149,13 @@ class Incremental:
             write_state(self.state_path, self.proven)
 
 
-def _proven_topics(report: Report, before: Mapping[str, Seen]) -> dict[str, dict[int, int]]:
+def _proven_topics(report: Report, before: Mapping[str, Seen]) -> dict[str, TopicStart]:
     """Where the topics ended of which nothing but what is proven now can lie below: the ledger of such a sink, read
     after its end was, stood where the proof ends. One that was ahead has records below that are not proven yet."""
     ends = {words.place_text(each.place): each.end for each in report.partitions}
+    since = {each.place: each.end for each in report.partitions}
     return {
-        sink.name: found
+        sink.name: TopicStart(found, since)
         for sink in report.sinks
         if sink.name in before and dict(sink.positions) == ends and (found := topic_ends(before[sink.name]))
     }

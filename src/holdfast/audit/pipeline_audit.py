@@ -28,6 +28,7 @@ from holdfast.audit.content_check import ContentCheck
 from holdfast.audit.decoding import Observer, SourceDecoder
 from holdfast.audit.left import PARSE, Left, expands, read_dead_letters, read_left
 from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Unproven
+from holdfast.audit.proven import TopicStart
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
 from holdfast.audit.side_streams import side_stream
 from holdfast.audit.sink_judging import SinkJudge, SinkRows, main_sinks
@@ -61,8 +62,8 @@ class AuditOptions:
     """`earliest`, for what the source still has, or a time: where the scope begins."""
     since: Mapping[Place, int] | None = None
     """By partition, up to where an earlier audit has proven everything; one that is not named begins as usual."""
-    topic_starts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """With `since`, by sink that is a topic and by partition: what lies below is of what is proven, and not read."""
+    topic_starts: Mapping[str, TopicStart] = field(default_factory=dict)
+    """With `since`, by sink that is a topic: from where on it has to be read."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Kafka's client settings, over those of the definition's source."""
     tell: Tell | None = None
@@ -83,10 +84,10 @@ def audit_pipeline(
         cluster = stack.enter_context(Cluster(settings))
         cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
         readers = open_readers(expanded, settings, stack)
-        for name, starts in (options.topic_starts if options.since is not None else {}).items():
+        for name, start in (options.topic_starts if options.since is not None else {}).items():
             reader = readers.get(name)
             if isinstance(reader, TopicReader):
-                reader.start_at(starts)
+                reader.start_at(start.offsets, start.since)
         audit = PipelineAudit(expanded, fingerprint(definition), cluster, readers, options)
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)
@@ -145,7 +146,9 @@ class PipelineAudit:
         memory, looker = self._memory(decoder)
         left = self._left(memory)
         content = ContentCheck(self.definition, decoder, self.fingerprint)
-        watcher = content.begin(list(self._opened().values()), self.scope.spans)
+        letters = left.routes[Fate.DEAD_LETTER].counts
+        dead = {place: counts > 0 for place, counts in letters.items()}
+        watcher = content.begin(list(self._opened().values()), self.scope.spans, dead)
         spools = SpoolWatch()
         decodings = DecodingWatch(
             self.scope.spans, ledgers.cover(self.entries, self.scope.spans), self.fingerprint

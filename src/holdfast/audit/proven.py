@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import write_atomically
 from holdfast.audit.model import Fate, Kind, Report, Verdict, place_from_json, place_json
@@ -25,8 +25,18 @@ STATE_KIND: Final = "holdfast-audit-state"
 Marks = Mapping[str, Mapping[str, str]]
 """By sink, what its old part looked like from outside (`holdfast.audit.marks`)."""
 
-Topics = Mapping[str, Mapping[int, int]]
-"""By sink that is a topic, and partition: records below are of what is proven, and need not be read again."""
+
+class TopicStart(NamedTuple):
+    """From where a sink that is a topic has to be read."""
+
+    offsets: Mapping[int, int]
+    """By partition: records below are of what is proven."""
+    since: Mapping[Place, int]
+    """Up to where they hold the source: what stands behind `offsets` must not be of that again."""
+
+
+Topics = Mapping[str, TopicStart]
+"""By sink."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +64,14 @@ class Proven:
             "version": STATE_VERSION,
             "subject": self.subject,
             "fingerprint": self.fingerprint,
-            "positions": [
-                {**place_json(place), "offset": at} for place, at in sorted(self.positions.items())
-            ],
+            "positions": _positions_json(self.positions),
             "marks": {sink: dict(marks) for sink, marks in self.marks.items()},
             "topics": {
-                sink: {str(partition): offset for partition, offset in offsets.items()}
-                for sink, offsets in self.topics.items()
+                sink: {
+                    "offsets": {str(partition): offset for partition, offset in start.offsets.items()},
+                    "since": _positions_json(start.since),
+                }
+                for sink, start in self.topics.items()
             },
             "records": self.records,
             "fates": dict(self.fates),
@@ -75,11 +86,14 @@ class Proven:
         return cls(
             document["subject"],
             document["fingerprint"],
-            {place_from_json(each): each["offset"] for each in document["positions"]},
+            _positions(document["positions"]),
             document["marks"],
             {
-                sink: {int(partition): offset for partition, offset in offsets.items()}
-                for sink, offsets in document["topics"].items()
+                sink: TopicStart(
+                    {int(partition): offset for partition, offset in start["offsets"].items()},
+                    _positions(start["since"]),
+                )
+                for sink, start in document["topics"].items()
             },
             document["records"],
             document["fates"],
@@ -88,6 +102,14 @@ class Proven:
             document["runs_since_full"],
             document["certificate"],
         )
+
+
+def _positions_json(positions: Mapping[Place, int]) -> list[dict[str, Any]]:
+    return [{**place_json(place), "offset": at} for place, at in sorted(positions.items())]
+
+
+def _positions(document: Iterable[Mapping[str, Any]]) -> dict[Place, int]:
+    return {place_from_json(each): each["offset"] for each in document}
 
 
 def advanced(before: Proven | None, report: Report, marks: Marks, certificate: str = "") -> Proven:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -62,6 +63,8 @@ class Growing:
     end: int = 0
     files: list[str] = field(default_factory=list)
     """Of the Parquet sink, in order."""
+    _waiting: list[Callable[[], object]] = field(default_factory=list)
+    """Batches that the Delta sink has still to take."""
 
     @property
     def directory(self) -> str:
@@ -75,7 +78,7 @@ class Growing:
         self.cluster.topics[TOPIC].partitions[0].append(build_batch(records, base_timestamp=BEGIN_MS))
         return values
 
-    def grow(self, *, without: int | None = None) -> None:
+    def grow(self, *, without: int | None = None, delta_waits: bool = False) -> None:
         """One more batch, of which the Parquet sink may lack an offset that its ledger counts."""
         values = self.send()
         start, self.end = self.end, self.end + BATCH_RECORDS
@@ -93,13 +96,21 @@ class Growing:
 
         kept = [offset for offset in offsets if offset != without]
         self.files += self.parquet.commit(entry("parquet", BATCH_RECORDS), _rows(kept))
-        self.delta.commit(entry("delta", BATCH_RECORDS), _rows(offsets))
+        self._waiting.append(lambda: self.delta.commit(entry("delta", BATCH_RECORDS), _rows(offsets)))
+        if not delta_waits:
+            self.catch_up()
         sent = [
             sink_record((TOPIC, 0, offset, 0), b"k%d" % offset, value)
             for offset, value in zip(offsets, values, strict=True)
         ]
         self.topic.commit(entry("kafka", BATCH_RECORDS), sent)
         self.dead.commit(entry("dead-letter", 0), [])
+
+    def catch_up(self) -> None:
+        """The Delta sink takes what it has not yet."""
+        for take in self._waiting:
+            take()
+        self._waiting.clear()
 
 
 def _rows(offsets: list[int]) -> pa.Table:
