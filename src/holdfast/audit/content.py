@@ -140,6 +140,8 @@ class SourceContent:
     """First offset, and the one behind the last."""
     sets: Sequence[Columns]
     """The sets of columns that sinks will ask for."""
+    only: Mapping[Columns, Mapping[Place, npt.NDArray[np.bool_]]] = field(default_factory=dict)
+    """Of sets that are wanted for few offsets of the scope: for which."""
     hashes: dict[tuple[Place, Columns], Hashes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,12 +156,16 @@ class SourceContent:
         at = batch.column("offset").to_numpy(zero_copy_only=False) - start
         is_inside = (at >= 0) & (at < end - start)
         for columns in self.sets:
+            chosen = is_inside
+            if columns in self.only:
+                chosen = is_inside.copy()
+                chosen[is_inside] = self.only[columns][place][at[is_inside]]
+                if not chosen.any():
+                    continue
             found = {name: _source_column(name, batch, decoded) for name in columns}
-            hashed = hash_rows(found)
-            if is_inside.all():
-                self.hashes[place, columns][at] = hashed
-            else:
-                self.hashes[place, columns][at[is_inside]] = hashed[is_inside]
+            if not chosen.all():
+                found = {name: values.filter(pa.array(chosen)) for name, values in found.items()}
+            self.hashes[place, columns][at[chosen]] = hash_rows(found)
 
     def inside(self, place: Place, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Those in the scope."""

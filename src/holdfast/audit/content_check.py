@@ -106,8 +106,16 @@ class ContentCheck:
         self._unproven: list[Unproven] = []
         self._source: SourceContent | None = None
 
-    def begin(self, readers: Sequence[TableReader], spans: Spans) -> SourceContent | None:
-        """What has to see the source for this; nothing when there is nothing to compare."""
+    def begin(
+        self,
+        readers: Sequence[TableReader],
+        spans: Spans,
+        dead: Mapping[Place, npt.NDArray[np.bool_]] | None = None,
+    ) -> SourceContent | None:
+        """What has to see the source for this; nothing when there is nothing to compare.
+
+        `dead` says which offsets are dead letters: of no others are key and value needed as bytes.
+        """
         sinks: dict[str, SinkDefinition] = {sink.name: sink for sink in self._definition.sinks}
         for reader in readers:
             plan = self._planned(reader, sinks.get(reader.name))
@@ -115,7 +123,7 @@ class ContentCheck:
                 self._plans[reader.name] = plan
         sets = tuple(dict.fromkeys(plan.columns for plan in self._plans.values()))
         if sets:
-            self._source = SourceContent(dict(spans), sets)
+            self._source = SourceContent(dict(spans), sets, {} if dead is None else {RAW: dead})
         return self._source
 
     def examine(self, readers: Sequence[TableReader]) -> Examined:
