@@ -18,7 +18,7 @@ from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.cli.audit_every import PipelineAuditor
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.testing.audit_growing import Growing, begin
-from holdfast.testing.audit_topics import append_transaction, sink_record
+from holdfast.testing.audit_topics import append_transaction, dead_letter, sink_record
 from holdfast.testing.fake_cluster import FETCH, FakeCluster
 
 
@@ -178,7 +178,12 @@ def again_in_a_new_batch_of_files(growing: Growing) -> None:
     pq.write_table(pa.concat_tables([table, pq.read_table(growing.files[0]).slice(0, 1)]), path)
 
 
-@pytest.mark.parametrize("damage", [again_in_the_topic, again_in_a_new_batch_of_files])
+def as_a_dead_letter(growing: Growing) -> None:
+    letter = dead_letter("growing", ("orders", 0, 3), b"k3", b'{"id": 3}')
+    append_transaction(growing.cluster.topics["growing-dlt"].partitions[0], [letter], producer_id=99)
+
+
+@pytest.mark.parametrize("damage", [again_in_the_topic, again_in_a_new_batch_of_files, as_a_dead_letter])
 def test_what_was_proven_must_not_come_again(growing: Growing, damage: Callable[[Growing], None]) -> None:
     growing.grow()
     audits = audits_of(growing)

@@ -62,6 +62,7 @@ class DeadLetters(TopicReader):
 
     def letters(self) -> Iterator[tuple[LineageBatch, pa.Array]]:
         """Places, as runs of one partition, with the reason of each."""
+        self._again = {}
         for batch in self.records():
             kept, places = self._known(batch)
             if kept.num_rows == 0:
@@ -78,6 +79,7 @@ class DeadLetters(TopicReader):
                 pa.array(places.indexes[order]),
                 where,
             ):
+                self._note_again(run)
                 yield run, reasons.take(pa.array(order[row : row + len(run)]))
                 row += len(run)
 

@@ -231,7 +231,7 @@ class TopicReader:
         found = [Finding(Fate.ALTERED, self.name, detail=each) for each in details]
         for key, offsets in self._again.items():
             ranges = as_ranges(np.unique(np.asarray(offsets, np.int64)))
-            what = f"{self.topic} had it when it was proven, and has it again"
+            what = f"it was proven before, and {self.topic} has it now, behind what it held then"
             found.append(
                 Finding(
                     Fate.DUPLICATED,
