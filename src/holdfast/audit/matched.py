@@ -304,16 +304,22 @@ class _Audit:
         )  # the second is a digest of the value
         shown_values = [shown(each.value, len(self._kinds), parts) for each in examples]
         first = f"; the first{self._where(examples[0].source, examples[0].row)}" if examples else ""
-        if walked.forgotten:
+        excused = min(left, walked.forgotten)
+        if excused:
             listed = f": {', '.join(shown_values)}" if shown_values else ""
             self._unproven.append(
                 Unproven(
-                    f"{left:,} rows of {self._table.name} match no record that can be read{listed}{first}",
+                    f"{excused:,} rows of {self._table.name} match no record that can be read{listed}{first}",
                     f"the log has forgotten {walked.forgotten:,} offsets, and they may come from those",
+                    # What the scope itself has lost cannot be proven; what was before it is not asked for.
+                    is_gap=left > walked.forgotten_before,
                 )
             )
+        left -= excused
+        if not left:
             return
-        detail = f"no record of the source has their {self._table.match.columns[0]}{first}"
+        least = ", at least" if excused else ""
+        detail = f"no record of the source has their {self._table.match.columns[0]}{least}{first}"
         self._findings.append(
             Finding(Fate.EXTRA, self._table.name, None, (), left, tuple(shown_values), detail)
         )

@@ -74,16 +74,21 @@ class Walked:
     unread_outside: int = 0
     filtered: dict[int, int] = field(default_factory=dict)
     """By place: records of the scope for which the condition does not hold."""
-    missing: int = 0
-    """Offsets in no batch, in any zone."""
+    missing: dict[Zone, int] = field(default_factory=lambda: dict.fromkeys(Zone, 0))
+    """Offsets in no batch."""
     aborted: int = 0
     first_ms: int = 0
     last_ms: int = 0
 
     @property
+    def forgotten_before(self) -> int:
+        """Offsets in front of the scope that were there once, at most: expired, or compacted away."""
+        return self.missing[Zone.BEFORE] + sum(min(each.log_start, each.start) for each in self.grounds)
+
+    @property
     def forgotten(self) -> int:
-        """Offsets that were there once, at most: in front of the log's start, or compacted away."""
-        return self.missing + sum(ground.log_start for ground in self.grounds)
+        """The same of all offsets."""
+        return sum(self.missing.values()) + sum(each.log_start for each in self.grounds)
 
 
 def grounds_of(cluster: Cluster, scopes: Mapping[TopicPartition, tuple[int, int]]) -> list[Ground]:
@@ -126,7 +131,7 @@ def walk(
             if zone is Zone.SCOPE:
                 times += at_ms
         for report in reports:
-            found.missing += report.missing
+            found.missing[zone] += report.missing
             found.aborted += report.aborted
             if zone is Zone.SCOPE:
                 found.kinds[numbers[report.range.topic, report.range.partition]] = {

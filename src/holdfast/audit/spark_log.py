@@ -25,6 +25,7 @@ from holdfast.reader import TopicPartition
 VOID: Final = "-"
 """A source without an offset yet."""
 VERSIONS: Final = ("v1", "v2")
+ATTEMPTS: Final = 3
 
 Standing = dict[TopicPartition, int]
 
@@ -64,15 +65,24 @@ def read_query_log(directory: str, source: int | None = None) -> QueryLog:
     """The log of the query that has its checkpoint here; `source` chooses one of several sources."""
     directory = directory.removeprefix("file://").rstrip("/") or "/"
     _check(directory)
+    for _ in range(ATTEMPTS):
+        try:
+            return _read(directory, source)
+        except FileNotFoundError as gone:
+            vanished = gone  # Spark has let go of its oldest entry since we listed them
+    raise AuditError(f"{directory} loses its entries faster than they can be read: {vanished.filename}")
+
+
+def _read(directory: str, source: int | None) -> QueryLog:
     entries = _numbers(os.path.join(directory, "offsets"))
     commits = set(_numbers(os.path.join(directory, "commits")))
     if not entries:
         raise AuditError(f"{directory}/offsets is empty: the query has not planned a batch yet")
     read = _Reader(directory, source)
-    standings = {number: read.entry(number) for number in entries}
-    oldest = entries[0]
-    begin = read.beginning(standings[oldest]) if oldest == 0 else None
+    oldest, planned = entries[0], entries[-1]
     committed = max((number for number in entries if number in commits), default=-1)
+    standings = {number: read.entry(number) for number in {oldest, planned, committed} if number >= 0}
+    begin = read.beginning(standings[oldest]) if oldest == 0 else None
     is_whole = begin is not None
     starts = begin if begin is not None else standings[oldest]
     in_scope = [number for number in entries if number <= committed and (is_whole or number > oldest)]
@@ -81,10 +91,10 @@ def read_query_log(directory: str, source: int | None = None) -> QueryLog:
         query_id=_query_id(directory),
         first=oldest if is_whole else oldest + 1,
         committed=committed,
-        planned=entries[-1],
+        planned=planned,
         starts=starts,
         ends=standings[committed] if in_scope else dict(starts),
-        planned_ends=standings[entries[-1]],
+        planned_ends=standings[planned],
         topic_ids=read.topic_ids,
         left_out=tuple(sorted(read.left_out)),
         is_whole=is_whole,
@@ -189,6 +199,8 @@ def _lines(path: str, least: int = 3) -> list[str]:
         with open(path, "rb") as file:
             # Spark's Kafka source writes a zero byte first, for versions before 2.1.
             text = file.read().lstrip(b"\0").decode("utf-8")
+    except FileNotFoundError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} cannot be read: {error}") from error
     lines = [line.strip() for line in text.splitlines()]
