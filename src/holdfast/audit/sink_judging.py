@@ -118,14 +118,24 @@ class SinkJudge:
             ]
             self._excuse(reader, self.judgements[name])
         found.extend(self._blame_routes())
+        found.extend(self._one_row_a_key())
         for judgements in self.judgements.values():
             for each in judgements:
                 found.extend(each.findings)
-        for name, reader in self.readers.items():
-            if reader.takes or (reader.kind != "dead_letter" and is_upsert(self.definition, name)):
-                continue
-            found.extend(self._strays(reader))
+        for reader in self.readers.values():
+            if not reader.takes:
+                found.extend(self._strays(reader))
         self.examined += Examined(tuple(found))
+
+    def _one_row_a_key(self) -> list[Finding]:
+        """Tables that keep one row for each key lack rows by design: which, the memory tells. The others are judged."""
+        found: list[Finding] = []
+        for name, reader in self.readers.items():
+            if not reader.takes and is_upsert(self.definition, name):
+                for part in self.parts:
+                    judged = judge(self.rows.of(reader), list(self.routes.values()), part)
+                    found += [each for each in judged.findings if each.fate is not Fate.LOST]
+        return found
 
     def _blame_routes(self) -> list[Finding]:
         """Records in no sink that had left by a route, as far as the ledgers tell: the route has lost them."""
