@@ -180,9 +180,7 @@ def _postgres(sink: PostgresSink, proven: Mapping[Place, int]) -> Seen:
     if sink.rows:
         return Seen(unseen="it has rows of a step, which name no offset")
     import psycopg
-    from psycopg import sql
 
-    name = sql.Identifier(sink.schema_name, sink.table)
     try:
         with psycopg.connect(sink.url, connect_timeout=10, application_name="holdfast audit") as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -195,17 +193,33 @@ def _postgres(sink: PostgresSink, proven: Mapping[Place, int]) -> Seen:
             if found is None:
                 return Seen({"table": "none"})
             marks = dict(zip(("table", "storage", "changed", "deleted"), map(str, found), strict=True))
-            for place, offset in sorted(proven.items()):
-                counted = connection.execute(
-                    sql.SQL(
-                        "SELECT count(*) FROM {} WHERE _hf_topic = %s AND _hf_partition = %s AND _hf_offset < %s"
-                    ).format(name),
-                    (place.topic, place.partition, offset),
-                ).fetchone()
-                marks[_below(place, offset)] = str(counted[0] if counted else 0)
+            marks |= _counts_below(connection, sink, proven)
             return Seen(marks)
     except psycopg.Error as error:
         return Seen(unseen=str(error).strip())
+
+
+def _counts_below(connection: Any, sink: PostgresSink, proven: Mapping[Place, int]) -> dict[str, str]:
+    """By partition, how many rows the table has of what is proven: one pass over it, however many there are."""
+    from psycopg import sql
+
+    found = {(place.topic, place.partition): 0 for place in proven}
+    if not found:
+        return {}
+    statement = sql.SQL(
+        "SELECT p.topic, p.number, count(*) "
+        "FROM unnest(%s::text[], %s::int[], %s::bigint[]) AS p(topic, number, below) "
+        "JOIN {} AS t ON t._hf_topic = p.topic AND t._hf_partition = p.number AND t._hf_offset < p.below GROUP BY 1, 2"
+    ).format(sql.Identifier(sink.schema_name, sink.table))
+    places = sorted(proven)
+    parameters = (
+        [place.topic for place in places],
+        [place.partition for place in places],
+        [proven[place] for place in places],
+    )
+    for topic, number, count in connection.execute(statement, parameters):
+        found[topic, number] = count
+    return {_below(place, proven[place]): str(found[place.topic, place.partition]) for place in places}
 
 
 def _below(place: Place, offset: int) -> str:
