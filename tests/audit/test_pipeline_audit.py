@@ -330,6 +330,19 @@ def test_what_has_expired_makes_it_inconclusive_unless_the_caller_begins_behind_
     assert later.partitions[0].start == 5
 
 
+def test_a_log_that_was_cut_below_what_the_sinks_have_is_a_gap(shop: Shop) -> None:
+    shop.send(5)
+    shop.send(5)
+    shop.open()
+    shop.batch(0, 10)
+    del shop.log.batches[1]
+    shop.log.log_end = 5
+    report = shop.audit()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "the source has lost records" in report.reasons[0]
+    assert fates(report) == {"output": 5}
+
+
 def test_a_failure_wins_over_a_gap(shop: Shop) -> None:
     shop.send(5)
     shop.send(5)
@@ -379,6 +392,15 @@ def test_a_pipeline_that_has_taken_nothing_proves_nothing(shop: Shop) -> None:
     report = shop.audit()
     assert report.verdict is Verdict.INCONCLUSIVE
     assert fates(report) == {"pending": 4}
+
+
+def test_a_beginning_behind_everything_proves_nothing(shop: Shop) -> None:
+    shop.send(4)
+    shop.open()
+    shop.batch(0, 4)
+    report = shop.audit(start="2100-01-01")  # the fake cluster has no record that young
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "no offset lies between" in report.reasons[0]
 
 
 def test_an_empty_source_is_proven(shop: Shop) -> None:

@@ -62,6 +62,14 @@ def test_a_log_that_has_expired_beyond_the_ledgers_leaves_nothing() -> None:
     assert (later.spans[ONE], later.unproven) == ((50, 50), [])
 
 
+def test_positions_beyond_the_log_end_the_scope_there_and_are_a_gap() -> None:
+    scope = scope_of(chain("a", {ONE: 0}, {ONE: 50}), logs={ONE: LogEnds(0, 30)})
+    assert (scope.spans, scope.pending) == ({ONE: (0, 30)}, {ONE: 0})
+    (gap,) = scope.unproven
+    assert gap.is_gap
+    assert "20 offsets of orders-0 (30-49)" in gap.what
+
+
 def test_the_caller_may_begin_later_and_never_earlier() -> None:
     sinks = chain("a", {ONE: 10}, {ONE: 50})
     logs = {ONE: LogEnds(20, 60)}

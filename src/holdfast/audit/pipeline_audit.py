@@ -213,10 +213,19 @@ class PipelineAudit:
         self.rows = SinkRows(self.scope.spans, expands(self.definition))
         self.examined += Examined((), tuple(self.scope.unproven), (), tuple(self.scope.notes))
         self.examined += self._absent()
-        if not self.scope.offsets and any(self.scope.pending.values()) and not self.options.since:
-            self.examined += Examined(
-                unproven=(Unproven("anything", "the pipeline has not taken a record yet", is_gap=True),)
-            )
+        self.examined += self._emptiness()
+
+    def _emptiness(self) -> Examined:
+        """An audit of nothing proves nothing, unless nothing is there, or all of it was proven before."""
+        if self.scope.offsets or self.options.since is not None:
+            return Examined()
+        if self.options.start is not None and any(log.end for log in self.logs.values()):
+            why = f"no offset lies between {self.options.start} and where the sinks stand"
+        elif any(self.scope.pending.values()):
+            why = "the pipeline has not taken a record yet"
+        else:
+            return Examined()
+        return Examined(unproven=(Unproven("anything", why, is_gap=True),))
 
     def _wanted(self) -> set[str]:
         """The topics that the definition reads now, of which the ledgers may not know yet."""

@@ -151,7 +151,11 @@ def _decide(
         for chain in chains.values()
     ]
     scope.began[place] = began
-    scope.spans[place] = (began, max(began, min(ends)))
+    end = max(began, min(ends))
+    if end > log.end:
+        scope.unproven.append(_cut(place, max(began, log.end), end))
+        end = max(began, log.end)
+    scope.spans[place] = (began, end)
 
 
 def _gone(place: Place, now: Place | None) -> Unproven:
@@ -162,6 +166,15 @@ def _gone(place: Place, now: Place | None) -> Unproven:
         what,
         f"the topic was deleted and created again (its id was {place.topic_id}, now {now.topic_id}): the records "
         "that the sinks have are of the old one",
+        is_gap=True,
+    )
+
+
+def _cut(place: Place, start: int, end: int) -> Unproven:
+    return Unproven(
+        f"{end - start:,} offsets of {place.topic}-{place.partition} ({start}-{end - 1})",
+        f"the sinks have taken them, and the log ends at {start}: an election has cut it, and the source has lost "
+        "records",
         is_gap=True,
     )
 

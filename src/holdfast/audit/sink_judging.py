@@ -207,7 +207,8 @@ class SinkJudge:
 
     def _strays(self, reader: SinkReader) -> list[Finding]:
         positions = {place: at.offset for place, at in reader.positions().at.items()}
-        ends = {place: self.logs[place].end for place in self.scope.spans}
+        # What the ledgers name beyond the log's end was produced: the log was cut since.
+        ends = {place: max(self.logs[place].end, positions.get(place, 0)) for place in self.scope.spans}
         unread = {(place.topic, place.partition) for place in positions if place not in ends}
         return strays(self.rows.of(reader), positions, ends, is_exact=reader.is_exact, unread=unread)
 
