@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from holdfast.reader.cluster import Cluster
 
 NAMED_MAX: Final = 20
-"""Findings whose keys are read back from the source, and whose rows are looked for in the sinks: each costs reading."""
+"""Findings whose keys are read back from the source: a fetch for each key."""
+FOUND_MAX: Final = 5
+"""Findings whose rows are looked for in the sinks, which may mean reading a topic or a table again."""
 STEPS_MS: Final = (100, 200, 500, 1000, 2000, 5000, 10_000, 15_000, 30_000)
 MINUTES: Final = (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440)
 
@@ -128,16 +130,19 @@ def _bucket_ms(length_ms: int) -> int:
 def named(
     findings: Sequence[Finding], cluster: Cluster, walk: SourceWalk, readers: Mapping[str, SinkReader]
 ) -> tuple[Finding, ...]:
-    """The findings, the first of them with keys and with where their rows are."""
-    done = []
-    for number, each in enumerate(findings):
+    """The findings, each once, losses first; the first of them with keys, and with where their rows are."""
+    done: list[Finding] = []
+    looked_for = 0
+    for number, each in enumerate(sorted(dict.fromkeys(findings), key=lambda each: FATES.index(each.fate))):
         if number >= NAMED_MAX or each.place is None or each.place not in walk.partitions:
             done.append(each)
             continue
         offsets = _first_records(each, walk.partitions[each.place])
         keys = each.keys or tuple(keys_at(cluster, each.place, offsets))
         detail = each.detail
-        if each.fate in (Fate.DUPLICATED, Fate.EXTRA) and each.sink in readers and each.ranges:
+        is_there = each.fate in (Fate.DUPLICATED, Fate.EXTRA) and each.sink in readers and each.ranges
+        if is_there and looked_for < FOUND_MAX:
+            looked_for += 1
             found = readers[each.sink].find(each.place, each.ranges[0][0])
             if found:
                 detail = f"{detail}; {each.ranges[0][0]} is in " + ", ".join(found[:4])
