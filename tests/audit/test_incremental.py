@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from holdfast.audit.continuous import Incremental
 from holdfast.audit.marks import changes, take_all
 from holdfast.audit.model import Fate, Report, Verdict
+from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
 from holdfast.cli.audit_every import PipelineAuditor
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.testing.audit_growing import Growing, begin
@@ -29,8 +31,6 @@ def growing(tmp_path: Path) -> Iterator[Growing]:
 
 
 def audits_of(growing: Growing, state: str | None = None) -> Incremental:
-    from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
-
     return Incremental(PipelineAuditor(growing.loaded, None, AuditOptions(), audit_pipeline), state, 0)
 
 
@@ -51,6 +51,13 @@ def test_each_audit_looks_at_what_came_since(growing: Growing, tmp_path: Path) -
     whole = audits_of(growing, state).run(full=True)
     assert whole.verdict is Verdict.PROVEN
     assert looked_at(whole) == (0, 40)
+
+
+def test_what_spark_audits_and_what_begins_elsewhere_is_looked_at_whole(growing: Growing) -> None:
+    plain = PipelineAuditor(growing.loaded, None, AuditOptions(), audit_pipeline)
+    assert plain.remembers() == ""
+    assert "Spark" in replace(plain, by_spark=True).remembers()
+    assert "--from" in replace(plain, options=AuditOptions(start="earliest")).remembers()
 
 
 def test_only_what_is_new_is_read(growing: Growing, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -173,7 +173,7 @@ def audit(
     settings = {} if command_config is None else read_properties(command_config)
     options = AuditOptions(start=start, settings=settings, tell=_tell if sys.stderr.isatty() else None)
     with no_verdict():
-        give_out(PipelineAuditor(loaded, bootstrap_server, options, _auditor(spark)), wishes)
+        give_out(PipelineAuditor(loaded, bootstrap_server, options, _auditor(spark), spark), wishes)
 
 
 @contextmanager

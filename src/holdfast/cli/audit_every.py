@@ -134,6 +134,8 @@ class PipelineAuditor:
     bootstrap: str | None
     options: AuditOptions
     audit_once: Callable[..., Report]
+    by_spark: bool = False
+    """Then everything is looked at each time: Spark's jobs have no part for what is new."""
     subject: str = field(init=False)
     fingerprint: str = field(init=False)
 
@@ -167,6 +169,8 @@ class PipelineAuditor:
 
         if self.options.start is not None:
             return "--from says where it begins"
+        if self.by_spark:
+            return "Spark looks at everything"
         return remembering(self.loaded.definition)
 
 
