@@ -309,9 +309,10 @@ class _Bucket:
 
     def _surplus(self, firsts: Numbers, surplus: Numbers) -> None:
         places = _numbers(self.records, "place")[firsts]
-        for place, rows in zip(places.tolist(), surplus[self.codes[firsts]].tolist(), strict=True):
+        rows = np.bincount(places, weights=surplus[self.codes[firsts]])
+        for place in np.flatnonzero(rows).tolist():
             found = self.outcome.duplicated_rows
-            found[place] = found.get(place, 0) + rows
+            found[place] = found.get(place, 0) + int(rows[place])
 
     def _note(self, in_scope: Flags, is_lost: Flags, is_twice: Flags, is_old: Flags) -> None:
         places, offsets, times = (_numbers(self.records, name) for name in ("place", "offset", "time_ms"))
@@ -332,12 +333,13 @@ class _Bucket:
             counted = self.buckets.counted(times[chosen])
             self.outcome.times[fate] = self.outcome.times.get(fate, 0) + counted
         there = in_scope & ~is_lost
-        for place in np.unique(places[there]).tolist() if there.any() else ():
-            last = int(offsets[there & (places == place)].max())
-            self.outcome.last_there[place] = max(last, self.outcome.last_there.get(place, -1))
+        last = np.full(int(places.max(initial=-1)) + 1, -1, np.int64)
+        np.maximum.at(last, places[there], offsets[there])
+        for place in np.flatnonzero(last >= 0).tolist():
+            self.outcome.last_there[place] = max(int(last[place]), self.outcome.last_there.get(place, -1))
         for target, chosen in ((self.outcome.lost, is_lost), (self.outcome.duplicated, is_twice)):
-            for place in np.unique(places[chosen]).tolist() if chosen.any() else ():
-                target.setdefault(place, []).append(offsets[chosen & (places == place)])
+            for place, found in _by_place(places[chosen], offsets[chosen]):
+                target.setdefault(place, []).append(found)
 
     def _extra(self, is_extra: Flags) -> None:
         """Values that only rows have."""
@@ -358,6 +360,13 @@ class _Bucket:
         if sum(map(len, outcome.extra_values)) < KEPT_EXTRA_MAX:
             outcome.extra_values.append(self.values.filter(pa.array(is_extra)))
             outcome.extra_counts.append(self.there[is_extra])
+
+
+def _by_place(places: Numbers, offsets: Numbers) -> Iterator[tuple[int, Numbers]]:
+    order = np.argsort(places, kind="stable")
+    cuts = np.flatnonzero(np.diff(places[order])) + 1
+    for chosen in np.split(order, cuts) if len(order) else ():
+        yield int(places[chosen[0]]), offsets[chosen]
 
 
 def _numbers(table: pa.Table, name: str) -> Numbers:
