@@ -42,9 +42,27 @@ def test_the_claim_of_a_fast_experiment_holds(risk: str, engines: Engines) -> No
 
 @pytest.mark.parametrize("risk", IN_PROCESS)
 def test_the_safe_half_holds_with_every_seed(risk: str, engines: Engines) -> None:
-    for seed in range(SEEDS):
-        found = run_half(EXPERIMENTS[risk], "safe", engines, "holdfast", seed=seed)
-        assert (found.judgement.violations, found.judgement.void) == ((), ()), seed
+    result = run_experiment(EXPERIMENTS[risk], engines, "holdfast", safe_seeds=SEEDS)
+    assert (result.outcome, result.reasons, result.safe_seeds) == (Outcome.HELD, (), SEEDS)
+
+
+def test_one_seed_that_does_not_hold_breaks_the_claim(engines: Engines) -> None:
+    def safe(lab: Lab) -> None:
+        lab.sends("p", "t", ["a"])
+        lab.note("ack", "p", id="a", topic="t")
+        if lab.seed != 3:
+            lab.note("stored", "log", id="a", topic="t", partition=0, offset=0)
+        lab.note("log-end", "log", topic="t")
+
+    def unsafe(lab: Lab) -> None:
+        lab.note("ack", "p", id="a", topic="t")
+        lab.note("log-end", "log", topic="t")
+
+    made = Experiment("HF999", "none", unsafe, safe, CLAIM, "x", "y")
+    assert run_experiment(made, engines, "holdfast", safe_seeds=2).outcome is Outcome.HELD
+    broken = run_experiment(made, engines, "holdfast", safe_seeds=5)
+    assert broken.outcome is Outcome.NOT_HELD
+    assert broken.reasons == ("seed 3: safe: lost: a: it was acknowledged, and is not in the log",)
 
 
 def test_a_seed_repeats_a_half(engines: Engines) -> None:

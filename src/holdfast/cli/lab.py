@@ -113,6 +113,12 @@ def run(
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, metavar="N", help="Run with N seeds, from --seed on.")
     ] = 1,
+    safe_seeds: Annotated[
+        int,
+        typer.Option(
+            "--safe-seeds", min=1, metavar="N", help="Run the safe half with N seeds; all must hold."
+        ),
+    ] = 1,
     results: Annotated[
         str | None, typer.Option("--results", metavar="DIR", help="Keep results and histories here.")
     ] = None,
@@ -129,7 +135,7 @@ def run(
     found: list[Result] = []
     missing: list[str] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-lab-") as directory:
-        for result in _results(chosen, Path(directory), range(seed, seed + seeds), missing):
+        for result in _results(chosen, Path(directory), range(seed, seed + seeds), safe_seeds, missing):
             found.append(result)
             if results is not None:
                 save_result(result, Path(results))
@@ -171,7 +177,11 @@ def _chosen(
 
 
 def _results(
-    chosen: list[tuple[Experiment, EngineName]], directory: Path, seeds: range, missing: list[str]
+    chosen: list[tuple[Experiment, EngineName]],
+    directory: Path,
+    seeds: range,
+    safe_seeds: int,
+    missing: list[str],
 ) -> Iterator[Result]:
     from holdfast.lab.engines import Engines, EngineUnavailable
     from holdfast.lab.experiment import run_experiment
@@ -180,7 +190,9 @@ def _results(
         for experiment, engine in chosen:
             for seed in seeds:
                 try:
-                    yield run_experiment(experiment, engines, engine, seed=seed, progress=_progress)
+                    yield run_experiment(
+                        experiment, engines, engine, seed=seed, safe_seeds=safe_seeds, progress=_progress
+                    )
                 except EngineUnavailable as error:
                     missing.append(f"{experiment.id} on {engine}: {error}")
                     complain(missing[-1])
@@ -198,7 +210,8 @@ def _tell(result: Result) -> None:
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     seconds = result.unsafe.seconds + result.safe.seconds
-    where = f"{result.engine}, seed {result.seed}, {seconds:.1f} s"
+    seeds = f"seed {result.seed}" + (f", safe with {result.safe_seeds}" if result.safe_seeds > 1 else "")
+    where = f"{result.engine}, {seeds}, {seconds:.1f} s"
     print(f"{result.id} {result.outcome.value:8} {result.title} ({where})")
     print(f"    unsafe: {summary_of(result.unsafe.judgement)}")
     print(f"    safe:   {summary_of(result.safe.judgement)}")

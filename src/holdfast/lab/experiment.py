@@ -147,6 +147,8 @@ class Result:
     """Why it is not HELD."""
     unsafe: HalfResult
     safe: HalfResult
+    safe_seeds: int = 1
+    """With how many seeds the safe half was run; the first is shown."""
 
     def half(self, name: HalfName) -> HalfResult:
         return self.unsafe if name == "unsafe" else self.safe
@@ -159,6 +161,7 @@ class Result:
             "seed": self.seed,
             "outcome": self.outcome.value,
             "reasons": list(self.reasons),
+            "safe_seeds": self.safe_seeds,
             "unsafe": self.unsafe.as_json(),
             "safe": self.safe.as_json(),
         }
@@ -228,15 +231,28 @@ def run_experiment(
     engine: EngineName,
     *,
     seed: int = 1,
+    safe_seeds: int = 1,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    halves: list[HalfResult] = []
-    for half in HALVES:
-        progress(f"{experiment.id} on {engine}: {half}")
-        halves.append(run_half(experiment, half, engines, engine, seed=seed))
-    unsafe, safe = halves
+    """Both halves with one seed; then the safe half with further ones, each of which must hold."""
+    name = f"{experiment.id} on {engine}"
+    progress(f"{name}: unsafe")
+    unsafe = run_half(experiment, "unsafe", engines, engine, seed=seed)
+    progress(f"{name}: safe")
+    safe = run_half(experiment, "safe", engines, engine, seed=seed)
     outcome, reasons = conclude(experiment.claim, unsafe.judgement, safe.judgement)
-    return Result(experiment.id, experiment.title, engine, seed, outcome, reasons, unsafe, safe)
+    for further in range(seed + 1, seed + safe_seeds):
+        progress(f"{name}: safe, seed {further}")
+        again = run_half(experiment, "safe", engines, engine, seed=further)
+        one_outcome, one_reasons = conclude(experiment.claim, unsafe.judgement, again.judgement)
+        reasons += tuple(f"seed {further}: {reason}" for reason in one_reasons)
+        outcome = max(outcome, one_outcome, key=_WORST.index)
+    return Result(
+        experiment.id, experiment.title, engine, seed, outcome, reasons, unsafe, safe, max(safe_seeds, 1)
+    )
+
+
+_WORST: Final = (Outcome.HELD, Outcome.VOID, Outcome.NOT_HELD)
 
 
 def check_claim(experiment: Experiment) -> None:

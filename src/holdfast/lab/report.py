@@ -33,7 +33,7 @@ def row_of(result: Result) -> tuple[str, ...]:
         f"{result.id} {result.title}",
         result.engine,
         str(result.seed),
-        result.outcome.value,
+        result.outcome.value + (f", safe with {result.safe_seeds} seeds" if result.safe_seeds > 1 else ""),
         summary_of(result.unsafe.judgement),
         summary_of(result.safe.judgement),
         f"{seconds:.1f}",
@@ -78,7 +78,9 @@ def _load(path: Path) -> Result:
             document["seed"],
             Outcome(document["outcome"]),
             tuple(document["reasons"]),
-            *halves,
+            halves[0],
+            halves[1],
+            document["safe_seeds"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResultsError(f"{path} is no result of the lab: {error}") from error

@@ -16,7 +16,7 @@ from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.committed_reader import read_answer
-from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.testing.engines import NotComeAbout
 from holdfast.testing.transactional_producer import TransactionalProducer
 from holdfast.wire.batch import Record, build_batch
@@ -139,18 +139,33 @@ class Simulated:
 
 POWER: Final = "the power fails, of every broker that has it"
 PARTITIONS: Final = 8
+TROUBLES: Final = ("", "a flush fails", "the disk is full")
+"""What some seeds put before the power failure: what is refused then must not be acknowledged."""
 
 
 def hf205(lab: Lab, flush: str) -> None:
     lab.plan(POWER, successes=PARTITIONS)
     broker = Simulated(lab, {"holdfast.flush": flush})
     broker.create(PARTITIONS)
-    for number in range(lab.random.randint(2, 6)):
+    rounds = lab.random.randint(2, 6)
+    trouble = lab.random.choice(TROUBLES)
+    for number in range(rounds):
+        if number == rounds - 1 and trouble:
+            _make_trouble(broker, trouble)
         for partition in range(PARTITIONS):
             broker.send(f"{partition}.{number}", partition)
     broker.lose_power()
     lab.fault(POWER)
     broker.scan(PARTITIONS)
+
+
+def _make_trouble(broker: Simulated, trouble: str) -> None:
+    disk = broker.node.disk
+    if trouble == "a flush fails":
+        disk.plan(Fault("flush", path_contains=f"{TOPIC}-{broker.lab.random.randrange(PARTITIONS)}/"))
+    else:
+        disk.capacity_bytes = disk.used_bytes
+    broker.lab.fault(trouble)
 
 
 # ---------------------------------------------------------------- HF206: retention
