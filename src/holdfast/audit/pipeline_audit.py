@@ -66,6 +66,8 @@ class AuditOptions:
     """With `since`, by sink that is a topic: from where on it has to be read."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Kafka's client settings, over those of the definition's source."""
+    spools: Sequence[str] = ()
+    """Directories of spools: their files tell what was refused, and what is still to be sent."""
     tell: Tell | None = None
     """Is told what is being done; an empty text at the end."""
 
@@ -149,7 +151,7 @@ class PipelineAudit:
         letters = left.routes[Fate.DEAD_LETTER].counts
         dead = {place: counts > 0 for place, counts in letters.items()}
         watcher = content.begin(list(self._opened().values()), self.scope.spans, dead)
-        spools = SpoolWatch()
+        spools = SpoolWatch(self.options.spools)
         decodings = DecodingWatch(
             self.scope.spans, ledgers.cover(self.entries, self.scope.spans), self.fingerprint
         )

@@ -151,8 +151,10 @@ class SpoolWatch:
 
     needs_headers = True
 
-    def __init__(self) -> None:
+    def __init__(self, spools: Sequence[str] = ()) -> None:
+        """`spools` are directories whose files tell what was refused, and what is still to be sent."""
         self.lines = SpoolLines()
+        self._files = read_spools(spools)
 
     def take(self, place: Place, batch: pa.RecordBatch, decoded: object) -> None:
         self.lines.take(batch)
@@ -168,7 +170,7 @@ class SpoolWatch:
             name = TopicPartition(place.topic, place.partition)
             grounds[name] = Ground(place, walk.start, walk.end, walk.start + expired, walk.end)
             missing[name] = int((walk.codes == COMPACTED).sum())
-        examined, _ = judge(self.lines, SpoolFiles(), grounds, missing, is_whole=False)
+        examined, _ = judge(self.lines, self._files, grounds, missing, is_whole=False)
         return examined
 
 
@@ -196,7 +198,8 @@ class _Judgement:
         place = TopicPartition(line.topic, line.partition)
         ground = self._grounds[place]
         acknowledged = files.acknowledged.get(line, 0)
-        end = max(seen.highest + 1, acknowledged)
+        # A scope may end before what was delivered last.
+        end = max(seen.highest + 1, acknowledged if self._is_whole else 0)
         first = 0
         if ground.log_start > 0:
             # What was at the log's head had numbers below those that are there now.
@@ -296,7 +299,7 @@ class _Judgement:
                 )
             )
         unread = sorted(files.topics - {place.topic for place in self._grounds})
-        if unread:
+        if unread and self._is_whole:
             self.unproven.append(
                 Unproven(
                     f"what the spools sent to {', '.join(unread)}", "not audited; add --topic", is_gap=True

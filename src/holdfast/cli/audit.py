@@ -171,7 +171,8 @@ def audit(
     from holdfast.cli.client_settings import read_properties
 
     settings = {} if command_config is None else read_properties(command_config)
-    options = AuditOptions(start=start, settings=settings, tell=_tell if sys.stderr.isatty() else None)
+    tell = _tell if sys.stderr.isatty() else None
+    options = AuditOptions(start=start, settings=settings, spools=other.spools, tell=tell)
     with no_verdict():
         give_out(PipelineAuditor(loaded, bootstrap_server, options, _auditor(spark), spark), wishes)
 

@@ -48,7 +48,8 @@ SpoolsOption: TypeAlias = Annotated[
     typer.Option(
         "--spool",
         metavar="DIR",
-        help="Audit the spools of this home: what they say was delivered is in the topics. May be repeated.",
+        help="Audit the spools of this home: what they say was delivered is in the topics. With a pipeline: the "
+        "producers of its source have their spools here. May be repeated.",
     ),
 ]
 SinkOption: TypeAlias = Annotated[
@@ -162,7 +163,9 @@ class Other:
 def check_flags(other: Other, pipeline: str | None) -> None:
     """Refuse flags that do not go together, before anything is read."""
     if pipeline is not None:
-        named = next((flag for flag, value in _given(other).items() if value and flag != "--from"), None)
+        named = next(
+            (flag for flag, value in _given(other).items() if value and flag not in _WITH_PIPELINE), None
+        )
         if named is not None:
             raise UsageError(
                 f"{named} is about something else than a pipeline: leave out {pipeline!r}, or the flag"
@@ -190,6 +193,7 @@ def check_flags(other: Other, pipeline: str | None) -> None:
         )
 
 
+_WITH_PIPELINE = ("--from", "--spool")
 _TAKEN = {
     "--checkpoint": (
         "--sink",

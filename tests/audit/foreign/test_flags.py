@@ -65,8 +65,8 @@ def test_flags_that_do_not_are_refused(flags: dict[str, Any], pipeline: str | No
     assert complaint in str(refused.value)
 
 
-def test_a_pipeline_may_begin_somewhere() -> None:
-    check_flags(Other(start="earliest"), "orders.yaml")
+def test_a_pipeline_may_begin_somewhere_and_have_spools() -> None:
+    check_flags(Other(start="earliest", spools=["d"]), "orders.yaml")
 
 
 def test_a_properties_file_says_how_to_get_there(world: World, tmp_path: Path) -> None:

@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.model import AuditError, Fate, Finding, Report, Verdict
-from holdfast.audit.spool import audit_spools, read_spools
+from holdfast.audit.source import look, walk
+from holdfast.audit.spool import SpoolWatch, audit_spools, read_spools
 from holdfast.client.producer import Producer
 from holdfast.errors import UsageError
+from holdfast.pipeline.definition.model import Source
+from holdfast.reader import Cluster
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import QUIET, wait_until
 
@@ -101,6 +105,26 @@ def test_headers_that_are_no_numbers_are_inconclusive(world: World) -> None:
 def test_a_topic_without_any_number_proves_nothing(world: World) -> None:
     world.send([b"v"])
     assert audit_spools(world.settings, topics=["orders"]).verdict is Verdict.INCONCLUSIVE
+
+
+def test_whoever_walks_a_source_sees_gaps_from_the_scopes_start_on(world: World) -> None:
+    send(world, [0, 1, 2, 4, 5])
+    send(world, [0, 1, 2], partition=1)
+    world.send([b"v"], topic="plain")
+    for topic, start, expected in (
+        ("orders", 0, "numbers 3 of the spool"),
+        ("orders", 3, ""),
+        ("plain", 0, ""),
+    ):
+        watch = SpoolWatch()
+        with Cluster(world.settings) as cluster:
+            logs = look(cluster, [topic])
+            spans = {place: (min(start, ends.end), ends.end) for place, ends in logs.items()}
+            decoder = SourceDecoder(Source(topics=(topic,)))
+            examined = watch.examine(walk(cluster, spans, logs, decoder=decoder, observers=[watch]))
+        assert [each.fate for each in examined.findings] == ([Fate.LOST] if expected else [])
+        assert not any(each.is_gap for each in examined.unproven)
+        assert all(expected in each.detail for each in examined.findings)
 
 
 # ------------------------------------------------------------------- with the spool's files
