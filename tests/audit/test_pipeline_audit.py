@@ -511,6 +511,21 @@ def test_records_that_are_nowhere_are_lost_where_more_are_missing_than_left(shop
     assert (Fate.LOST, "parquet", ((1, 1), (4, 4))) in found(report)
 
 
+def test_a_sink_that_took_a_batch_by_itself_is_held_to_what_left_of_its_own(shop: Shop) -> None:
+    """A sink lags, the filter is changed, and it catches up: what it lacks, the new filter let go."""
+    sinks = (*shop.definition.sinks, ParquetSink("more", name="more"))
+    shop.definition = replace(shop.definition, sinks=sinks)
+    shop.send(6)
+    shop.open(sinks=("dead-letter", "parquet", "more"))
+    shop.batch(0, 6)
+    shop.definition = replace(shop.definition, steps=(Filter(FILTER.name, "not trial and id <> 4"),))
+    shop.ledgers["more"].fingerprint = fingerprint(shop.definition)
+    shop.batch(0, 6, sinks=("more",), left=[(4, "filtered", FILTER.name)])
+    report = shop.audit()
+    assert not report.findings
+    assert report.verdict is Verdict.PROVEN
+
+
 def test_a_sink_of_duplicates_has_those_that_were_set_aside_and_no_others(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

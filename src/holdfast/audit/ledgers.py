@@ -138,11 +138,12 @@ def _pruned(sink: str, first: int, last: int) -> Unproven:
 # ---------------------------------------------------------------------------- which entry is about which offset
 
 
-def cover(chains: Mapping[str, Sequence[Entry]], spans: Mapping[Place, Span]) -> list[Entry]:
-    """Entries of all sinks, each offset of the scope in at most one: those of the fullest ledger first."""
+def cover(chains: Mapping[str, Sequence[Entry]], spans: Mapping[Place, Span], first: str = "") -> list[Entry]:
+    """Entries of all sinks, each offset of the scope in at most one: those of `first`, then of the fullest ledger."""
     covered: dict[Place, list[Span]] = {}
     chosen: list[Entry] = []
-    fullest = sorted(chains, key=lambda sink: (-sum(_within(each, spans) for each in chains[sink]), sink))
+    sizes = {sink: sum(_within(each, spans) for each in entries) for sink, entries in chains.items()}
+    fullest = sorted(chains, key=lambda sink: (sink != first, -sizes[sink], sink))
     for sink in fullest:
         for entry in chains[sink]:
             taken = {place: span for place, span in entry.range.spans.items() if span.offsets}

@@ -60,11 +60,17 @@ class Listener(Protocol):
         """Of some records nobody knows at which step they left."""
 
 
+Routes = dict[Fate, Holding]
+"""The rows that left, by where to."""
+
+
 @dataclass
 class Left:
     """The routes out of the steps, as counts for each offset of the scope."""
 
-    routes: dict[Fate, Holding]
+    routes: Routes
+    own: dict[str, Routes] = field(default_factory=dict)
+    """For sinks that took batches by themselves: what left of theirs."""
     examined: Examined = field(default_factory=Examined)
     unrecorded: list[Entry] = field(default_factory=list)
     """Entries that say rows left, whose record is not there."""

@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, cast
 
 import holdfast
 from holdfast.audit import ledgers, reporting
+from holdfast.audit.compare import Holding
 from holdfast.audit.content_check import ContentCheck
 from holdfast.audit.decoding import Observer, SourceDecoder
-from holdfast.audit.left import PARSE, Left, expands, read_dead_letters, read_left
+from holdfast.audit.left import PARSE, Left, Routes, expands, read_dead_letters, read_left
 from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Unproven
 from holdfast.audit.proven import TopicStart
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
@@ -38,7 +39,7 @@ from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.source import LogEnds, SourceWalk, look, walk
 from holdfast.audit.spool import SpoolWatch
 from holdfast.audit.undecodable import DecodingWatch
-from holdfast.pipeline.aside import LATE_FOR
+from holdfast.pipeline.aside import LATE_FOR, batch_name
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, dead_letter_of, home_of
@@ -306,7 +307,22 @@ class PipelineAudit:
             self.rows.holdings[reader.name] = dead
         left.routes = {Fate.DEAD_LETTER: dead, **left.routes}
         self.examined += left.examined
+        left.own = self._left_of_each(left, batches, dead)
         return left
+
+    def _left_of_each(self, left: Left, batches: Sequence[Entry], dead: Holding) -> dict[str, Routes]:
+        """For sinks that took a batch by themselves, cut otherwise or by another definition: what left of theirs."""
+        found: dict[str, Routes] = {}
+        usual = {batch_name(entry.range, entry.fingerprint) for entry in batches}
+        for name in self._mains():
+            own = ledgers.cover(self.entries, self.scope.spans, name)
+            if {batch_name(entry.range, entry.fingerprint) for entry in own} == usual:
+                continue
+            apart = read_left(self.definition, home_of(self.definition), self.scope.spans, own)
+            self.examined += apart.examined
+            left.unrecorded += apart.unrecorded
+            found[name] = {Fate.DEAD_LETTER: dead, **apart.routes}
+        return found
 
     # -------------------------------------------------------------------- after it
 

@@ -20,7 +20,7 @@ from holdfast.audit.model import (
     SinkAccount,
     Timeline,
 )
-from holdfast.audit.source import RECORD, TICK_MS, LogEnds, PartitionWalk, SourceWalk, keys_at
+from holdfast.audit.source import NO_TICK, RECORD, TICK_MS, LogEnds, PartitionWalk, SourceWalk, keys_at
 from holdfast.pipeline.positions import Place
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ def timeline(walk: SourceWalk, fates: Mapping[Place, Fates]) -> Timeline:
     """Records by time and fate."""
     if walk.base_ms is None:
         return Timeline()
-    chosen = {place: fates[place] != NO_FATE for place in walk.partitions}
+    chosen = {
+        place: (fates[place] != NO_FATE) & (part.ticks != NO_TICK) for place, part in walk.partitions.items()
+    }
     bounds = [
         (int(part.ticks[chosen[place]].min()), int(part.ticks[chosen[place]].max()))
         for place, part in walk.partitions.items()

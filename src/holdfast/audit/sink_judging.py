@@ -112,9 +112,9 @@ class SinkJudge:
         for name, reader in self.mains.items():
             holding = self.rows.of(reader)
             starts = self.scope.sink_starts.get(name, {})
+            routes = list(self.left.own.get(name, self.routes).values())
             self.judgements[name] = [
-                judge(holding, list(self.routes.values()), part, since=starts.get(part.place, part.start))
-                for part in self.parts
+                judge(holding, routes, part, since=starts.get(part.place, part.start)) for part in self.parts
             ]
             self._excuse(reader, self.judgements[name])
         found.extend(self._blame_routes())

@@ -45,6 +45,8 @@ CODES: Final = {str(kind): code for code, kind in KINDS.items()}
 TICK_MS: Final = 100
 """Times are kept in these: 32 bits of them reach thirteen years."""
 TICKS_MAX: Final = 2**31 - 1
+NO_TICK: Final = -(2**31)
+"""The record has no time."""
 KEY_CHARACTERS_MAX: Final = 80
 RETRIES_MAX: Final = 100
 """How often retention may overtake the walk: each time it has gone on behind what expired."""
@@ -94,7 +96,7 @@ class SourceWalk:
 
     partitions: dict[Place, PartitionWalk] = field(default_factory=dict)
     base_ms: int | None = None
-    """The time of tick 0: that of the first record read."""
+    """The time of tick 0: that of the first record read that has one."""
     bytes: int = 0
     expired_on_the_way: dict[Place, int] = field(default_factory=dict)
     """By partition: offsets that retention took while the walk was under way."""
@@ -195,14 +197,16 @@ class _Walker:
         part = self.found.partitions[place]
         offsets = batch.column("offset").to_numpy() - part.start
         times_us = batch.column("timestamp").cast("int64").fill_null(0).to_numpy()
-        if self.found.base_ms is None:
-            self.found.base_ms = int(times_us[0]) // 1000
-        ticks = (times_us // 1000 - self.found.base_ms) // TICK_MS
+        known = times_us > 0
+        if self.found.base_ms is None and known.any():
+            self.found.base_ms = int(times_us[known][0]) // 1000
+        ticks = (times_us // 1000 - (self.found.base_ms or 0)) // TICK_MS
+        ticks = np.where(known, np.clip(ticks, -TICKS_MAX, TICKS_MAX), NO_TICK).astype(np.int32)
         at: Any = offsets
         if int(offsets[-1]) - int(offsets[0]) + 1 == len(offsets):
             at = slice(int(offsets[0]), int(offsets[-1]) + 1)  # as nearly always: no gaps
         part.codes[at] = RECORD
-        part.ticks[at] = np.clip(ticks, -TICKS_MAX, TICKS_MAX).astype(np.int32)
+        part.ticks[at] = ticks
         if self.observers:
             assert self.decoder is not None, "observers ask for decoded records"
             decoded = self.decoder.once(topic, batch)
