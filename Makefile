@@ -8,7 +8,7 @@ SEEDS  ?= 1000
 # More than a small machine has cores: many tests wait for processes and time-outs, not for a core.
 PYTEST_WORKERS ?= 4
 
-.PHONY: help setup java demo test check format lint types contracts sim chaos cluster bench requirements clean
+.PHONY: help setup java demo test check format lint types contracts sim chaos cluster lab bench requirements clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ chaos: $(STAMP) ## long crash runs on real processes
 cluster: $(STAMP) ## a pipeline on a standalone Spark cluster of bare workers, some of which die
 	$(BIN)/python -m pytest --pipeline-kills=1 --timeout=1800 tests/cluster
 
+lab: $(STAMP) java ## every way to lose a message, made to happen and prevented, on every engine; writes docs/lab
+	$(BIN)/holdfast lab run --all --results .lab
+	$(BIN)/holdfast lab report --results .lab --output docs/lab
+
 bench: $(BENCH_STAMP) ## against Apache Kafka on this machine; writes bench/RESULTS.md
 	$(BIN)/python -m bench
 
@@ -71,4 +75,4 @@ requirements: ## compile requirements/*.txt from pyproject.toml (needs uv on the
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command 'make requirements' -c requirements/dev.txt --extra bench pyproject.toml -o requirements/bench.txt
 
 clean: ## remove what setup and tests made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis bench/.work
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .lab bench/.work
