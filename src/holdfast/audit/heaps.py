@@ -32,6 +32,8 @@ from holdfast.audit.model import BUCKETS_MAX, Fate, Timeline
 BUCKETS: Final = 64
 BYTES_IN_MEMORY: Final = 64 << 20
 """Of one heap, before it goes to files: comparing takes several times as much."""
+ROWS_TOGETHER: Final = 65_536
+"""Ten thousand files of ten rows are not ten thousand tables."""
 EXAMPLES_MAX: Final = 5
 KEPT_EXTRA_MAX: Final = 100_000
 """Extra values that are looked for among records taken back; more than that is one finding anyway."""
@@ -61,6 +63,9 @@ class Heap:
         self._schema = pa.schema([("value", pa.large_binary()), *((name, pa.int64()) for name in columns)])
         self._directory = directory
         self._bytes_in_memory = bytes_in_memory
+        self._few: list[pa.Table] = []
+        """What came last, until it is enough to be worth a table of its own."""
+        self._few_rows = 0
         self._held: list[pa.Table] = []
         self._held_bytes = 0
         self._files: dict[int, tuple[pa.OSFile, pa.RecordBatchFileWriter]] | None = None
@@ -73,6 +78,17 @@ class Heap:
         columns = [values, *(pa.array(numbers[name], pa.int64()) for name in self._schema.names[1:])]
         rows = pa.table(columns, schema=self._schema)
         self.size += rows.num_rows
+        self._few.append(rows)
+        self._few_rows += rows.num_rows
+        if self._few_rows >= ROWS_TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Keep what came last, in one piece."""
+        if not self._few:
+            return
+        rows = pa.concat_tables(self._few).combine_chunks()
+        self._few, self._few_rows = [], 0
         if self._files is not None:
             self._deal(rows)
             return
@@ -110,6 +126,7 @@ class Heap:
 
     def buckets(self) -> Iterator[pa.Table]:
         """All there is: at once, or bucket by bucket. Only once."""
+        self.settle()
         empty = self._schema.empty_table()
         if self._files is None:
             yield pa.concat_tables([empty, *self._held]).combine_chunks()
@@ -125,6 +142,15 @@ class Heap:
             with pa.OSFile(self._path(bucket), "rb") as file:
                 yield pa.ipc.open_file(file).read_all().combine_chunks()
             os.unlink(self._path(bucket))
+
+
+def together(one: Heap, other: Heap) -> None:
+    """Both in memory, or both in files: only then do their buckets belong together."""
+    one.settle()
+    other.settle()
+    if one.is_spilled or other.is_spilled:
+        one.spill()
+        other.spill()
 
 
 def buckets_of(values: pa.Array) -> Numbers:
@@ -222,9 +248,7 @@ def compare(
     records: Heap, rows: Heap, buckets: Buckets, *, is_distinct: bool = False, nulls_apart: bool = False
 ) -> Outcome:
     """`nulls_apart`: rows that are null and have no record are counted, not called extra."""
-    if records.is_spilled or rows.is_spilled:
-        records.spill()
-        rows.spill()
+    together(records, rows)
     outcome = Outcome(rows.size)
     for one, other in zip(records.buckets(), rows.buckets(), strict=True):
         _Bucket(one, other, outcome, buckets, is_distinct, nulls_apart).compare()

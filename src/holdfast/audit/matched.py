@@ -167,10 +167,13 @@ class _Audit:
                     )
                 )
             if ground.end > ground.log_end:
+                why = f"the log ends at {ground.high_watermark}: the topic was deleted and created again, or cut"
+                if ground.end <= ground.high_watermark:
+                    why = f"a transaction that begins at {ground.log_end} is still open: nobody can say what counts"
                 self._unproven.append(
                     Unproven(
                         f"offsets {max(ground.log_end, ground.start)} to {ground.end - 1} of {name}",
-                        f"the log ends at {ground.log_end}: the topic was deleted and created again, or cut",
+                        why,
                         is_gap=True,
                     )
                 )
@@ -341,7 +344,7 @@ class _Audit:
             committed, known = find_values(*look, "read_committed")
             found.append(known)
             self._note_extra(committed, "that --where leaves out")
-        if walked.aborted or self._has_open(cluster, walked):
+        if walked.aborted or any(each.high_watermark > each.log_end for each in walked.grounds):
             everywhere, known = find_values(*look, "read_uncommitted")
             found.append(known)
             other = {
@@ -360,16 +363,6 @@ class _Audit:
         ]
         hits = pc.is_in(values, value_set=known, skip_nulls=True).to_numpy(zero_copy_only=False)
         return int(np.concatenate(outcome.extra_counts)[hits].sum())
-
-    def _has_open(self, cluster: Cluster, walked: Walked) -> bool:
-        """Whether there is something behind what is decided."""
-        ends = cluster.offsets(
-            [TopicPartition(each.place.topic, each.place.partition) for each in walked.grounds], "latest"
-        )
-        return any(
-            ends[TopicPartition(each.place.topic, each.place.partition)].offset > each.log_end
-            for each in walked.grounds
-        )
 
     def _note_extra(self, found: Mapping[Place, Numbers], why: str) -> None:
         for place, offsets in sorted(found.items()):

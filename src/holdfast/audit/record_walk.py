@@ -36,6 +36,8 @@ class Ground:
     end: int
     log_start: int
     log_end: int
+    """Of what is decided: the last stable offset."""
+    high_watermark: int = -1
 
     @property
     def expired(self) -> int:
@@ -99,6 +101,7 @@ def grounds_of(cluster: Cluster, scopes: Mapping[TopicPartition, tuple[int, int]
     infos = cluster.topics(sorted({place.topic for place in places}))
     starts = cluster.offsets(places, "earliest")
     ends = cluster.offsets(places, "last-stable")
+    tops = cluster.offsets(places, "latest")
     return [
         Ground(
             Place(place.topic, infos[place.topic].topic_id, place.partition),
@@ -106,6 +109,7 @@ def grounds_of(cluster: Cluster, scopes: Mapping[TopicPartition, tuple[int, int]
             scopes[place][1],
             starts[place].offset,
             ends[place].offset,
+            tops[place].offset,
         )
         for place in places
     ]

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from holdfast.audit.evaluating import Evaluator, Kind, canonical, shown
 from holdfast.audit.foreign_tables import TopicTable, is_bytes
-from holdfast.audit.heaps import Heap, Numbers
+from holdfast.audit.heaps import Heap, Numbers, together
 from holdfast.audit.matched import Question, audit_matched
 from holdfast.audit.matching import Call, Expression, Field, Match, Pair, parse_condition, parse_expression
 from holdfast.audit.model import Fate, Finding, Report
@@ -151,9 +151,7 @@ def _content(value: bytes | None) -> int:
 
 
 def _compare_order(mine: Heap, theirs: Heap) -> _Disorder:
-    if mine.is_spilled or theirs.is_spilled:
-        mine.spill()
-        theirs.spill()
+    together(mine, theirs)
     found = _Disorder()
     for one, other in zip(mine.buckets(), theirs.buckets(), strict=True):
         _compare_bucket(one, other, found)

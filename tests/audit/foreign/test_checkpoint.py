@@ -162,6 +162,21 @@ def test_rows_of_records_that_were_taken_back_are_extra(world: World) -> None:
     assert [(each.ranges, each.count) for each in world.audit().findings] == [(((1, 1),), 1)]
 
 
+def test_a_transaction_that_is_open_leaves_the_question_open(world: World) -> None:
+    world.send_orders(range(3))
+    log = world.cluster.topics["orders"].partitions[0]
+    append_transaction(log, [Sent(b"k", b'{"id":3}', ())], producer_id=7)
+    log.last_stable = 3
+    world.batches({0: 4}, start={0: 0})
+    world.rows([0, 1, 2])
+    report = world.audit()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "offsets 3 to 3 of orders-0: a transaction that begins at 3 is still open" in gaps(report)
+    world.rows([0, 1, 2, 3])
+    extra = finding(world.audit(), Fate.EXTRA)
+    assert (extra.ranges, extra.detail) == (((3, 3),), "rows of records not committed yet")
+
+
 def test_compacted_records_excuse_as_many_rows_and_no_losses(world: World) -> None:
     world.send_orders(range(3))
     world.cluster.topics["orders"].partitions[0].log_end = 6
@@ -438,7 +453,7 @@ def test_a_delta_table_is_a_sink_too(simple: World) -> None:
     assert [each.ranges for each in audit().findings] == [((12, 12),), ((0, 0),)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(40))
 def test_any_damage_is_found_at_the_place(world: World, seed: int) -> None:
     chance = random.Random(seed)
     ids = chance.sample(range(10_000), 300)
