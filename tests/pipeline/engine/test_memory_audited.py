@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.audit.model import Fate, Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
+from holdfast.audit.stored import place_of
+from holdfast.audit.tracing import Tracer
+from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -26,7 +30,9 @@ from holdfast.pipeline.definition.model import (
     Source,
     Window,
 )
+from holdfast.pipeline.definition.naming import client_settings
 from holdfast.pipeline.engine.running import run_pipeline
+from holdfast.reader import Cluster
 from holdfast.server.embed import Broker
 
 if TYPE_CHECKING:
@@ -109,6 +115,22 @@ def changed(directory: Path, column: str) -> None:
     raise AssertionError("no rows")
 
 
+def traced(made: PipelineDefinition) -> Counter[str]:
+    """The fates of some records, looked up one by one; a row that went on is in its windows, if it was not late."""
+    settings = client_settings(made)
+    fates: Counter[str] = Counter()
+    with Cluster(settings) as cluster, Tracer(cluster, made, settings) as tracer:
+        for offset in range(0, 200, 9):
+            life = tracer.trace(place_of(cluster, "orders", offset % 2), offset)
+            fates[life.fate] += 1
+            assert not life.is_fault, life.conclusion
+            late = {each.step for each in life.departures if each.route == LATE_FOR}
+            for sink in life.sinks:
+                if life.fate == "output" and sink.name in ("sink-tumbling", "sink-sliding") and offset < 100:
+                    assert bool(sink.held) != (sink.takes in late), (sink, life.departures)
+    return fates
+
+
 def test_a_real_run_is_proven_and_three_changed_numbers_are_named(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -125,6 +147,7 @@ def test_a_real_run_is_proven_and_three_changed_numbers_are_named(
             assert account.recomputed == account.expected > 10, account
         for fate in (Fate.DUPLICATE, Fate.LATE, Fate.DEAD_LETTER, Fate.FILTERED):
             assert report.total(fate) > 0, fate
+        assert {"output", "dead_letter", "filtered"} <= traced(made).keys()
         for step, column in (("tumbling", "_hf_count"), ("sliding", "_hf_digest"), ("sessions", "total")):
             changed(tmp_path / f"sink-{step}", column)
         broken = audit_pipeline(made)
