@@ -13,7 +13,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from holdfast.lab.history import Event, Recorder
-from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, NotComeAbout
+from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, NotComeAbout, wait_until
 
 UNDECIDED: Final = frozenset(
     {
@@ -27,6 +27,7 @@ UNDECIDED: Final = frozenset(
     }
 )
 """After these the message may be in the log or not."""
+ASK_SECONDS: Final = 10.0
 
 
 def id_of(value: bytes | str | None) -> str:
@@ -125,7 +126,7 @@ class Watching:
 
     def position(self, engine: Engine, group: str, topic: str, partition: int = 0) -> int:
         """Where the broker says that a group stands; −1: nowhere."""
-        found = engine.committed(group).get(f"{topic}-{partition}", -1)
+        found = committed(engine.bootstrap_servers, group, topic, partition)
         self.note("position", "lab", group=group, topic=topic, partition=partition, offset=found)
         return found
 
@@ -157,6 +158,30 @@ class Watching:
             )
         self.note("log-end", "log", topic=called or topic, start=start)
         return [identify(message.value()) for message in found]
+
+
+def committed(bootstrap_servers: str, group: str, topic: str, partition: int) -> int:
+    """A group's position, asked as a member asks; −1: none.
+
+    Not by librdkafka's admin client: it dies (2.16) when Apache Kafka has just started and does not know yet who
+    coordinates the group.
+    """
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group, **QUIET})
+
+    def ask() -> Any:
+        try:
+            (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=ASK_SECONDS)
+        except KafkaException as error:
+            if error.args[0].retriable() or error.args[0].code() in UNDECIDED:
+                return None
+            raise
+        return found
+
+    try:
+        found = wait_until(ask, f"the position of {group} is told")
+        return max(int(found.offset), -1)
+    finally:
+        consumer.close()
 
 
 def read_log(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
