@@ -103,6 +103,12 @@ def test_an_order_written_three_times_is_twice_too_many() -> None:
     assert (tally.surplus_rows, tally.is_whole) == (2, False)
 
 
+def test_a_late_order_may_be_there_as_often_as_the_topic_has_it() -> None:
+    late = min(ORDERS.ids(Kind.LATE))
+    assert count(ORDERS, [*ALL, late], [*GOOD, late], MALFORMED).is_whole
+    assert count(ORDERS, ALL, [*GOOD, late], MALFORMED).twice == {late}
+
+
 def test_a_malformed_message_is_missed_when_it_is_no_dead_letter() -> None:
     tally = count(ORDERS, ALL, GOOD, MALFORMED[1:])
     assert tally.untraced == {MALFORMED[0]}

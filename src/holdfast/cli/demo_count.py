@@ -37,7 +37,7 @@ class Tally:
     """In the topic, and in no output."""
     twice: frozenset[int]
     surplus_rows: int
-    """Rows too many: those of an order beyond the first."""
+    """Rows too many: those of an order beyond the first; of a late one, beyond those in the topic."""
     untraced: frozenset[int]
     """Malformed messages of which nothing tells."""
     taken_for_good: frozenset[int]
@@ -59,6 +59,7 @@ def count(orders: Orders, stored: Iterable[int], written: Iterable[int], rejecte
     wanted = orders.ids(Kind.ORDER) | orders.ids(Kind.LATE)
     malformed = orders.ids(Kind.MALFORMED)
     arrived = _arrived(orders, in_topic)
+    surplus = _surplus(orders, in_topic, rows)
     missing = wanted - rows.keys()
     traced = set(rejected) | rows.keys()
     return Tally(
@@ -67,10 +68,21 @@ def count(orders: Orders, stored: Iterable[int], written: Iterable[int], rejecte
         stored=sum(in_topic.values()),
         lost_before_broker=frozenset(missing - arrived),
         lost_behind_broker=frozenset(missing & arrived),
-        twice=frozenset(number for number, times in rows.items() if times > 1),
-        surplus_rows=sum(times - 1 for times in rows.values()),
+        twice=frozenset(surplus),
+        surplus_rows=surplus.total(),
         untraced=frozenset(malformed - traced),
         taken_for_good=frozenset(rows.keys() - wanted),
+    )
+
+
+def _surplus(orders: Orders, in_topic: Counter[int], rows: Counter[int]) -> Counter[int]:
+    """Rows too many, by order. A late one may be there as often as the topic has it: it came too late to be judged."""
+    return Counter(
+        {
+            number: times - allowed
+            for number, times in rows.items()
+            if times > (allowed := max(1, in_topic[number]) if orders.kind(number) is Kind.LATE else 1)
+        }
     )
 
 

@@ -53,6 +53,9 @@ class Job(Protocol):
     def position(self) -> int:
         """Offsets of the source that it is through with."""
 
+    def unfinished(self) -> str:
+        """Of a job that is dead: what of its last batch was written and what was not, in words."""
+
     def counts(self) -> Counts: ...
 
 
@@ -86,6 +89,16 @@ class PipelineJob(Child):
 
     def outputs(self) -> int:
         return _count_files(self.directory / "out" / "orders", "batch=*")
+
+    def unfinished(self) -> str:
+        newest = {
+            path.name: max((each.name for each in path.glob("batch=*")), default="")
+            for path in sorted((self.directory / "out").iterdir())
+        }
+        behind = [name for name, batch in newest.items() if batch < newest["orders"]]
+        if not behind:
+            return "between two batches"
+        return f"in mid-batch: 'orders' has it, {_listed(behind)} not yet"
 
     def position(self) -> int:
         ends: dict[str, int] = {}
@@ -127,6 +140,11 @@ class PlainJob(Child):
     def outputs(self) -> int:
         return _count_files(self.directory / "out" / "orders", "part-*.parquet")
 
+    def unfinished(self) -> str:
+        if _count_files(self.directory / "checkpoint" / "offsets", "[0-9]*") <= self.batches():
+            return "between two batches"
+        return "in mid-batch: 'orders' has it, the checkpoint does not"
+
     def position(self) -> int:
         numbers = [int(file.name) for file in (self.directory / "checkpoint" / "commits").glob("[0-9]*")]
         if not numbers:
@@ -162,6 +180,10 @@ class _Lines:
         for line in text[:whole].splitlines():
             with contextlib.suppress(ValueError):  # a line that a kill cut short, with the next one behind it
                 yield json.loads(line)
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
 
 
 def _count_files(directory: Path, pattern: str) -> int:

@@ -19,7 +19,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from holdfast.cli.demo_orders import SOURCE
+from holdfast.cli.demo_orders import JAVA_OPTIONS, SOURCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,6 +41,7 @@ def plain_session(directory: str) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
         "spark.local.dir": os.path.join(directory, "scratch"),

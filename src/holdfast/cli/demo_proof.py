@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.atomic import write_atomically
 from holdfast.cli.demo_count import Tally
+from holdfast.cli.demo_orders import SOURCE
 from holdfast.cli.demo_screen import number
+from holdfast.cli.exits import ExitCode
 from holdfast.real import RealFileSystem
 
 if TYPE_CHECKING:
@@ -21,8 +24,27 @@ if TYPE_CHECKING:
 GOOD: Final = "bold green"
 BAD: Final = "bold red"
 UNDECIDED: Final = "bold yellow"
+TITLE: Final = "italic"
 PAGE: Final = "certificate.html"
 DOCUMENT: Final = "certificate.json"
+
+
+class Proof(NamedTuple):
+    """What three counts say of the same run, none of them knowing the others."""
+
+    pipeline: Report
+    """From the topic to the outputs."""
+    spool: Report
+    """From the sender's disk to the topic."""
+    tally: Tally
+    """From the seed to the outputs."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        codes = {each.verdict.exit_code for each in (self.pipeline, self.spool)}
+        if ExitCode.FINDINGS in codes or not self.tally.is_whole:
+            return ExitCode.FINDINGS
+        return ExitCode(max(codes))
 
 
 class Certified(NamedTuple):
@@ -36,6 +58,13 @@ def audit(file: Path, bootstrap: str) -> Report:
     from holdfast.pipeline.definition.loading import load_pipeline
 
     return audit_pipeline(load_pipeline(str(file)).definition, bootstrap=bootstrap)
+
+
+def audit_spool(directory: Path, bootstrap: str) -> Report:
+    """Whether everything that the sender's spool has numbered is in the topic."""
+    from holdfast.audit.spool import audit_spools
+
+    return audit_spools({"bootstrap.servers": bootstrap}, topics=[SOURCE], spools=[str(directory)])
 
 
 def certify(report: Report, directory: Path) -> Certified:
@@ -65,14 +94,14 @@ def audited(report: Report) -> RenderableType:
     from holdfast.audit import words
 
     fates = words.used(account.fates for account in report.partitions)
-    table = Table(title=f"The audit: {words.looked_at(report)}", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     table.add_column("records", justify="right")
     cells = [Text(number(words.records(report)))]
     for fate in fates:
-        table.add_column(words.name(fate), justify="right")
+        table.add_column(words.name(fate), justify="right", no_wrap=True)
         cells.append(_cell(report.total(fate), should_be_none=fate.is_fault))
     table.add_row(*cells)
-    return Group(table, *_remarks(report))
+    return Group(Text(f"The audit: {words.looked_at(report)}", TITLE), table, *_remarks(report))
 
 
 def _remarks(report: Report) -> Iterable[Text]:
@@ -83,9 +112,19 @@ def _remarks(report: Report) -> Iterable[Text]:
         )
     for reason in report.reasons:
         yield Text(f"! {reason}", BAD if report.findings else UNDECIDED)
-    for each in report.unproven:
-        if not each.is_gap:
-            yield Text(f"on the pipeline's word: {each.what}: {each.why}", "dim")
+
+
+def numbered(spool: Report) -> Text:
+    """The audit of the spool in one line."""
+    from holdfast.audit.model import Fate, Verdict
+
+    arrived, again = spool.total(Fate.OUTPUT), spool.total(Fate.DUPLICATE)
+    if spool.verdict is Verdict.PROVEN:
+        return Text(
+            f"the spool: all {arrived:,} messages that were on the sender's disk are in the topic; "
+            f"{again:,} came twice, after the kills, and were recognised"
+        )
+    return Text(f"the spool: {'; '.join(spool.reasons)}", BAD)
 
 
 def counted(tally: Tally) -> Text:
@@ -105,21 +144,21 @@ def counted(tally: Tally) -> Text:
 
 def beside(ours: Tally, plain: Tally) -> RenderableType:
     """Both sides, counted in the same way."""
-    table = Table(title="The same storm, counted by the same count", title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     table.add_column("")
     table.add_column("holdfast", justify="right")
-    table.add_column("plain clients, plain Spark", justify="right")
+    table.add_column("plain clients and Spark", justify="right")
     sides = (ours, plain)
-    table.add_row("orders whose customers were told “taken”", *(number(each.orders) for each in sides))
+    table.add_row("orders that customers were told are taken", *(number(each.orders) for each in sides))
     for what, counts in (
         ("lost before the broker", [len(each.lost_before_broker) for each in sides]),
-        ("lost behind the broker", [len(each.lost_behind_broker) for each in sides]),
-        ("orders that are there twice", [len(each.twice) for each in sides]),
-        ("malformed messages gone without a trace", [len(each.untraced) for each in sides]),
-        ("malformed messages taken for good ones", [len(each.taken_for_good) for each in sides]),
+        ("lost behind it", [len(each.lost_behind_broker) for each in sides]),
+        ("there twice", [len(each.twice) for each in sides]),
+        ("malformed, and gone without a trace", [len(each.untraced) for each in sides]),
+        ("malformed, and taken for good", [len(each.taken_for_good) for each in sides]),
     ):
         table.add_row(what, *(_cell(each, should_be_none=True) for each in counts))
-    return table
+    return Group(Text("The same storm, counted by the same count", TITLE), table)
 
 
 def _cell(value: int, *, should_be_none: bool) -> Text:

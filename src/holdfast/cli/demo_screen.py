@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -104,12 +105,12 @@ class Screen:
         self.console.print(f"{self.elapsed_s:6.1f} s  {shown}", highlight=False, soft_wrap=True)
 
     def picture(self) -> RenderableType:
-        return Group(self._counters(), self._processes(), *self._events())
+        return Group(Text(self.title, "italic"), self._counters(), self._processes(), *self._events())
 
     def _counters(self) -> Table:
-        table = Table(title=self.title, title_justify="left", expand=False)
+        table = Table(box=box.SIMPLE_HEAD, padding=0)
         for name in COLUMNS:
-            table.add_column(name, justify="right", min_width=7)
+            table.add_column(name, justify="right", min_width=6, no_wrap=True)
         table.add_row(*(number(self.figures[name]) for name in COLUMNS), style="bold")
         return table
 

@@ -160,8 +160,7 @@ class Storm:
         processes = self._job.kill()
         self._note_kill(
             JOB,
-            f"SIGKILL to the Spark job, pid {pid} and all {processes} processes of it, in the middle of a batch: "
-            "its first output is visible, the rest is not",
+            f"SIGKILL to the Spark job, pid {pid} ({processes} processes), {self._job.unfinished()}",
         )
         self._start_job("the Spark job starts again")
         finished = self._job.batches()
