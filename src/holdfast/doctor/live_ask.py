@@ -117,6 +117,11 @@ class Cluster(AbstractContextManager["Cluster"]):
                 return self._ask(address, api_key, fields, lowest, 99)
             except BrokerGone as error:
                 reasons.append(str(error))
+            except UnsupportedBroker as error:
+                # Before anybody has answered it is the wrong port, a controller's say; after that it is one question.
+                if self._answered:
+                    raise
+                reasons.append(str(error))
         problem = BrokerGone if self._answered else ClusterUnreachable
         servers = ", ".join(text_of(each) for each in self.settings.bootstrap_servers)
         raise problem(f"no broker of {servers} can be asked: {'; '.join(dict.fromkeys(reasons))}")
