@@ -85,7 +85,7 @@ def audit_group(
             table=table,
             conditions=conditions,
             is_distinct=is_distinct,
-            dead_letters=read_dead_letters(dead_letters, settings),
+            dead_letters=read_dead_letters(dead_letters, settings, group),
             unproven=unproven,
         )
     )

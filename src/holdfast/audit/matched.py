@@ -191,14 +191,17 @@ class _Audit:
                     is_gap=True,
                 )
             )
-        if outcome.null_rows:
+        excused = min(outcome.null_rows, walked.unread.count + walked.unread_outside)
+        if excused:
             self._unproven.append(
                 Unproven(
-                    f"{outcome.null_rows:,} rows of {self._table.name} whose match columns are null",
+                    f"{excused:,} rows of {self._table.name} whose match columns are null",
                     "they may stand for the records that cannot be read",
                     is_gap=True,
                 )
             )
+        # There are no more such records than that.
+        outcome.extra += outcome.null_rows - excused
         if self._unread_rows:
             self._unproven.append(
                 Unproven(
@@ -211,6 +214,7 @@ class _Audit:
     def _lost(self, cluster: Cluster, grounds: Sequence[Ground], outcome: Outcome) -> dict[int, int]:
         """Records that no row stands for; returns how many of them were set aside, by place."""
         letters: dict[int, int] = {}
+        total = sum(len(each) for parts in outcome.lost.values() for each in parts)
         for place in sorted(outcome.lost):
             ground = grounds[place]
             offsets = outcome.offsets(outcome.lost, place)
@@ -224,9 +228,7 @@ class _Audit:
                 offsets = self._without_tail(ground, offsets, outcome.last_there.get(place, -1), place)
             if not len(offsets):
                 continue
-            if self._table.forgotten >= sum(
-                map(len, (each for parts in outcome.lost.values() for each in parts))
-            ):
+            if self._table.forgotten + self._unread_rows >= total:
                 self._forgotten(ground, offsets)
                 continue
             detail = f"no row of {self._table.match.columns[0]} stands for them"
@@ -236,12 +238,15 @@ class _Audit:
         return letters
 
     def _forgotten(self, ground: Ground, offsets: Numbers) -> None:
-        """The sink has lost rows by itself: enough of them to be these."""
+        """The sink has lost rows by itself, or has some that cannot be read: enough of them to be these."""
+        forgotten = self._table.forgotten
+        why = f"has forgotten {forgotten:,} records: expired, or compacted away"
+        if not forgotten:
+            why = f"has {self._unread_rows:,} rows that cannot be read"
         self._unproven.append(
             Unproven(
                 f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}",
-                f"{self._table.name} does not have them, and has forgotten {self._table.forgotten:,} records: expired, "
-                "or compacted away",
+                f"{self._table.name} does not have them, and {why}",
                 is_gap=True,
             )
         )
@@ -302,9 +307,8 @@ class _Audit:
         if left <= 0:
             return
         examples = outcome.extra_examples
-        parts = (
-            1 if self._question.mode == "topics" else len(self._kinds)
-        )  # the second is a digest of the value
+        # Of two topics, what comes behind the key is a digest of the value.
+        parts = 1 if self._question.mode == "topics" else len(self._kinds)
         shown_values = [shown(each.value, len(self._kinds), parts) for each in examples]
         first = f"; the first{self._where(examples[0].source, examples[0].row)}" if examples else ""
         excused = min(left, walked.forgotten)

@@ -128,6 +128,22 @@ def test_records_that_cannot_be_read_are_counted_and_named(world: World) -> None
     assert report.verdict is Verdict.INCONCLUSIVE
     assert "2 records of orders-0 at 1-2, keys b, c: id = value.id cannot be computed" in gaps(report)
     assert "2 rows" in gaps(report)
+    # More than those records there cannot be.
+    world.rows([1, 4, None, None, None])
+    assert finding(world.audit(), Fate.EXTRA).count == 1
+
+
+def test_rows_that_cannot_be_read_may_be_what_is_missing(world: World) -> None:
+    world.send_orders(range(4))
+    world.batches({0: 4}, start={0: 0})
+    world.send([b"0", b"1", b"\xff\xfe", b"3"], topic="out")
+
+    def audit() -> Report:
+        return audit_checkpoint(str(world.checkpoint), "topic:out", "value = value.id", world.settings)
+
+    report = audit()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "at 2: topic:out does not have them, and has 1 rows that cannot be read" in gaps(report)
 
 
 def test_records_with_nothing_in_that_place_are_null_on_both_sides(world: World) -> None:

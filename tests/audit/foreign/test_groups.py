@@ -162,6 +162,10 @@ def test_a_database_sink_says_itself_how_far_it_is(broker: str, database: str, t
     execute(sink, "insert into {table} select * from {table} where id = 10")
     (twice,) = audit(broker, group, sink, dead_letters=dead).findings
     assert (twice.fate, twice.ranges, twice.keys) == (Fate.DUPLICATED, ((5, 5),), ("10",))
+    # Another group's dead letters are not this one's.
+    commit(broker, f"{group}-2", topic, 20, 20)
+    other = audit(broker, f"{group}-2", sink, dead_letters=dead)
+    assert other.total(Fate.LOST) == 1
     with pytest.raises(AuditError, match="has no committed positions for other"):
         audit(broker, group, sink, topics=["other"])
     # Positions of a topic that was made anew are another topic's.
