@@ -94,6 +94,49 @@ def test_every_row_that_left_is_recorded_once_with_its_step_and_matches_the_ledg
     assert Entry.from_json(entry.as_json()) == entry
 
 
+def test_rows_noted_while_routes_are_counted_are_those_a_job_finds(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.pipeline.engine import aside as writing
+
+    asked: list[int] = []
+    honest = writing._collected
+
+    def counted(*given: Any) -> Any:
+        asked.append(1)
+        return honest(*given)
+
+    monkeypatch.setattr(writing, "_collected", counted)
+    bench.change(steps=(Expect("positive", "amount >= 0"), *STEPS[1:2], *STEPS[3:]))
+    bench.produce_orders(40)
+    bench.run()
+    noted = files(bench)
+    assert by_route(bench) == {("filtered", "no-trials"): 14, ("filtered", "small"): 3}
+    assert not asked
+    bench.lose_home()
+    for sink in bench.sinks.values():
+        sink.forget()
+    monkeypatch.setattr("holdfast.pipeline.engine.routing.ROWS_NOTED_MAX", -1)
+    bench.run()
+    assert asked
+    assert files(bench) == noted
+
+
+def test_notes_that_are_not_complete_are_not_taken() -> None:
+    from holdfast.pipeline.engine.aside import Gathering, Part, _noted
+    from holdfast.pipeline.engine.staging import Tally
+
+    def no_frame() -> Any:
+        raise AssertionError
+
+    codes = {3: Part("filtered", "f", Tally(2, 0))}
+    complete = _noted(Gathering(no_frame, codes, 2, "1,1,0,5,1,1,0,6"), ["orders"], ["orders"])
+    assert complete is not None
+    assert complete.offset.tolist() == [5, 6]
+    for wrong in (None, "", "1,1,0,5", "1,0,0,5,1,1,0,6", "7,1,0,5,1,1,0,6"):
+        assert _noted(Gathering(no_frame, codes, 2, wrong), ["orders"], ["orders"]) is None
+
+
 def test_a_batch_whose_rows_all_stayed_writes_nothing(bench: Bench) -> None:
     bench.change(steps=(Filter("all", "id >= 0"),))
     bench.produce_orders(10)

@@ -1,8 +1,9 @@
 """Writing down which rows left the steps, before any sink has the batch (`holdfast.pipeline.aside`).
 
-When the routes are settled, each knows the rows that are its own. Those that leave the chain are asked for once more,
-by their lineage alone, in one job for all of them; the driver counts and digests what it got, compares that with what
-the routes counted, and writes one file. A batch whose rows all stayed costs nothing.
+When the routes are settled, each knows the rows that are its own. Of small batches, rows that filters turn away are
+noted while the routes are counted; all others that leave the chain are asked for once more, by their lineage alone, in
+one job for all of them. The driver counts and digests what it got, compares that with what the routes counted, and
+writes one file. A batch whose rows all stayed costs nothing.
 
 - The file is durable, and so is its name, before the first sink commits.
 - A batch repeated replaces its own file, byte for byte: rows are sorted by place.
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from holdfast.atomic import write_atomically
 from holdfast.pipeline.aside import (
@@ -42,7 +45,15 @@ from holdfast.pipeline.engine.failures import Unbalanced
 from holdfast.pipeline.engine.staging import Tally
 from holdfast.pipeline.engine.walking import DUPLICATE as DUPLICATE_ROUTE
 from holdfast.pipeline.engine.walking import LATE as LATE_ROUTE
-from holdfast.pipeline.engine.walking import LINEAGE, ROUTE, Link, is_quarantine, missing_rows, tagged
+from holdfast.pipeline.engine.walking import (
+    LEFT_NUMBERS,
+    LINEAGE,
+    ROUTE,
+    Link,
+    is_quarantine,
+    missing_rows,
+    tagged,
+)
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, to_text
 from holdfast.pipeline.state.operator import DUPLICATES
@@ -75,8 +86,13 @@ class Part:
 class Gathering:
     """The rows of some parts: the number of a row's part is its `code`."""
 
-    frame: DataFrame
+    frame: Callable[[], DataFrame]
+    """Their lineage and code."""
     codes: Mapping[int, Part]
+    base: int = 0
+    noted: str | None = None
+    """The same as text, noted while routes were counted: for each the code less the base, the number of the topic among
+    those of the source, partition and offset."""
 
 
 def gather(links: Sequence[Link]) -> list[Gathering]:
@@ -92,9 +108,7 @@ def gather(links: Sequence[Link]) -> list[Gathering]:
             base += len(link.turned_away) + 1  # routes are numbered from 1
         elif link.step is not None and 1 in link.counts:
             part = Part(FILTERED, link.step.name, link.counts[1].tally)
-            found.append(
-                Gathering(missing_rows(link).frame.selectExpr(LINEAGE, f"{base} AS code"), {base: part})
-            )
+            found.append(Gathering(partial(_missing, link, base), {base: part}))
             base += 1
     return [gathering for gathering in found if gathering.codes]
 
@@ -107,9 +121,21 @@ def _of_rules(link: Link, base: int) -> list[Gathering]:
     }
     if not codes:
         return []
+    return [Gathering(partial(_turned_away, link, base, codes), codes, base, link.turned_away_text)]
+
+
+def _turned_away(link: Link, base: int, codes: Mapping[int, Part]) -> DataFrame:
     # Tagged anew: the frame of the link may carry the counting that another job had.
     frame = tagged(link.given, link.rules).selectExpr(LINEAGE, f"{ROUTE} + {base} AS code")
-    return [Gathering(frame.where(f"code IN ({', '.join(map(str, codes))})"), codes)]
+    return frame.where(f"code IN ({', '.join(map(str, codes))})")
+
+
+def _missing(link: Link, base: int) -> DataFrame:
+    return missing_rows(link).frame.selectExpr(LINEAGE, f"{base} AS code")
+
+
+def _coded(frame: DataFrame, code: int) -> DataFrame:
+    return frame.selectExpr(LINEAGE, f"{code} AS code")
 
 
 def _of_turn(link: Link, base: int) -> list[Gathering]:
@@ -128,7 +154,7 @@ def _of_turn(link: Link, base: int) -> list[Gathering]:
             LATE_ROWS: Part(LATE, name, tallies[LATE_ROUTE]),
         }
     return [
-        Gathering(turn.streams[stream].selectExpr(LINEAGE, f"{base + at} AS code"), {base + at: part})
+        Gathering(partial(_coded, turn.streams[stream], base + at), {base + at: part})
         for at, (stream, part) in enumerate(parts.items())
         if part.tally.rows
     ]
@@ -147,30 +173,76 @@ def route_digests(aside: Sequence[Gathering], main: Tally, dead_letter: Tally) -
 # ---------------------------------------------------------------------------- the rows of a batch
 
 
-def collect_rows(gatherings: Sequence[Gathering], topics: Sequence[str], scratch: str) -> pa.Table | None:
-    """The places of the rows, sorted, with route and step; `Unbalanced` when they are not what was counted."""
-    import numpy as np
+def collect_rows(
+    gatherings: Sequence[Gathering], source: Sequence[str], batch: BatchRange, scratch: str
+) -> pa.Table | None:
+    """The places of the rows, sorted, with route and step; `Unbalanced` when they are not what was counted.
 
+    `source` are the topics of the definition, by whose numbers rows are noted.
+    """
     if not gatherings:
         return None
     parts = {code: part for gathering in gatherings for code, part in gathering.codes.items()}
+    topics = sorted({place.topic for place in batch.spans} | set(source))
+    noted = [_noted(gathering, source, topics) for gathering in gatherings]
+    asked = [gathering for gathering, rows in zip(gatherings, noted, strict=True) if rows is None]
+    found = [rows for rows in noted if rows is not None]
+    if asked:
+        found.append(_asked(asked, topics, scratch))
+    rows = found[0] if len(found) == 1 else found[0].joined(found[1:])
+    rows = rows.sorted()
+    _balance(parts, topics, rows)
+    return _table(parts, topics, rows)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Places, by the numbers of their topics and partitions, and the part that each row is in."""
+
+    place: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    code: npt.NDArray[np.int64]
+
+    def joined(self, others: Sequence[_Rows]) -> _Rows:
+        names = ("place", "offset", "index", "code")
+        return _Rows(*(np.concatenate([getattr(each, name) for each in (self, *others)]) for name in names))
+
+    def sorted(self) -> _Rows:
+        order = np.lexsort((self.code, self.index, self.offset, self.place))
+        return _Rows(self.place[order], self.offset[order], self.index[order], self.code[order])
+
+
+def _noted(gathering: Gathering, source: Sequence[str], topics: Sequence[str]) -> _Rows | None:
+    """What was noted on the way, if that is all of it."""
+    if gathering.noted is None:
+        return None
+    numbers = np.fromstring(gathering.noted, np.int64, sep=",") if gathering.noted else np.zeros(0, np.int64)
+    if len(numbers) != LEFT_NUMBERS * sum(part.tally.rows for part in gathering.codes.values()):
+        return None
+    route, topic, partition, offset = numbers.reshape(-1, LEFT_NUMBERS).T
+    if len(route) and (topic.min() < 1 or not set(np.unique(route + gathering.base)) <= set(gathering.codes)):
+        return None
+    ours = np.array([topics.index(name) for name in source], np.int64)
+    return _Rows((ours[topic - 1] << 32) | partition, offset, np.zeros_like(offset), route + gathering.base)
+
+
+def _asked(gatherings: Sequence[Gathering], topics: Sequence[str], scratch: str) -> _Rows:
+    """The rows, by a job of their own."""
     names = ", ".join(f"'{_text(topic)}'" for topic in topics)
     columns = (
         f"CAST(array_position(array({names}), {LINEAGE}.topic) AS INT) AS topic",
         *(f"{LINEAGE}.`{name}` AS `{name}`" for name in ("partition", "offset", "index")),
         "CAST(code AS INT) AS code",
     )
-    frames = [gathering.frame.selectExpr(*columns) for gathering in gatherings]
-    total = sum(part.tally.rows for part in parts.values())
+    frames = [gathering.frame().selectExpr(*columns) for gathering in gatherings]
+    total = sum(part.tally.rows for gathering in gatherings for part in gathering.codes.values())
     table = _collected(reduce(lambda one, other: one.unionAll(other), frames), total, scratch)
     topic, partition, offset, index, code = (
-        table.column(name).to_numpy() for name in ("topic", "partition", "offset", "index", "code")
+        table.column(name).to_numpy().astype(np.int64)
+        for name in ("topic", "partition", "offset", "index", "code")
     )
-    place = ((topic.astype(np.int64) - 1) << 32) | partition
-    order = np.lexsort((code, index, offset, place))
-    place, offset, index, code = place[order], offset[order], index[order], code[order]
-    _balance(parts, topics, place, offset, code)
-    return _table(parts, topics, place, offset, index, code)
+    return _Rows(((topic - 1) << 32) | partition, offset, index, code)
 
 
 def _collected(frame: DataFrame, rows: int, scratch: str) -> pa.Table:
@@ -187,23 +259,15 @@ def _text(topic: str) -> str:
     return topic.replace("\\", "\\\\").replace("'", "\\'")
 
 
-def _balance(
-    parts: Mapping[int, Part],
-    topics: Sequence[str],
-    place: npt.NDArray[Any],
-    offset: npt.NDArray[Any],
-    code: npt.NDArray[Any],
-) -> None:
+def _balance(parts: Mapping[int, Part], topics: Sequence[str], rows: _Rows) -> None:
     """By number and digest, part by part."""
-    import numpy as np
-
-    starts = [0, *(np.flatnonzero(np.diff(place)) + 1).tolist(), len(place)] if len(place) else [0]
     found = dict.fromkeys(parts, Tally())
-    for begin, end in pairwise(starts):
-        at = int(place[begin])
-        codes = code[begin:end]
+    cuts = np.flatnonzero(np.diff(rows.place)) + 1
+    for begin, end in pairwise([0, *cuts.tolist(), len(rows.place)] if len(rows.place) else [0]):
+        at = int(rows.place[begin])
+        codes = rows.code[begin:end]
         for each in np.unique(codes).tolist():
-            offsets = offset[begin:end][codes == each]
+            offsets = rows.offset[begin:end][codes == each]
             digest = digest_of_offsets(topics[at >> 32], at & 0xFFFFFFFF, offsets)
             found[each] = found.get(each, Tally()) + Tally(len(offsets), digest & MASK)
     for each, part in parts.items():
@@ -215,15 +279,7 @@ def _balance(
             )
 
 
-def _table(
-    parts: Mapping[int, Part],
-    topics: Sequence[str],
-    place: npt.NDArray[Any],
-    offset: npt.NDArray[Any],
-    index: npt.NDArray[Any],
-    code: npt.NDArray[Any],
-) -> pa.Table:
-    import numpy as np
+def _table(parts: Mapping[int, Part], topics: Sequence[str], rows: _Rows) -> pa.Table:
     import pyarrow as pa
 
     routes, steps = (sorted({getattr(part, name) for part in parts.values()}) for name in ("route", "step"))
@@ -231,12 +287,12 @@ def _table(
     for number, part in parts.items():
         of_code[number] = routes.index(part.route), steps.index(part.step)
     columns = [
-        pa.DictionaryArray.from_arrays((place >> 32).astype(np.int32), pa.array(topics, pa.string())),
-        pa.array((place & 0xFFFFFFFF).astype(np.int32)),
-        pa.array(offset.astype(np.int64, copy=False)),
-        pa.array(index.astype(np.int32, copy=False)),
-        pa.DictionaryArray.from_arrays(of_code[code, 0], pa.array(routes, pa.string())),
-        pa.DictionaryArray.from_arrays(of_code[code, 1], pa.array(steps, pa.string())),
+        pa.DictionaryArray.from_arrays((rows.place >> 32).astype(np.int32), pa.array(topics, pa.string())),
+        pa.array((rows.place & 0xFFFFFFFF).astype(np.int32)),
+        pa.array(rows.offset),
+        pa.array(rows.index.astype(np.int32)),
+        pa.DictionaryArray.from_arrays(of_code[rows.code, 0], pa.array(routes, pa.string())),
+        pa.DictionaryArray.from_arrays(of_code[rows.code, 1], pa.array(steps, pa.string())),
     ]
     return pa.Table.from_arrays(columns, schema=schema())
 

@@ -264,8 +264,7 @@ class Workshop:
 
     def _set_aside(self, plan: Plan, routed: Routed, scratch: str) -> None:
         """Write down which rows left the chain, before any sink has the batch."""
-        topics = sorted({place.topic for place in plan.range.spans})
-        rows = collect_rows(routed.aside, topics, scratch)
+        rows = collect_rows(routed.aside, self.definition.source.topics, plan.range, scratch)
         self.aside.write(plan.range, self.fingerprint, rows, self._entries())
 
     def _entries(self) -> list[Entry]:

@@ -21,6 +21,7 @@ from holdfast.pipeline.engine.walking import (
     ALIVE,
     DUPLICATE,
     LATE,
+    LEFT,
     LINEAGE,
     NONE,
     ROUTE,
@@ -107,6 +108,7 @@ def _observed(links: Sequence[Link], given: Counted) -> bool:
         if link.total != given:
             return False
         _add_warnings(link, [metrics[name] for name in sorted(metrics) if name.startswith("warned")])
+        link.turned_away_text = metrics.get(LEFT)
         given = link.counts.get(ALIVE, NONE)
     return True
 

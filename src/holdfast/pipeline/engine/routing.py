@@ -20,7 +20,7 @@ No route is a difference of numbers: `balance` adds all of them up and compares 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final, cast
@@ -75,6 +75,9 @@ MAIN: Final = ""
 """The name of the stream of rows at the end of the steps."""
 ROWS_FOR_ONE_TASK: Final = 50_000
 """Batches up to this size are computed by one task: starting others, and a shuffle, would take longer."""
+ROWS_NOTED_MAX: Final = 200_000
+"""Of batches up to this size, places of rows that filters turn away are noted while the routes are counted; they go
+through the driver as text, of larger ones by a job of their own."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +292,8 @@ class Router:
             if staged.intake.records <= ROWS_FOR_ONE_TASK:
                 rows = rows.coalesce(1)  # nothing is shuffled then, and counting costs half
             alive = self._step_input(rows, batch_time_ms, turns)
-        links = tuple(self._links(alive, scratch, turns, lookups or {}))
+        noted = self._definition.source.topics if staged.intake.records <= ROWS_NOTED_MAX else ()
+        links = tuple(self._links(alive, scratch, turns, lookups or {}, noted))
         return Walk(self, staged, rows, narrow(links[-1].alive if links else alive), links, turns)
 
     def _step_input(self, rows: DataFrame, batch_time_ms: int, turns: Round | None) -> DataFrame:
@@ -309,7 +313,12 @@ class Router:
         )
 
     def _links(
-        self, alive: DataFrame, scratch: str, turns: Round | None, lookups: Mapping[str, str]
+        self,
+        alive: DataFrame,
+        scratch: str,
+        turns: Round | None,
+        lookups: Mapping[str, str],
+        noted: Sequence[str],
     ) -> Iterator[Link]:
         """The parts of the walk, each over what the one before leaves."""
         is_expanded = False
@@ -319,7 +328,7 @@ class Router:
                 link = Link(alive, tagged(alive, part), not is_expanded, rules=part, flags=flags)
                 flags = ()
                 if self._observes:
-                    link.frame, link.observation = observed(link.frame, part)
+                    link.frame, link.observation = observed(link.frame, part, noted)
             elif part.name in self.operators:
                 assert turns is not None, "a step with a memory walks without it"
                 operator = self.operators[part.name]

@@ -33,6 +33,9 @@ ALIVE: Final = 0
 DUPLICATE: Final = 1
 LATE: Final = 2
 """Routes of a step that sets aside what it has seen, or what comes too late."""
+LEFT: Final = "left"
+"""What is observed of rows that filters turn away: their places."""
+LEFT_NUMBERS: Final = 4
 PARSE: Final = "parse"
 KEPT_RESERVED: Final = ("_unknown",)
 
@@ -95,6 +98,8 @@ class Link:
     """Its rows go on as they came, whatever the step makes of them."""
     observation: Observation | None = None
     """Counts the rules' routes while rows pass."""
+    turned_away_text: str | None = None
+    """What was observed of rows that filters turned away: `LEFT_NUMBERS` numbers for each."""
     counts: dict[int, Counted] = field(default_factory=dict)
     warned: dict[str, int] = field(default_factory=dict)
 
@@ -231,8 +236,11 @@ def tagged(frame: DataFrame, rules: Sequence[Rule]) -> DataFrame:
     return frame.selectExpr("*", f"{route} AS {ROUTE}", f"{hash_sql(LINEAGE)} AS {HASH}", *flags)
 
 
-def observed(frame: DataFrame, rules: Sequence[Rule]) -> tuple[DataFrame, Observation]:
-    """The same tagged rows, counted by route while they pass."""
+def observed(
+    frame: DataFrame, rules: Sequence[Rule], topics: Sequence[str] = ()
+) -> tuple[DataFrame, Observation]:
+    """The same tagged rows, counted by route while they pass; with `topics`, places of rows that filters turn away
+    are kept too."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
@@ -246,8 +254,28 @@ def observed(frame: DataFrame, rules: Sequence[Rule]) -> tuple[DataFrame, Observ
         ]
     for number, name in enumerate(warn_columns(rules)):
         texts.append(f"coalesce(sum({name}), 0L) AS warned{number:04d}")
+    left = _left(rules, topics)
+    if left is not None:
+        texts.append(f"{left} AS {LEFT}")
     observation = Observation()
     return frame.observe(observation, *(f.expr(text) for text in texts)), observation
+
+
+def _left(rules: Sequence[Rule], topics: Sequence[str]) -> str | None:
+    """One text of the route, the topic's number, partition and offset of each row that a filter turned away."""
+    counted = [rule for rule in rules if not is_warning(rule)]
+    routes = [str(number) for number, rule in enumerate(counted, start=1) if not is_quarantine(rule)]
+    if not routes or not topics:
+        return None
+    names = ", ".join("'" + topic.replace("\\", "\\\\").replace("'", "\\'") + "'" for topic in topics)
+    numbers = (
+        ROUTE,
+        f"array_position(array({names}), {LINEAGE}.topic)",
+        f"{LINEAGE}.partition",
+        f"{LINEAGE}.offset",
+    )
+    row = f"concat_ws(',', {', '.join(f'CAST({number} AS STRING)' for number in numbers)})"
+    return f"concat_ws(',', collect_list(CASE WHEN {ROUTE} IN ({', '.join(routes)}) THEN {row} END))"
 
 
 def warn_columns(rules: Sequence[Rule]) -> list[str]:
