@@ -31,6 +31,7 @@ app = typer.Typer(
 
 class EngineChoice(StrEnum):
     HOLDFAST = "holdfast"
+    HOLDFAST_FUSE = "holdfast-fuse"
     KAFKA = "kafka"
 
 
@@ -43,8 +44,8 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         case_sensitive=False,
-        help="The embedded broker (holdfast) or Apache Kafka (kafka); by default the first that the experiment "
-        "runs on.",
+        help="The embedded broker (holdfast), the same on a file system that forgets what was not flushed "
+        "(holdfast-fuse), or Apache Kafka (kafka); by default the first that the experiment runs on.",
     ),
 ]
 
@@ -183,7 +184,7 @@ def _results(
     safe_seeds: int,
     missing: list[str],
 ) -> Iterator[Result]:
-    from holdfast.lab.engines import Engines, EngineUnavailable
+    from holdfast.lab.engines import Engines, EngineUnavailable, NotOnThisMachine
     from holdfast.lab.experiment import run_experiment
 
     with Engines(directory) as engines:
@@ -194,8 +195,10 @@ def _results(
                         experiment, engines, engine, seed=seed, safe_seeds=safe_seeds, progress=_progress
                     )
                 except EngineUnavailable as error:
-                    missing.append(f"{experiment.id} on {engine}: {error}")
-                    complain(missing[-1])
+                    what = f"{experiment.id} on {engine}: {error}"
+                    complain(what)
+                    if len(chosen) == 1 or not isinstance(error, NotOnThisMachine):
+                        missing.append(what)
                     break
 
 

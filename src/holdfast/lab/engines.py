@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
     from holdfast.testing.apache_cluster import ApacheCluster
 
-EngineName = Literal["holdfast", "kafka"]
-ENGINES: Final[tuple[EngineName, ...]] = ("holdfast", "kafka")
+EngineName = Literal["holdfast", "holdfast-fuse", "kafka"]
+ENGINES: Final[tuple[EngineName, ...]] = ("holdfast", "holdfast-fuse", "kafka")
+"""The second: the embedded broker as a process, on a file system that forgets what was not flushed."""
 SMALL_HEAP: Final = ("-Xmx384M", "-Xms128M")
 
 
@@ -37,6 +38,10 @@ class EngineUnavailable(HoldfastError):
     """The machine lacks what an engine needs (Java, Maven, Spark); the message says what."""
 
     exit_code = 3
+
+
+class NotOnThisMachine(EngineUnavailable):
+    """An engine that not every machine can have: it is left out where all are run."""
 
 
 class ApacheMachine:

@@ -27,6 +27,15 @@ UNDECIDED: Final = frozenset(
     }
 )
 """After these the message may be in the log or not."""
+NOBODY_COORDINATES: Final = frozenset(
+    {
+        KafkaError._WAIT_COORD,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+"""A broker that has just started; it is asked again."""
 ASK_SECONDS: Final = 10.0
 
 
@@ -172,7 +181,7 @@ def committed(bootstrap_servers: str, group: str, topic: str, partition: int) ->
         try:
             (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=ASK_SECONDS)
         except KafkaException as error:
-            if error.args[0].retriable() or error.args[0].code() in UNDECIDED:
+            if error.args[0].code() in (*UNDECIDED, *NOBODY_COORDINATES):
                 return None
             raise
         return found

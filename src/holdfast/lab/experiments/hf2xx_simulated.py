@@ -12,6 +12,7 @@ from typing import Final
 
 from holdfast.lab.checking import LOST, MOVED_BACK
 from holdfast.lab.experiment import Claim, Experiment, Lab
+from holdfast.lab.experiments.hf2xx_mounted import hf205_mounted
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.clock import ManualClock
@@ -295,12 +296,12 @@ EXPERIMENTS: Final = (
     Experiment(
         "HF205",
         "acknowledged from the page cache",
-        lambda lab: hf205(lab, "os"),
-        lambda lab: hf205(lab, "group"),
+        lambda lab: (hf205 if lab.engine == "holdfast" else hf205_mounted)(lab, "os"),
+        lambda lab: (hf205 if lab.engine == "holdfast" else hf205_mounted)(lab, "group"),
         Claim({LOST: 1}),
         "acks=all, answered from the page cache (holdfast.flush=os; Apache Kafka's default)",
         "flushed before it is acknowledged (holdfast.flush=group)",
-        engines=("holdfast",),
+        engines=("holdfast", "holdfast-fuse"),
         in_process=True,
     ),
     Experiment(

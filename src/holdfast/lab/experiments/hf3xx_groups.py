@@ -70,7 +70,7 @@ def hf307_safe(lab: Lab) -> None:
     second_is_at_work = threading.Event()
 
     def handle(message: Message) -> None:
-        second_is_at_work.wait(0.01)
+        second_is_at_work.wait(0.03)
         lab.handles(group, "first", message)
 
     def handle_second(message: Message) -> None:
