@@ -62,10 +62,10 @@ def expected(plan: Plan, told: Told) -> str:
     return "output"
 
 
-@pytest.mark.parametrize(("seed", "has_spool"), [(3, True), (8, False)])
+@pytest.mark.parametrize(("seed", "has_spool"), [(2, True), (4, False)])
 def test_every_offset_of_a_world_is_told_as_it_was(seed: int, has_spool: bool, writer: WorldWriter) -> None:
     plan = make_plan(
-        seed, kinds=("parquet", "kafka"), window_kinds=("delta",), has_spool=has_spool, records=36
+        seed, kinds=("parquet", "kafka"), window_kinds=("delta",), has_spool=has_spool, records=18
     )
     plan.lags.clear()
     world = writer.write(plan)

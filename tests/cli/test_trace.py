@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from holdfast.audit import metrics
 from holdfast.audit.model import Fate, Finding, Report, Unproven
 from holdfast.cli.app import run_command
 from holdfast.cli.audit_every import redacted
@@ -236,13 +235,26 @@ def test_audits_go_on_until_one_fails(
     path = growing.files[0]
     before = Path(path).read_bytes()
     waited: list[float] = []
+    ports: list[int] = []
+    told: list[str] = []
+
+    @contextmanager
+    def served(numbers: metrics.AuditMetrics, host: str, port: int) -> Iterator[int]:
+        with serve(numbers, host, port) as taken:
+            ports.append(taken)
+            yield taken
 
     def wait(seconds: float) -> bool:
         waited.append(seconds)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"http://127.0.0.1:{ports[0]}/metrics", timeout=30) as answer:
+            told.append(answer.read().decode())
         if len(waited) == 2:
             pq.write_table(pq.read_table(path).slice(1), path)
         return False
 
+    serve = metrics.served
+    monkeypatch.setattr(metrics, "served", served)
     monkeypatch.setattr("holdfast.cli.audit_every._wait", wait)
     try:
         code, out, err = here(
@@ -257,33 +269,10 @@ def test_audits_go_on_until_one_fails(
     assert "what is new: 0 records" in lines[1]
     assert lines[-1].startswith("lost 1, duplicated 0")
     assert "everything was looked at: the part of sink 'parquet' that was proven has changed since" in out
-    assert "metrics at http://127.0.0.1:" in err
+    assert f"metrics at http://127.0.0.1:{ports[0]}/metrics" in err
+    assert 'holdfast_audit_runs_total{subject="growing",verdict="proven"} 2' in told[1]
+    assert 'holdfast_audit_proven_offset{subject="growing",topic="orders",partition="0"} 40' in told[1]
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_a_process_that_audits_tells_its_metrics_and_ends_when_it_is_told_to(
-    growing: Growing, tmp_path: Path
-) -> None:
-    flags = ("--every", "1h", "--metrics-port", "0", "--state", str(tmp_path / "state"))
-    command = [sys.executable, "-m", "holdfast.cli", "audit", growing.path, *flags]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        address = re.search(r"http://127.0.0.1:\d+/metrics", process.stderr.readline())
-        assert address is not None
-        assert "lost 0, duplicated 0: proven" in process.stdout.readline()
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(address[0], timeout=30) as answer:
-            told = answer.read().decode()
-        assert 'holdfast_audit_runs_total{subject="growing",verdict="proven"} 1' in told
-        assert 'holdfast_audit_proven_offset{subject="growing",topic="orders",partition="0"} 40' in told
-        process.terminate()
-        assert process.wait(30) == 130
-    finally:
-        process.kill()
-        process.communicate()
-    assert (tmp_path / "state").exists()
 
 
 # Certificates
