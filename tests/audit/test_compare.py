@@ -9,7 +9,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.audit import compare
@@ -19,6 +19,7 @@ from holdfast.audit.model import Fate, Finding
 from holdfast.audit.source import ABORTED, COMPACTED, CONTROL, EXPIRED, RECORD, PartitionWalk
 from holdfast.pipeline.positions import Place
 
+EXAMPLES = 50
 PLACE = Place("orders", UUID(int=1), 0)
 Row = tuple[int, int]
 """Offset and number."""
@@ -55,6 +56,7 @@ def offsets_in(findings: Iterable[Finding], fate: Fate) -> set[int]:
 CODES = st.lists(st.sampled_from([RECORD, RECORD, RECORD, CONTROL, ABORTED, COMPACTED]), max_size=24)
 
 
+@settings(max_examples=EXAMPLES)
 @given(CODES, st.integers(0, 5), st.data())
 def test_a_sink_is_judged_as_a_model_judges_it_record_by_record(
     codes: list[int], start: int, data: st.DataObject
@@ -88,6 +90,7 @@ def test_a_sink_is_judged_as_a_model_judges_it_record_by_record(
     }
 
 
+@settings(max_examples=EXAMPLES)
 @given(CODES, st.data())
 def test_routes_are_judged_as_a_model_judges_them(codes: list[int], data: st.DataObject) -> None:
     walk = walk_of(codes)
@@ -110,6 +113,7 @@ def test_routes_are_judged_as_a_model_judges_them(codes: list[int], data: st.Dat
     }
 
 
+@settings(max_examples=EXAMPLES)
 @given(st.lists(st.integers(0, 4), max_size=8), st.data())
 def test_rows_of_expanded_records_are_accounted_for_by_number(sizes: list[int], data: st.DataObject) -> None:
     """Some rows go to the sink, some are filtered with their number, some are dead letters without one; then one row
@@ -147,6 +151,7 @@ def test_rows_of_expanded_records_are_accounted_for_by_number(sizes: list[int], 
     assert offsets_in(judged.findings, Fate.DUPLICATED) == ({repeated[0]} if is_twice and repeated else set())
 
 
+@settings(max_examples=EXAMPLES)
 @given(CODES, st.data())
 def test_every_record_has_one_fate_and_nothing_else_has_any(codes: list[int], data: st.DataObject) -> None:
     walk = walk_of(codes)

@@ -501,6 +501,25 @@ def test_records_that_left_without_a_record_of_it_are_a_gap_where_the_number_fit
     assert "has no record of them" in report.reasons[0]
 
 
+def test_a_record_of_what_left_that_cannot_be_reached_is_a_gap_and_a_damaged_one_a_finding(
+    shop: Shop,
+) -> None:
+    shop.send(6)
+    shop.open()
+    shop.batch(0, 6, left=[(1, "filtered", FILTER.name)])
+    assert shop.audit().verdict is Verdict.PROVEN
+    aside = os.path.join(shop.directory, ".holdfast", "shop", "aside")
+    (name,) = os.listdir(aside)
+    with open(os.path.join(aside, name), "r+b") as file:
+        file.truncate(40)
+    assert shop.audit().verdict is Verdict.FAILED
+    shutil.rmtree(aside)
+    Path(aside).write_text("no directory")
+    report = shop.audit()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert "Not a directory" in report.reasons[0]
+
+
 def test_records_that_are_nowhere_are_lost_where_more_are_missing_than_left(shop: Shop) -> None:
     shop.send(6)
     shop.open()

@@ -104,9 +104,11 @@ def read_left(
         left.unrecorded = [entry for entry in entries if _leaving(entry)]
         if listener is not None:
             listener.not_recorded("the pipeline's record of rows that left cannot be read")
-        left.examined = Examined(
-            (Finding(Fate.ALTERED, "", count=1, detail=f"the pipeline's record of rows that left: {error}"),)
-        )
+        detail = f"the pipeline's record of rows that left: {error}"
+        if isinstance(error, AsideDamaged):
+            left.examined = Examined((Finding(Fate.ALTERED, "", count=1, detail=detail),))
+        else:
+            left.examined = Examined((), tuple(_unrecorded(left.unrecorded, detail)))
         return left
     found: list[Finding] = []
     seen: set[str] = set()
@@ -189,7 +191,9 @@ def _disagree(entry: Entry, what: str, said: int, recorded: int) -> Finding:
     )
 
 
-def _unrecorded(entries: Sequence[Entry]) -> list[Unproven]:
+def _unrecorded(
+    entries: Sequence[Entry], why: str = "the pipeline's home has no record of them"
+) -> list[Unproven]:
     if not entries:
         return []
     rows = sum(_leaving(entry) for entry in entries)
@@ -197,7 +201,7 @@ def _unrecorded(entries: Sequence[Entry]) -> list[Unproven]:
     return [
         Unproven(
             f"which {rows:,} records left by a filter, as duplicates or late, in the batches {numbers}",
-            "the pipeline's home has no record of them",
+            why,
             is_gap=True,
         )
     ]
