@@ -6,9 +6,15 @@ leave them as they were. It never imports the engine that wrote the rows nor the
 knows the definition, the ledger's form and the digest. What it has to take on the pipeline's word, it says.
 
     model           the words of a report: kinds, fates, findings, verdicts
+    scope           what is audited: from which offset to which, and why
     source          the log: what every offset of the scope is
-    lineage         the places that rows name, as arrays
     sinks           what the sinks hold
-    compare         the two held against each other
-    pipeline_audit  the whole of it for one pipeline
+    lineage         the places that rows name, as arrays
+    left            what left before the sinks: dead letters, filtered, duplicate, late
+    compare         rows held against the log, place by place
+    ledgers, books  what the pipeline says of itself, followed and counted again
+    memory          windows, duplicates, late rows and tables of keys, made again
+    content         what rows hold, held against their records
+    sink_judging    all of it put together, each fault told once and of whom it is true
+    pipeline_audit  the audit of one pipeline, from its definition to the report
 """
