@@ -120,10 +120,8 @@ def numbered(spool: Report) -> Text:
 
     arrived, again = spool.total(Fate.OUTPUT), spool.total(Fate.DUPLICATE)
     if spool.verdict is Verdict.PROVEN:
-        return Text(
-            f"the spool: all {arrived:,} messages that were on the sender's disk are in the topic; "
-            f"{again:,} came twice, after the kills, and were recognised"
-        )
+        twice = f", and of {again:,} that came twice, after the kills, one was taken" if again else ""
+        return Text(f"the spool: all {arrived:,} messages on the sender's disk are in the topic{twice}")
     return Text(f"the spool: {'; '.join(spool.reasons)}", BAD)
 
 

@@ -31,6 +31,7 @@ COLUMNS: Final = (
     "kills",
 )
 MISSING: Final = "–"
+STYLES: Final = {"running": "green", "done": "dim", "killed": "bold red"}
 
 
 @dataclass
@@ -105,7 +106,9 @@ class Screen:
         self.console.print(f"{self.elapsed_s:6.1f} s  {shown}", highlight=False, soft_wrap=True)
 
     def picture(self) -> RenderableType:
-        return Group(Text(self.title, "italic"), self._counters(), self._processes(), *self._events())
+        return Group(
+            Text(self.title, "italic"), self._counters(), self._processes(), Text(""), *self._events()
+        )
 
     def _counters(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=0)
@@ -117,8 +120,7 @@ class Screen:
     def _processes(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for process in self.processes.values():
-            is_up = process.state == "running"
-            style = "green" if is_up else "bold red" if process.state == "killed" else "yellow"
+            style = STYLES.get(process.state, "yellow")
             table.add_row(
                 Text("●", style),
                 process.name,
