@@ -150,6 +150,7 @@ class Watching:
         called: str | None = None,
         identify: Callable[[bytes | None], str] = id_of,
         start: int | None = None,
+        compacted: bool = False,
     ) -> list[str]:
         """Everything that a reader of committed messages finds, to the end: what is not there is nowhere.
 
@@ -165,7 +166,7 @@ class Watching:
                 partition=message.partition(),
                 offset=message.offset(),
             )
-        self.note("log-end", "log", topic=called or topic, start=start)
+        self.note("log-end", "log", topic=called or topic, start=start, compacted=compacted or None)
         return [identify(message.value()) for message in found]
 
 

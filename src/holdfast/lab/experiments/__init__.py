@@ -16,6 +16,7 @@ from holdfast.lab.experiments import (
     hf3xx,
     hf3xx_groups,
     hf4xx,
+    hf4xx_steps,
 )
 
 EXPERIMENTS: Final[Mapping[str, Experiment]] = MappingProxyType(
@@ -29,6 +30,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = MappingProxyType(
             *hf3xx.EXPERIMENTS,
             *hf3xx_groups.EXPERIMENTS,
             *hf4xx.EXPERIMENTS,
+            *hf4xx_steps.EXPERIMENTS,
         )
     )
 )

@@ -13,6 +13,7 @@ from holdfast.client import DeliveryFailed, Producer, UndeliveredMessages
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.lab.checking import DUPLICATED, LOST, REORDERED
 from holdfast.lab.experiment import Claim, Experiment, Lab
+from holdfast.lab.experiments.hf2xx_replicated import hf102_replicated
 from holdfast.lab.watching import id_of
 from holdfast.real import RealFileSystem
 from holdfast.testing.engines import wait_until
@@ -80,6 +81,9 @@ def hf101_safe(lab: Lab) -> None:
 
 
 def hf102_unsafe(lab: Lab) -> None:
+    if lab.engine == "kafka":
+        hf102_replicated(lab, acks="1")
+        return
     topic = lab.topic()
     lab.plan(KILLED, successes=1)
     scene = lab.scene
@@ -102,6 +106,9 @@ def hf102_unsafe(lab: Lab) -> None:
 
 
 def hf102_safe(lab: Lab) -> None:
+    if lab.engine == "kafka":
+        hf102_replicated(lab, acks="all")
+        return
     topic = lab.topic()
     lab.plan(KILLED, successes=2)
     scene = lab.scene
@@ -353,7 +360,7 @@ EXPERIMENTS: Final = (
         hf102_unsafe,
         hf102_safe,
         Claim({LOST: 1}),
-        "acks=0",
+        "acks=0; on three brokers of Apache Kafka acks=1",
         "acks=all (our producer has nothing else)",
     ),
     Experiment(

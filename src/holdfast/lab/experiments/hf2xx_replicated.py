@@ -1,4 +1,4 @@
-"""HF201 to HF204 and HF209: copies that are too few, too far behind, or cut off; on three Apache Kafka brokers.
+"""HF102, HF201 to HF204 and HF209: copies that are too few, too far behind, or cut off; on three Apache Kafka brokers.
 
 The controller is a process apart. Brokers are killed, frozen, lose their disks and come back; the experiment waits for
 what the cluster makes of it (the in-sync set, the leader) before it goes on, so that the order is always the same.
@@ -165,6 +165,39 @@ def hf204(lab: Lab, *, unclean: bool) -> None:
     read_back(lab, cluster, topic)
 
 
+# ---------------------------------------------------------------- HF102: a leader that dies
+
+LEADER_KILLED: Final = "the leader is killed before its followers have it"
+
+
+def hf102_replicated(lab: Lab, acks: str) -> None:
+    """The followers stand still, and so does the controller: nobody is elected before the leader is dead."""
+    cluster = lab.engines.cluster()
+    topic = cluster.create_topic(lab.name("orders"), leader=LEADER)
+    lab.plan(LEADER_KILLED, successes=1)
+    others = (*FOLLOWERS, CONTROLLER)
+    settings = {"acks": acks, "enable.idempotence": acks == "all", "message.timeout.ms": 120_000}
+    producer = plain(cluster, settings)
+    send_all(lab, producer, topic, ["before"])
+    cluster.freeze(*others)
+    send_to_a_leader_alone(lab, producer, topic)
+    cluster.kill(LEADER)
+    lab.fault(LEADER_KILLED)
+    cluster.thaw(*others)
+    await_leader(cluster, topic, FOLLOWERS)
+    wait_until(lambda: producer.flush(0.1) == 0, "something is said about each", ELECTION_SECONDS)
+    cluster.revive(LEADER)
+    read_back(lab, cluster, topic)
+
+
+def send_to_a_leader_alone(lab: Lab, producer: Producer, topic: str) -> None:
+    """One by one: the first may answer a fetch that a follower had sent before, the last cannot."""
+    for message in numbers(0, 5):
+        lab.sends("program", topic, [message])
+        producer.produce(topic, message, on_delivery=lab.report("program"))
+        producer.flush(0.3)
+
+
 # ---------------------------------------------------------------- HF209: a leader that is cut off
 
 
@@ -179,11 +212,7 @@ def hf209(lab: Lab, acks: str) -> None:
     producer = plain(cluster, settings)
     send_all(lab, producer, topic, ["before"])
     cluster.freeze(*others)
-    # One by one: the first may answer a fetch that a follower had sent before, the last cannot.
-    for message in numbers(0, 5):
-        lab.sends("program", topic, [message])
-        producer.produce(topic, message, on_delivery=lab.report("program"))
-        producer.flush(0.3)
+    send_to_a_leader_alone(lab, producer, topic)
     cluster.freeze(LEADER)
     cluster.thaw(*others)
     await_leader(cluster, topic, FOLLOWERS)

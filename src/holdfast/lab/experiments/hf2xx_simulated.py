@@ -7,12 +7,19 @@ would be told.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from holdfast.lab.checking import LOST, MOVED_BACK
 from holdfast.lab.experiment import Claim, Experiment, Lab
 from holdfast.lab.experiments.hf2xx_mounted import hf205_mounted
+from holdfast.lab.experiments.hf2xx_timed import (
+    LONG_MS,
+    SHORT_MS,
+    hf206_timed,
+    hf210_timed,
+    hf411_timed,
+)
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.clock import ManualClock
@@ -171,7 +178,7 @@ def _make_trouble(broker: Simulated, trouble: str) -> None:
 
 # ---------------------------------------------------------------- HF206: retention
 
-AWAY: Final = "the group is away for two hours"
+AWAY: Final = "the group is away for longer than anything is kept"
 
 
 def hf206(lab: Lab, retention_ms: int) -> None:
@@ -292,6 +299,14 @@ def hf411(lab: Lab, timeout_ms: int) -> None:
     broker.scan()
 
 
+def either(lab: Lab, simulated: Callable[[], None], timed: Callable[[], None]) -> None:
+    """With a moved clock on our broker, with short settings on Apache Kafka."""
+    if lab.engine == "holdfast":
+        simulated()
+    else:
+        timed()
+
+
 EXPERIMENTS: Final = (
     Experiment(
         "HF205",
@@ -307,23 +322,23 @@ EXPERIMENTS: Final = (
     Experiment(
         "HF206",
         "retention removes what was not read",
-        lambda lab: hf206(lab, HOUR_MS),
-        lambda lab: hf206(lab, WEEK_MS),
+        lambda lab: either(lab, lambda: hf206(lab, HOUR_MS), lambda: hf206_timed(lab, SHORT_MS, AWAY)),
+        lambda lab: either(lab, lambda: hf206(lab, WEEK_MS), lambda: hf206_timed(lab, LONG_MS, AWAY)),
         Claim({LOST: 1}),
         "retention.ms of an hour, and a reader that is away for two",
         "retention.ms of a week",
-        engines=("holdfast",),
+        engines=("holdfast", "kafka"),
         in_process=True,
     ),
     Experiment(
         "HF210",
         "compaction overtakes a reader",
-        lambda lab: hf210(lab, 0),
-        lambda lab: hf210(lab, WEEK_MS),
+        lambda lab: either(lab, lambda: hf210(lab, 0), lambda: hf210_timed(lab, "0", COMPACTED)),
+        lambda lab: either(lab, lambda: hf210(lab, WEEK_MS), lambda: hf210_timed(lab, LONG_MS, COMPACTED)),
         Claim({LOST: 1}),
         "min.compaction.lag.ms=0",
         "min.compaction.lag.ms of a week",
-        engines=("holdfast",),
+        engines=("holdfast", "kafka"),
         in_process=True,
     ),
     Experiment(
@@ -340,12 +355,12 @@ EXPERIMENTS: Final = (
     Experiment(
         "HF411",
         "an open transaction holds readers back",
-        lambda lab: hf411(lab, 24 * HOUR_MS),
-        lambda lab: hf411(lab, TICK_MS),
+        lambda lab: either(lab, lambda: hf411(lab, 24 * HOUR_MS), lambda: hf411_timed(lab, 600_000, HANGING)),
+        lambda lab: either(lab, lambda: hf411(lab, TICK_MS), lambda: hf411_timed(lab, 1000, HANGING)),
         Claim({LOST: 1}),
         "transaction.timeout.ms of a day, retention of an hour",
         "transaction.timeout.ms of a minute",
-        engines=("holdfast",),
+        engines=("holdfast", "kafka"),
         in_process=True,
     ),
 )

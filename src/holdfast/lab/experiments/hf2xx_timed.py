@@ -1,0 +1,166 @@
+"""HF206, HF210, HF411 in real time: retention and compaction with short settings, on brokers whose clock is their own.
+
+How long is long enough is not guessed: beside the topic there is another with the short setting, and the experiment
+goes on when that one has lost what it was to lose.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from holdfast.lab.experiment import Lab
+from holdfast.lab.watching import read_log
+from holdfast.testing.engines import QUIET, wait_until
+from holdfast.testing.risks import Scene
+
+SETTINGS: Final = {"log.retention.check.interval.ms": "300", "log.cleaner.backoff.ms": "300"}
+SEGMENTS: Final = {"segment.ms": "200", "file.delete.delay.ms": "0"}
+ROLL_SECONDS: Final = 0.3
+"""Longer than segment.ms: the next message begins a segment."""
+SHORT_MS: Final = "4000"
+LONG_MS: Final = "604800000"
+PATIENCE_SECONDS: Final = 120.0
+
+
+class Reader:
+    """A group of one, that handles what it reads and commits."""
+
+    def __init__(self, lab: Lab, scene: Scene, topic: str) -> None:
+        self.lab = lab
+        self.topic = topic
+        self.group = lab.name("readers")
+        self._settings: dict[str, Any] = {
+            "bootstrap.servers": scene.bootstrap_servers,
+            "group.id": self.group,
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+            **QUIET,
+        }
+
+    def read(self, limit: int | None = None) -> int:
+        """Handle so many, or all there is; returns how many that were."""
+        consumer = Consumer(self._settings)
+        count = 0
+        try:
+            consumer.assign([TopicPartition(self.topic, 0)])
+
+            def read_on() -> bool:
+                nonlocal count
+                message: Any = consumer.poll(0.5)
+                if message is None:
+                    return False
+                error = message.error()
+                if error is not None:
+                    return bool(error.code() == KafkaError._PARTITION_EOF)
+                self.lab.given(self.group, "reader", message)
+                self.lab.handles(self.group, "reader", message)
+                consumer.commit(message=message, asynchronous=False)
+                count += 1
+                return count == limit
+
+            wait_until(read_on, f"{self.topic} is read", PATIENCE_SECONDS)
+        finally:
+            consumer.close()
+        return count
+
+
+def start_of(scene: Scene, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": scene.bootstrap_servers, "group.id": "looks", **QUIET})
+    try:
+        low, _ = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
+        return int(low)
+    finally:
+        consumer.close()
+
+
+def write_slowly(
+    lab: Lab, scene: Scene, topics: tuple[str, str], ids: list[str], key: str | None = None
+) -> None:
+    """Each a segment of its own, to the topic and to its twin."""
+    topic, twin = topics
+    producer = scene.producer()
+    for message in ids:
+        lab.sends("program", topic, [message])
+        producer.produce(topic, message, key=key, on_delivery=lab.report("program"))
+        producer.produce(twin, message, key=key)
+        producer.flush(30)
+        threading.Event().wait(ROLL_SECONDS)
+
+
+def made(lab: Lab, scene: Scene, config: dict[str, str], short: dict[str, str]) -> tuple[str, str]:
+    topic = lab.topic(config={**SEGMENTS, **config}, scene=scene)
+    return topic, lab.topic("twin", config={**SEGMENTS, **short}, scene=scene)
+
+
+def away(lab: Lab, fault: str, has_lost: Callable[[], bool]) -> None:
+    wait_until(has_lost, fault, PATIENCE_SECONDS)
+    lab.fault(fault)
+
+
+def hf206_timed(lab: Lab, retention_ms: str, fault: str) -> None:
+    lab.plan(fault, successes=4)
+    scene = lab.engines.scene(lab.engine, SETTINGS)
+    topics = made(lab, scene, {"retention.ms": retention_ms}, {"retention.ms": SHORT_MS})
+    ids = [str(number) for number in range(lab.random.randint(5, 8))]
+    write_slowly(lab, scene, topics, ids)
+    reader = Reader(lab, scene, topics[0])
+    reader.read(2)
+    away(lab, fault, lambda: start_of(scene, topics[1]) >= len(ids) - 1)
+    write_slowly(lab, scene, topics, ["later"])
+    reader.read()
+    lab.position(scene, reader.group, topics[0])
+    lab.scan(scene, topics[0], start=start_of(scene, topics[0]))
+
+
+def hf210_timed(lab: Lab, lag_ms: str, fault: str) -> None:
+    lab.plan(fault, successes=4)
+    scene = lab.engines.scene(lab.engine, SETTINGS)
+    compacted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+    topics = made(
+        lab,
+        scene,
+        {**compacted, "min.compaction.lag.ms": lag_ms},
+        {**compacted, "min.compaction.lag.ms": "0"},
+    )
+    reader = Reader(lab, scene, topics[0])
+    write_slowly(lab, scene, topics, ["balance-0"], key="account")
+    reader.read(1)
+    ids = [f"balance-{number}" for number in range(1, lab.random.randint(6, 9))]
+    write_slowly(lab, scene, topics, ids, key="account")
+    away(lab, fault, lambda: len(read_log(scene.bootstrap_servers, topics[1], 1)) <= 3)
+    reader.read()
+    lab.position(scene, reader.group, topics[0])
+    lab.scan(scene, topics[0], compacted=True)
+
+
+def hf411_timed(lab: Lab, timeout_ms: int, fault: str) -> None:
+    lab.plan(fault, successes=4)
+    scene = lab.engines.scene(lab.engine, SETTINGS)
+    topics = made(lab, scene, {"retention.ms": SHORT_MS}, {"retention.ms": SHORT_MS})
+    hanging = scene.producer({"transactional.id": topics[0], "transaction.timeout.ms": timeout_ms})
+    hanging.init_transactions(30)
+    hanging.begin_transaction()
+    lab.note("begin", "hanging", txn="open", ids=["held"])
+    lab.sends("hanging", topics[0], ["held"], txn="open")
+    hanging.produce(topics[0], "held")
+    hanging.flush(30)
+    lab.fault(fault)
+    ids = [str(number) for number in range(lab.random.randint(4, 6))]
+    write_slowly(lab, scene, topics, ids)
+    reader = Reader(lab, scene, topics[0])
+
+    def has_lost() -> bool:
+        # A reader that is always there, and reads what it may.
+        reader.read()
+        return start_of(scene, topics[1]) >= len(ids) - 1
+
+    wait_until(has_lost, "retention has passed them", PATIENCE_SECONDS)
+    lab.position(scene, reader.group, topics[0])
+    lab.scan(scene, topics[0], start=start_of(scene, topics[0]))
