@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 from holdfast.audit.model import Verdict
@@ -30,12 +31,17 @@ MUTATIONS = all_mutations()
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorldWriter]:
     settings = ("fsync=off", "full_page_writes=off", "autovacuum=off")
+    threads = pa.cpu_count(), pa.io_thread_count()
+    pa.set_cpu_count(1)  # files this small are not worth a second thread
+    pa.set_io_thread_count(1)
     with (
         FakeCluster() as cluster,
         PostgresServer(settings=settings) as server,
         WorldWriter(cluster, str(tmp_path_factory.mktemp("worlds")), server.url) as writer,
     ):
         yield writer
+    pa.set_cpu_count(threads[0])
+    pa.set_io_thread_count(threads[1])
 
 
 def in_part(part: int) -> list[int]:

@@ -435,7 +435,7 @@ def make_plan(
     window_kinds: tuple[SinkKind, ...] = (),
     has_spool: bool | None = None,
     loses_spooled: bool = False,
-    records: int = 60,
+    records: int = 45,
 ) -> Plan:
     """A world on paper. Without `kinds` and `window_kinds` it has one or two sinks of any kind."""
     chance = random.Random(seed)
