@@ -117,6 +117,7 @@ def test_rows_noted_while_routes_are_counted_are_those_a_job_finds(
     for sink in bench.sinks.values():
         sink.forget()
     monkeypatch.setattr("holdfast.pipeline.engine.routing.ROWS_NOTED_MAX", -1)
+    monkeypatch.setattr(writing, "COLLECTED_ROWS_MAX", 3)  # through files of the stage
     bench.run()
     assert asked
     assert files(bench) == noted
@@ -182,14 +183,6 @@ def test_rows_that_change_when_asked_again_stop_the_batch(
     with pytest.raises(Unbalanced, match="written down"):
         bench.run()
     assert not bench.sinks["main"].content
-
-
-def test_many_rows_go_through_files_of_the_stage(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.engine.aside.COLLECTED_ROWS_MAX", 3)
-    bench.change(steps=STEPS)
-    bench.produce_orders(40)
-    bench.run()
-    assert by_route(bench)["filtered", "no-trials"] == 14
 
 
 def test_duplicates_and_late_rows_are_recorded_and_those_late_for_a_tap_apart(bench: Bench) -> None:
