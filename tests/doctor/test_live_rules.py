@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -440,3 +441,47 @@ def test_a_transaction_may_not_outlast_what_it_writes() -> None:
 )
 def test_durations_are_told_in_two_units(duration_ms: int, words: str) -> None:
     assert spell(duration_ms) == words
+
+
+# ---------------------------------------------------------------------- partitions that were added
+
+
+def grown(state: str, *, known: int = 2, written: int = 5) -> Snapshot:
+    """`orders` with three partitions, of which the group `billing` has positions in the first."""
+    whole = topic()
+    look = snapshot(replace(whole, partitions=dict.fromkeys(range(3), whole.partitions[0])))
+    look.bounds.update({("orders", number): Bounds(0, 5, 5) for number in range(2)})
+    look.bounds["orders", 2] = Bounds(0, written, written)
+    positions = {("orders", number): 5 for number in range(known)}
+    look.groups["billing"] = GroupFacts("billing", state, "classic", 1, positions)
+    return look
+
+
+@pytest.mark.parametrize(
+    ("state", "severity"), [("Stable", Severity.WARNING), ("Empty", Severity.NOTE)], ids=["members", "none"]
+)
+def test_a_partition_behind_all_that_a_group_knows_is_new_to_it(state: str, severity: Severity) -> None:
+    # HF304
+    (found,) = judge(grown(state)).findings
+    assert (found.id, found.where, found.severity) == ("HF304", "group billing on topic orders", severity)
+    assert "orders-2: 5 written" in found.found
+
+
+def test_a_group_that_knows_every_partition_or_an_empty_new_one_is_in_order() -> None:
+    assert judge(grown("Stable", known=3)).findings == []
+    assert judge(grown("Stable", written=0)).findings == []
+
+
+def test_a_group_without_any_position_in_a_topic_is_not_told_of_new_partitions() -> None:
+    assert judge(grown("Stable", known=0)).findings == []
+
+
+@pytest.mark.parametrize(("reset", "count"), [("earliest", 0), ("latest", 1)])
+def test_consumers_that_begin_at_the_earliest_find_everything_in_new_partitions(
+    tmp_path: Path, reset: str, count: int
+) -> None:
+    # HF304
+    file = tmp_path / "consumer.properties"
+    file.write_text(f"group.id=billing\nauto.offset.reset={reset}\n")
+    examination = judge(grown("Stable"), clients=read_clients(str(file), "consumer"))
+    assert len([found for found in examination.findings if found.id == "HF304"]) == count

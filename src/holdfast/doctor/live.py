@@ -9,6 +9,7 @@ transactional ids and the cluster, DESCRIBE_CONFIGS on topics and the cluster, R
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from holdfast.doctor.findings import ConfigChange, Examination, Finding, Severit
 from holdfast.doctor.live_ask import Cluster, ClusterUnreachable, alter_configs
 from holdfast.doctor.live_cluster_rules import cluster_findings
 from holdfast.doctor.live_collect import collect
-from holdfast.doctor.live_group_rules import group_findings
+from holdfast.doctor.live_group_rules import group_findings, new_partitions
 from holdfast.doctor.live_history import append_looks, read_looks
 from holdfast.doctor.live_snapshot import Look, Snapshot
 from holdfast.doctor.live_transaction_rules import transaction_findings
@@ -69,6 +70,7 @@ def judge(
     examination.add(cluster_findings(snapshot))
     ordered = sorted({look.time_ms: look for look in looks}.values(), key=lambda look: look.time_ms)
     examination.add(group_findings(snapshot, ordered))
+    examination.add(new_partitions(snapshot, _from_the_start(clients)))
     examination.add(transaction_findings(snapshot))
     known = {(found.id, found.place) for found in examination.findings}
     for found in against_topics(clients, snapshot.topic_facts()):
@@ -86,6 +88,15 @@ def judge(
         words += f", compared with {_count(len(ordered), 'earlier look')}"
     examination.examined.append(words + (", in part" if snapshot.gaps else ""))
     return examination
+
+
+def _from_the_start(clients: Sequence[ClientSettings]) -> set[str]:
+    """Groups whose consumers are all known to begin at the earliest message."""
+    resets: defaultdict[str, set[str | None]] = defaultdict(set)
+    for client in clients:
+        if client.role == "consumer" and (group := client.text("group.id")):
+            resets[group].add(client.text("auto.offset.reset"))
+    return {group for group, some in resets.items() if some == {"earliest"}}
 
 
 def _reaching(found: Finding, flags: str) -> Finding:

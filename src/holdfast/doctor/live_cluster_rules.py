@@ -2,7 +2,7 @@
 
 Rules over a snapshot; nothing is asked here. A cluster of one broker cannot be replicated whatever its topics say, so
 that is one note about the cluster and no word about each topic. Partitions of a topic with the same trouble are one
-finding that counts them.
+finding that counts them. Brokers list those of them that are up: one that only replicas name is away, and counts.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ def cluster_findings(snapshot: Snapshot) -> Iterator[Finding]:
     yield from _single_broker(snapshot)
     yield from _broker_defaults(snapshot)
     yield from _page_cache(snapshot)
+    size = cluster_size(snapshot)
     readers = readers_of(snapshot.groups)
     yield from _old_on_arrival(snapshot, readers)
     for topic in sorted(snapshot.topics.values(), key=lambda each: each.name):
         yield from _health(topic)
-        if len(snapshot.brokers) > 1:
-            yield from _replicas(topic, snapshot)
+        if size > 1:
+            yield from _replicas(topic, snapshot, size)
             yield from _minimum(topic)
-        yield from _election(topic, snapshot)
+        yield from _election(topic, snapshot, size)
         if not topic.is_internal:
             yield from _short_retention(topic, readers.get(topic.name, []))
             yield from _compaction(topic)
@@ -88,8 +89,19 @@ def _place_of(brokers: Sequence[BrokerFacts], snapshot: Snapshot) -> Place:
 # ---------------------------------------------------------------------- the cluster and its brokers
 
 
+def cluster_size(snapshot: Snapshot) -> int:
+    """How many brokers there are, with those that are away."""
+    with_replicas = {
+        broker
+        for topic in snapshot.topics.values()
+        for partition in topic.partitions.values()
+        for broker in partition.replicas
+    }
+    return len(with_replicas | set(snapshot.brokers))
+
+
 def _single_broker(snapshot: Snapshot) -> Iterator[Finding]:
-    if len(snapshot.brokers) == 1:
+    if cluster_size(snapshot) == 1:
         yield finding(
             "HF201",
             CLUSTER,
@@ -130,7 +142,7 @@ def _broker_defaults(snapshot: Snapshot) -> Iterator[Finding]:
             fix=Fix(f"offsets.retention.minutes={WEEK_MINUTES}", "settings"),
             related=("HF305",),
         )
-    if len(snapshot.brokers) >= REPLICAS_WANTED:
+    if cluster_size(snapshot) >= REPLICAS_WANTED:
         yield from _new_topics(snapshot)
 
 
@@ -222,7 +234,9 @@ def _health(topic: LiveTopic) -> Iterator[Finding]:
             f"no leader: {_numbered(offline)} can be neither written nor read now",
             severity=Severity.ERROR,
             loses="what producers drop until a replica returns; an unclean election now would lose what it lacks",
-            fix=Fix(f"bring back a broker with an in-sync replica: {_away(topic, offline)}"),
+            fix=Fix(
+                f"bring back a broker with an in-sync replica, the last leader say: {_away(topic, offline)}"
+            ),
             related=("HF204",),
         )
     if below:
@@ -255,18 +269,22 @@ def _numbered(numbers: Sequence[int]) -> str:
 
 
 def _away(topic: LiveTopic, numbers: Sequence[int]) -> str:
+    """Who is missing; of a partition without a leader, who may lead it: Apache Kafka tells of nobody in sync then."""
     away: set[int] = set()
     for number in numbers:
         partition: PartitionFacts = topic.partitions[number]
-        away |= set(partition.replicas) - (set(partition.in_sync) if partition.leader >= 0 else set())
+        if partition.leader >= 0:
+            away |= set(partition.replicas) - set(partition.in_sync)
+        else:
+            away |= set(partition.in_sync or partition.replicas)
     return f"broker{'s' if len(away) > 1 else ''} {shown(sorted(away))}"
 
 
-def _replicas(topic: LiveTopic, snapshot: Snapshot) -> Iterator[Finding]:
+def _replicas(topic: LiveTopic, snapshot: Snapshot, size: int) -> Iterator[Finding]:
     factor = topic.replication_factor
     is_offsets = topic.name == OFFSETS_TOPIC
-    if 0 < factor < min(REPLICAS_WANTED, len(snapshot.brokers)):
-        wanted = min(REPLICAS_WANTED, len(snapshot.brokers))
+    wanted = min(REPLICAS_WANTED, size)
+    if 0 < factor < wanted:
         yield finding(
             "HF211" if is_offsets else "HF201",
             topic.spot,
@@ -324,7 +342,7 @@ def _minimum(topic: LiveTopic) -> Iterator[Finding]:
         )
 
 
-def _election(topic: LiveTopic, snapshot: Snapshot) -> Iterator[Finding]:
+def _election(topic: LiveTopic, snapshot: Snapshot, size: int) -> Iterator[Finding]:
     setting = (topic.settings or Settings()).get("unclean.leader.election.enable")
     if setting is None or setting.value.lower() != "true":
         return
@@ -336,7 +354,7 @@ def _election(topic: LiveTopic, snapshot: Snapshot) -> Iterator[Finding]:
         "HF204",
         topic.spot,
         "unclean.leader.election.enable=true",
-        severity=Severity.NOTE if len(snapshot.brokers) == 1 else None,
+        severity=Severity.NOTE if size == 1 else None,
         fix=alter_topic(topic.name, "unclean.leader.election.enable", "false"),
     )
 

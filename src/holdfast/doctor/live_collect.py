@@ -74,6 +74,10 @@ NAMES_MAX: Final = 5
 """How many things a gap names."""
 WITHOUT_POSITIONS: Final = frozenset({"share"})
 """Groups that keep no position of their own to be passed by anything."""
+COORDINATED: Final[Mapping[str, str]] = {
+    "__consumer_offsets": "groups",
+    "__transaction_state": "transactions",
+}
 OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 DESCRIBE_BIT: Final = 1 << 8
 
@@ -184,6 +188,16 @@ class _Collector:
                 topic.is_internal,
                 {each.partition_index: _partition(each) for each in topic.partitions},
             )
+        self._coordinators_away()
+
+    def _coordinators_away(self) -> None:
+        """Brokers list what they coordinate: what nobody coordinates now is in no list."""
+        for name, what in COORDINATED.items():
+            topic = self.snapshot.topics.get(name)
+            for number, partition in topic.partitions.items() if topic is not None else ():
+                if partition.leader not in self.snapshot.brokers:
+                    why = "the partition has no leader, and nobody can be asked about what it keeps"
+                    self._miss(what, f"those of {name}-{number}", why, "connection")
 
     def authority(self) -> None:
         """Lists leave out in silence what may not be seen; whether that may be so, the cluster says."""

@@ -9,13 +9,17 @@ and a group at least as fast as its log is in no danger. Where size removes mess
 
 Stalled is a position that did not move over looks at least a minute apart, while the log grew and the group was behind
 throughout: nothing to set. Rewinding is a position that is smaller than one committed before.
+
+New is a partition behind all that a group has positions in, with messages and without one: partitions are added at the
+end. A group that assigns itself only the first ones looks the same, so without members it is a note.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -223,6 +227,42 @@ def _by_size(
         f"({lag} behind)"
     )
     return _Trouble(place, words, left_ms)
+
+
+def new_partitions(snapshot: Snapshot, from_the_start: Collection[str] = ()) -> Iterator[Finding]:
+    """Partitions that a group does not know yet; `from_the_start` are the groups known to begin at the earliest."""
+    for group in sorted(snapshot.groups.values(), key=lambda each: each.name):
+        if group.name in from_the_start:
+            continue
+        last: dict[str, int] = {}
+        for topic, partition in group.positions:
+            last[topic] = max(partition, last.get(topic, partition))
+        troubles = []
+        for name, highest in last.items():
+            live = snapshot.topics.get(name)
+            for partition in sorted(live.partitions) if live is not None else ():
+                bounds = snapshot.bounds.get((name, partition))
+                if partition > highest and bounds is not None and bounds.end > 0:
+                    words = (
+                        f"{named((name, partition))}: {bounds.end} written, and the group has no position there as it "
+                        f"has up to {named((name, highest))}: with auto.offset.reset=latest they are skipped"
+                    )
+                    troubles.append(_Trouble((name, partition), words, partition))
+        yield from _told(
+            "HF304",
+            group,
+            troubles,
+            partial(_reset_new, group),
+            severity=None if group.has_members else Severity.NOTE,
+            related=("HF305",),
+        )
+
+
+def _reset_new(group: GroupFacts, topic: str) -> Fix:
+    return Fix(
+        f"auto.offset.reset=earliest in the consumers of {plain(group.name)}, before they begin there; if they have "
+        f"begun, read the first messages of the new partitions of {plain(topic)} by themselves"
+    )
 
 
 # ---------------------------------------------------------------------- with earlier looks

@@ -15,6 +15,7 @@ from typing import Final
 from holdfast.doctor.client_defaults import Client
 from holdfast.doctor.findings import Finding, Fix, Severity, finding
 from holdfast.doctor.python_code import Made, Program, dotted
+from holdfast.doctor.python_effects import check_effects
 from holdfast.doctor.python_names import FUNCTIONS, LOOPS, calls_in, is_logging, names_in, only_tells
 
 READS: Final = frozenset({"poll", "consume", "getone", "getmany"})
@@ -24,6 +25,11 @@ DECODING: Final = frozenset(
     TopicPartition OffsetAndMetadata KafkaException KafkaError from_json code append isEnabledFor""".split()  # noqa: SIM905
 )
 HANDING_ON: Final = frozenset({"submit", "put", "put_nowait", "apply_async", "create_task", "ensure_future"})
+PASSING: Final = frozenset(
+    """ValueError TypeError KeyError IndexError AttributeError LookupError AssertionError StopIteration IntegrityError
+    UnicodeError KeyboardInterrupt""".split()  # noqa: SIM905
+)
+"""Errors of handling that come from what is in the message: trying it again gives the same."""
 WAITING: Final = frozenset(
     {"result", "wait", "as_completed", "gather", "join", "map", "run_until_complete", "TaskGroup"}
 )
@@ -56,7 +62,14 @@ def check_consumers(program: Program) -> Iterator[Finding]:
             yield from _committed_first(program, made, loop)
             yield from _handed_on(program, made, loop)
             yield from _failure_skipped(program, made, loop)
+            yield from check_effects(program, made, loop.node, loop.names, _commits_of(program, made, loop))
         yield from _last_commit(program, made)
+        yield from _whatever_comes(program, made)
+
+
+def _commits_of(program: Program, made: Made, loop: Loop) -> list[ast.Call]:
+    commits = set(made.calls(program.names, "commit"))
+    return [call for call in calls_in(loop.node) if call in commits]
 
 
 def _loops(program: Program, made: Made) -> Iterator[Loop]:
@@ -156,8 +169,7 @@ def _handed_on(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
     if any(_name(call) in WAITING for call in calls_in(loop.node)):
         return
     automatic = _commits_by_itself(made)
-    committed = [call for call in made.calls(program.names, "commit") if call in set(calls_in(loop.node))]
-    if not automatic and not committed:
+    if not automatic and not _commits_of(program, made, loop):
         return
     for call in calls_in(loop.node):
         given = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -193,24 +205,35 @@ def _commits_by_itself(made: Made) -> bool:
     return settings.written("group.id")
 
 
-# HF306
+# HF303, HF306
 
 
 def _failure_skipped(program: Program, made: Made, loop: Loop) -> Iterator[Finding]:
-    """An error of the handling is mentioned at most, and the position moves on."""
-    moves_on = _commits_by_itself(made) or any(
-        call in set(calls_in(loop.node)) for call in made.calls(program.names, "commit", "store_offsets")
-    )
-    if not moves_on:
+    """An error of the handling is mentioned at most, and the position moves on: with this message, or a later one."""
+    commits = set(made.calls(program.names, "commit", "store_offsets"))
+    moving = [call for call in calls_in(loop.node) if call in commits]
+    if not moving and not _commits_by_itself(made):
         return
     for attempt in ast.walk(loop.node):
         if not isinstance(attempt, ast.Try) or not any(loop.handles(each) for each in attempt.body):
             continue
+        if _is_retried(program, loop, attempt):
+            continue
+        overtaken = _only_after_success(attempt, moving) and not _commits_by_itself(made)
         for handler in attempt.handlers:
-            wide = handler.type is None or (
-                isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
-            )
-            if wide and all(only_tells(handler.body)):
+            if not all(only_tells(handler.body)):
+                continue
+            if overtaken and not _is_about_the_message(handler):
+                yield finding(
+                    "HF303",
+                    program.place(handler),
+                    "a message whose handling fails is not committed, and the commit of the next one passes over it",
+                    fix=Fix(
+                        "stop at it, seek back to it, or send it to a dead-letter topic; then go on", "code"
+                    ),
+                    related=("HF306",),
+                )
+            elif not overtaken and _is_wide(handler):
                 yield finding(
                     "HF306",
                     program.place(handler),
@@ -219,6 +242,42 @@ def _failure_skipped(program: Program, made: Made, loop: Loop) -> Iterator[Findi
                     fix=Fix("retry a bounded number of times, then send it to a dead-letter topic", "code"),
                     related=("HF303",),
                 )
+
+
+def _is_retried(program: Program, loop: Loop, attempt: ast.Try) -> bool:
+    """Within a loop of its own that goes over something else than messages."""
+    for each in program.names.ancestors(attempt):
+        if each is loop.node:
+            return False
+        if isinstance(each, ast.While) or (
+            isinstance(each, (ast.For, ast.AsyncFor)) and not names_in(each.iter) & loop.names
+        ):
+            return True
+    return False
+
+
+def _only_after_success(attempt: ast.Try, moving: list[ast.Call]) -> bool:
+    """Whether every commit of the loop is one that a failure leaves out: in what is tried, or in its else."""
+    fine = {call for statement in (*attempt.body, *attempt.orelse) for call in calls_in(statement)}
+    return bool(moving) and all(call in fine for call in moving)
+
+
+def _is_wide(handler: ast.ExceptHandler) -> bool:
+    return handler.type is None or (
+        isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
+    )
+
+
+def _is_about_the_message(handler: ast.ExceptHandler) -> bool:
+    """An error of the message itself, or one that is meant to be passed over: it may well be skipped knowingly."""
+    if handler.type is None:
+        return False
+    words = {each.attr for each in ast.walk(handler.type) if isinstance(each, ast.Attribute)}
+    return not PASSING.isdisjoint(words | names_in(handler.type)) or any(
+        part in word
+        for word in words | names_in(handler.type)
+        for part in ("Decode", "Valid", "Skip", "Duplicate")
+    )
 
 
 # HF309
@@ -244,3 +303,32 @@ def _last_commit(program: Program, made: Made) -> Iterator[Finding]:
         severity=Severity.NOTE,
         fix=Fix(f"{made.name}.commit(asynchronous=False) before {made.name}.close()", "code"),
     )
+
+
+# HF304
+
+
+def _whatever_comes(program: Program, made: Made) -> Iterator[Finding]:
+    """Topics by a pattern, from their end: those that are made later are found when they have been written to."""
+    if made.settings.text("auto.offset.reset") != "latest":
+        return
+    for call in made.calls(program.names, "subscribe"):
+        keyword = next((each.value for each in call.keywords if each.arg == "pattern"), None)
+        listed = call.args[0].elts if call.args and isinstance(call.args[0], ast.List) else []
+        pattern = keyword or next((each for each in listed if _is_pattern(program, made, each)), None)
+        if pattern is None or program.names.constant(pattern) is None:
+            continue
+        yield finding(
+            "HF304",
+            program.place(call),
+            f"topics by a pattern with {made.settings.said('auto.offset.reset')}: a topic that is made later is found "
+            "minutes after its first messages, which are skipped",
+            fix=made.settings.set_to("auto.offset.reset", "earliest"),
+            related=("HF305",),
+        )
+
+
+def _is_pattern(program: Program, made: Made, node: ast.expr) -> bool:
+    """librdkafka takes a topic's name for a pattern when it begins so."""
+    name = program.names.constant(node)
+    return made.settings.client is Client.LIBRDKAFKA and isinstance(name, str) and name.startswith("^")
