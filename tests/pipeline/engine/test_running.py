@@ -329,7 +329,7 @@ def test_events_and_log_say_what_was_done(bench: Bench) -> None:
     assert started.lag == 4
     assert done.lag == 0
     assert done.rows_by_sink == {"dead-letter": 0, "main": 4, "second": 4}
-    assert set(done.times_ms) == {"plan", "stage", "route", "prepare", "commit"}
+    assert set(done.times_ms) == {"plan", "stage", "route", "prepare", "aside", "commit"}
     batch, summary = bench.log
     assert batch["range"] == done.range.as_json()
     assert batch["routes"]["main"] == summary["routes"]["main"] == 4
