@@ -482,7 +482,7 @@ def make_plan(
         plan.dead.batches.append(dead)
         plan.aside.append(aside)
         for held in plan.sinks.values():
-            held.batches.append(streams[held.takes])
+            held.batches.append([Row(row.lineage, dict(row.values)) for row in streams[held.takes]])
     if len(plan.sinks) > 1 and len(plan.batches) > 1 and chance.random() < 0.2:
         plan.lags[chance.choice(sorted(plan.sinks))] = 1
     return plan
