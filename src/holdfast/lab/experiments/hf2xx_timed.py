@@ -13,7 +13,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from holdfast.lab.experiment import Lab
-from holdfast.lab.watching import read_log
+from holdfast.lab.watching import committed, read_log
 from holdfast.testing.engines import QUIET, wait_until
 from holdfast.testing.risks import Scene
 
@@ -21,7 +21,7 @@ SETTINGS: Final = {"log.retention.check.interval.ms": "300", "log.cleaner.backof
 SEGMENTS: Final = {"segment.ms": "200", "file.delete.delay.ms": "0"}
 ROLL_SECONDS: Final = 0.3
 """Longer than segment.ms: the next message begins a segment."""
-SHORT_MS: Final = "4000"
+SHORT_MS: Final = "8000"
 LONG_MS: Final = "604800000"
 PATIENCE_SECONDS: Final = 120.0
 
@@ -33,6 +33,8 @@ class Reader:
         self.lab = lab
         self.topic = topic
         self.group = lab.name("readers")
+        # A broker that has just started takes its time until it coordinates groups; what is kept for seconds does not.
+        committed(scene.bootstrap_servers, self.group, topic, 0)
         self._settings: dict[str, Any] = {
             "bootstrap.servers": scene.bootstrap_servers,
             "group.id": self.group,
@@ -109,9 +111,10 @@ def hf206_timed(lab: Lab, retention_ms: str, fault: str) -> None:
     scene = lab.engines.scene(lab.engine, SETTINGS)
     topics = made(lab, scene, {"retention.ms": retention_ms}, {"retention.ms": SHORT_MS})
     ids = [str(number) for number in range(lab.random.randint(5, 8))]
-    write_slowly(lab, scene, topics, ids)
     reader = Reader(lab, scene, topics[0])
+    write_slowly(lab, scene, topics, ids[:2])
     reader.read(2)
+    write_slowly(lab, scene, topics, ids[2:])
     away(lab, fault, lambda: start_of(scene, topics[1]) >= len(ids) - 1)
     write_slowly(lab, scene, topics, ["later"])
     reader.read()
@@ -144,6 +147,7 @@ def hf411_timed(lab: Lab, timeout_ms: int, fault: str) -> None:
     lab.plan(fault, successes=4)
     scene = lab.engines.scene(lab.engine, SETTINGS)
     topics = made(lab, scene, {"retention.ms": SHORT_MS}, {"retention.ms": SHORT_MS})
+    reader = Reader(lab, scene, topics[0])
     hanging = scene.producer({"transactional.id": topics[0], "transaction.timeout.ms": timeout_ms})
     hanging.init_transactions(30)
     hanging.begin_transaction()
@@ -154,7 +158,6 @@ def hf411_timed(lab: Lab, timeout_ms: int, fault: str) -> None:
     lab.fault(fault)
     ids = [str(number) for number in range(lab.random.randint(4, 6))]
     write_slowly(lab, scene, topics, ids)
-    reader = Reader(lab, scene, topics[0])
 
     def has_lost() -> bool:
         # A reader that is always there, and reads what it may.
