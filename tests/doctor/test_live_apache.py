@@ -40,10 +40,12 @@ TOPICS: Final[Mapping[str, Mapping[str, str]]] = {
     "doctor-prices": {"cleanup.policy": "compact", "delete.retention.ms": "1000"},
     "doctor-small": {"max.message.bytes": "100000"},
     "doctor-sound": {"retention.ms": "-1"},
+    "doctor-grown": {},
 }
 EXPECTED: Final = {
     ("HF106", "producer.properties:2"),
     ("HF204", "topic doctor-fleeting"),
+    ("HF304", "group doctor-billing on topic doctor-grown"),
     ("HF206", "group doctor-billing on topic doctor-orders"),
     ("HF206", "group doctor-lost on topic doctor-small"),
     ("HF206", "topic doctor-fleeting"),
@@ -84,7 +86,10 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def troubled(server: str) -> Iterator[None]:
     """The topics, their messages and the positions of groups; within, a transaction is open."""
     admin = AdminClient({"bootstrap.servers": server})
-    topics = [NewTopic(name, 1, 1, config=dict(settings)) for name, settings in TOPICS.items()]
+    topics = [
+        NewTopic(name, 2 if name == "doctor-grown" else 1, 1, config=dict(settings))
+        for name, settings in TOPICS.items()
+    ]
     for created in admin.create_topics(topics).values():
         created.result()
     now_ms = time.time_ns() // 1_000_000
@@ -94,10 +99,12 @@ def troubled(server: str) -> Iterator[None]:
         assert plain.flush(30) == 0  # one by one: each in a batch of its own
     for name in ("doctor-fleeting", "doctor-small", "doctor-small", "doctor-sound"):
         plain.produce(name, b"x", partition=0)
+    plain.produce("doctor-grown", b"x", partition=1)
     assert plain.flush(30) == 0
     (cut,) = admin.delete_records([TopicPartition("doctor-small", 0, 2)]).values()
     cut.result()
     commit(server, "doctor-billing", "doctor-orders", 1)
+    commit(server, "doctor-billing", "doctor-grown", 0)  # as if its second partition had come later
     commit(server, "doctor-late", "doctor-fleeting", 0)
     commit(server, "doctor-lost", "doctor-small", 0)
     commit(server, "doctor-ahead", "doctor-sound", 99)
@@ -166,7 +173,7 @@ def test_the_command_exits_as_documented(engine: Engine, producer_file: str, tmp
     assert ("HF208", "producer.properties:1") in told
     assert document["complete"]
     (look,) = [json.loads(line) for line in history.read_text().splitlines()]
-    assert look["groups"] == {"doctor-billing": {"doctor-orders": {"0": 1}}}
+    assert look["groups"] == {"doctor-billing": {"doctor-orders": {"0": 1}, "doctor-grown": {"0": 0}}}
 
 
 def test_a_group_that_is_not_there_is_named(engine: Engine) -> None:
