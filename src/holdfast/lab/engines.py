@@ -109,6 +109,8 @@ class Engines:
         between = Swallowing()
         self._stack.callback(between.close)
         port, controller_port = free_ports(2)
+        # Before there is anybody: Apache Kafka talks to itself through its advertised address.
+        between.serve(port)
         directory = self.directory / f"link-{engine}"
         machine: Any
         if engine == "holdfast":
@@ -122,11 +124,8 @@ class Engines:
                 {"advertised.listeners": listeners}, directory=directory, heap_options=SMALL_HEAP
             )
             kafka.port, kafka.controller_port = port, controller_port
-            between.serve(port)  # it talks to itself through its advertised address
             self._stack.enter_context(kafka)
             machine = ApacheMachine(kafka)
-        if engine == "holdfast":
-            between.serve(port)
         self._links[engine] = (Scene(machine, engine), between)
         return self._links[engine]
 

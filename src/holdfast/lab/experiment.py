@@ -11,6 +11,7 @@ half nothing may be found but what the claim tolerates, which is what its page s
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 import traceback
@@ -60,6 +61,13 @@ class Lab(Watching):
         self.random = random.Random(f"{experiment} {seed}")
         """The same for both halves, so that they go through the same."""
         self._prefix = f"{experiment.lower()}-{half}-{seed}-{time.monotonic_ns() % 10**9:x}"
+
+    def unwatched(self) -> Lab:
+        """The same, for what is done beside the experiment: its events go nowhere."""
+        beside = copy.copy(self)
+        beside.recorder = Recorder()
+        beside._prefix = f"{self._prefix}-beside"
+        return beside
 
     @property
     def scene(self) -> Scene:

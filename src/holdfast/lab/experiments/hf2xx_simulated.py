@@ -18,6 +18,7 @@ from holdfast.lab.experiments.hf2xx_timed import (
     SHORT_MS,
     hf206_timed,
     hf210_timed,
+    hf211_timed,
     hf411_timed,
 )
 from holdfast.testing.bare_groups import BareMember
@@ -32,6 +33,7 @@ from holdfast.wire.batch import Record, build_batch
 FETCH: Final = 1
 HOUR_MS: Final = 3_600_000
 WEEK_MS: Final = 168 * HOUR_MS
+WEEK_MINUTES: Final = 168 * 60
 TICK_MS: Final = 60_000
 """Time is passed in steps of this, so that everything that is due comes in its turn."""
 TOPIC: Final = "orders"
@@ -344,12 +346,14 @@ EXPERIMENTS: Final = (
     Experiment(
         "HF211",
         "committed positions vanish",
-        lambda lab: hf211(lab, 60),
-        lambda lab: hf211(lab, 7 * 24 * 60),
+        lambda lab: either(lab, lambda: hf211(lab, 60), lambda: hf211_timed(lab, 1, AWAY)),
+        lambda lab: either(
+            lab, lambda: hf211(lab, WEEK_MINUTES), lambda: hf211_timed(lab, WEEK_MINUTES, AWAY)
+        ),
         Claim({MOVED_BACK: 1, LOST: 1}),
         "offsets.retention.minutes of an hour, and a group that is away for two",
         "offsets.retention.minutes of a week",
-        engines=("holdfast",),
+        engines=("holdfast", "kafka"),
         in_process=True,
     ),
     Experiment(

@@ -1,4 +1,4 @@
-"""HF206, HF210, HF411 in real time: retention and compaction with short settings, on brokers whose clock is their own.
+"""HF206, HF210, HF211, HF411 in real time: short settings, on brokers whose clock is their own.
 
 How long is long enough is not guessed: beside the topic there is another with the short setting, and the experiment
 goes on when that one has lost what it was to lose.
@@ -23,7 +23,7 @@ ROLL_SECONDS: Final = 0.3
 """Longer than segment.ms: the next message begins a segment."""
 SHORT_MS: Final = "8000"
 LONG_MS: Final = "604800000"
-PATIENCE_SECONDS: Final = 120.0
+PATIENCE_SECONDS: Final = 180.0
 
 
 class Reader:
@@ -46,12 +46,13 @@ class Reader:
             **QUIET,
         }
 
-    def read(self, limit: int | None = None) -> int:
-        """Handle so many, or all there is; returns how many that were."""
+    def read(self, limit: int | None = None, start: int | None = None) -> int:
+        """Handle so many, or all there is, from its position or from this one; returns how many that were."""
         consumer = Consumer(self._settings)
         count = 0
         try:
-            consumer.assign([TopicPartition(self.topic, 0)])
+            place = TopicPartition(self.topic, 0) if start is None else TopicPartition(self.topic, 0, start)
+            consumer.assign([place])
 
             def read_on() -> bool:
                 nonlocal count
@@ -141,6 +142,32 @@ def hf210_timed(lab: Lab, lag_ms: str, fault: str) -> None:
     reader.read()
     lab.position(scene, reader.group, topics[0])
     lab.scan(scene, topics[0], compacted=True)
+
+
+def hf211_timed(lab: Lab, minutes: int, fault: str) -> None:
+    """A group on a broker that keeps positions for a minute tells when that is over."""
+    lab.plan(fault, successes=4)
+    keeps = {"offsets.retention.check.interval.ms": "1000", "offsets.retention.minutes": "1"}
+    short = lab.engines.scene(lab.engine, keeps)
+    scene = lab.engines.scene(lab.engine, {**keeps, "offsets.retention.minutes": str(minutes)})
+    topic, twin = lab.topic(scene=scene), lab.topic("twin", scene=short)
+    ids = [str(number) for number in range(lab.random.randint(5, 8))]
+    lab.write(scene, topic, ids)
+    short.write(twin, {0: ["one"]})
+    reader, forgotten = Reader(lab, scene, topic), Reader(lab.unwatched(), short, twin)
+    reader.read(2)
+    forgotten.read()
+    lab.position(scene, reader.group, topic)
+    away(lab, fault, lambda: committed(short.bootstrap_servers, forgotten.group, twin, 0) < 0)
+    if minutes == 1:
+        wait_until(lambda: committed(scene.bootstrap_servers, reader.group, topic, 0) < 0, fault)
+    position = lab.position(scene, reader.group, topic)
+    if position < 0:
+        lab.say("no position: auto.offset.reset=latest begins at the end")
+    lab.write(scene, topic, ["later"])
+    reader.read(start=len(ids) if position < 0 else position)
+    lab.position(scene, reader.group, topic)
+    lab.scan(scene, topic)
 
 
 def hf411_timed(lab: Lab, timeout_ms: int, fault: str) -> None:
