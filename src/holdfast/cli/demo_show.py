@@ -31,7 +31,7 @@ RATE: Final = 1_500.0
 """Orders a second: the default number of them takes as long as Spark needs to start, die and start again."""
 BATCHES: Final = 6
 """A batch takes no more than this part of the orders: there are some before, while and after the job is killed."""
-BATCH_RECORDS_MIN: Final = 1_000
+BATCH_RECORDS_MIN: Final = 2_000
 DAY_MS: Final = 86_400_000
 PICTURE_WIDTH: Final = 110
 

@@ -151,9 +151,6 @@ class Storm:
         self._start_broker("the broker is back")
 
     def _kill_job(self) -> None:
-        # A batch with what came after the broker's return, so that the kill is none of the first batch's.
-        finished = self._job.batches()
-        self._until(lambda: self._job.batches() > finished, "a batch after the broker's return")
         visible = self._job.outputs()
         self._until(lambda: self._has_more_than(visible), "the next output", WATCH_SECONDS)
         pid = self._job.pid
