@@ -269,14 +269,14 @@ def _numbered(numbers: Sequence[int]) -> str:
 
 
 def _away(topic: LiveTopic, numbers: Sequence[int]) -> str:
-    """Who is missing; of a partition without a leader, who may lead it: Apache Kafka tells of nobody in sync then."""
+    """Who is missing; of a partition without a leader, who may lead it."""
     away: set[int] = set()
     for number in numbers:
         partition: PartitionFacts = topic.partitions[number]
         if partition.leader >= 0:
             away |= set(partition.replicas) - set(partition.in_sync)
         else:
-            away |= set(partition.in_sync or partition.replicas)
+            away |= set(partition.in_sync or partition.may_lead or partition.replicas)
     return f"broker{'s' if len(away) > 1 else ''} {shown(sorted(away))}"
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from holdfast.doctor.live_ask import (
     DESCRIBE_CLUSTER,
     DESCRIBE_CONFIGS,
     DESCRIBE_PRODUCERS,
+    DESCRIBE_TOPIC_PARTITIONS,
     DESCRIBE_TRANSACTIONS,
     FIND_COORDINATOR,
     LIST_GROUPS,
@@ -111,6 +113,7 @@ def collect(asker: Asker, groups: Collection[str], now_ms: Callable[[], int]) ->
     collector = _Collector(asker, Snapshot(now_ms()))
     collector.metadata()
     for part in (
+        collector.who_may_lead,
         collector.authority,
         collector.broker_settings,
         collector.topic_settings,
@@ -189,6 +192,36 @@ class _Collector:
                 {each.partition_index: _partition(each) for each in topic.partitions},
             )
         self._coordinators_away()
+
+    def who_may_lead(self) -> None:
+        """Metadata names nobody in sync for a partition without a leader; newer brokers know who was."""
+        lost = [
+            topic.name
+            for topic in self.snapshot.topics.values()
+            if any(each.leader < 0 for each in topic.partitions.values())
+        ]
+        if not lost:
+            return
+        fields = {
+            "topics": [{"name": name} for name in sorted(lost)[:TOPICS_PER_REQUEST]],
+            "response_partition_limit": PARTITIONS_PER_REQUEST,
+            "cursor": None,
+        }
+        try:
+            answer = self._asker.any(DESCRIBE_TOPIC_PARTITIONS, fields)
+        except (BrokerGone, UnsupportedBroker):
+            return  # only the names of those to bring back become longer
+        for found in answer.topics:
+            topic = self.snapshot.topics.get(found.name or "")
+            if topic is None:
+                continue
+            partitions = dict(topic.partitions)
+            for each in found.partitions:
+                known = partitions.get(each.partition_index)
+                if known is not None and known.leader < 0:
+                    able = tuple(each.eligible_leader_replicas or each.last_known_elr or ())
+                    partitions[each.partition_index] = replace(known, may_lead=able)
+            self.snapshot.topics[topic.name] = replace(topic, partitions=partitions)
 
     def _coordinators_away(self) -> None:
         """Brokers list what they coordinate: what nobody coordinates now is in no list."""

@@ -67,6 +67,8 @@ class PartitionFacts:
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     leader_epoch: int = -1
+    may_lead: tuple[int, ...] = ()
+    """Of a partition that nobody leads, the replicas that have everything acknowledged, as far as the cluster says."""
 
 
 @dataclass(frozen=True)
