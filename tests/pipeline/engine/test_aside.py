@@ -303,6 +303,9 @@ def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(aside.AsideDamaged, match=name):
         aside.recorded(str(tmp_path))
+    AsideFiles(str(tmp_path)).write(batch(1), "f", rows(10, 3), [])  # and the pipeline goes on
+    assert name in os.listdir(written.path)
+    assert len(os.listdir(written.path)) == 2
 
 
 def test_a_reset_of_all_sinks_forgets_the_record(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from holdfast.pipeline.aside import (
     SUFFIX,
     VERSION,
     AsideBatch,
+    AsideDamaged,
     aside_path,
     batch_name,
     batches_in,
@@ -390,7 +391,8 @@ class AsideFiles:
                     os.unlink(path)  # written half
                 continue
             tier = int(name.split("-")[1]) if name.startswith("merged-") else 0
-            found[path] = _File(path, tier, tuple(batches_in(path)))
+            with contextlib.suppress(AsideDamaged):  # it stays, for an audit to tell
+                found[path] = _File(path, tier, tuple(batches_in(path)))
         merged = {batch.name for file in found.values() if file.tier for batch in file.batches}
         left = [
             file
