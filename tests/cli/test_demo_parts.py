@@ -158,15 +158,16 @@ def test_a_pipelines_log_is_added_up_and_a_batch_taken_again_counts_once(tmp_pat
     assert job.counts() == (134, 9, 12, 15, 0, 8)
 
 
-def test_outputs_that_lack_the_newest_batch_are_named(tmp_path: Path) -> None:
+def test_outputs_that_lack_the_newest_batch_are_counted(tmp_path: Path) -> None:
     job = PipelineJob(tmp_path, 100)
     for output, batches in {"orders": 3, "totals": 2, "late": 2}.items():
         for each in range(batches):
             (tmp_path / "out" / output / f"batch={each:020}").mkdir(parents=True)
     assert job.outputs() == 3
-    assert job.unfinished() == "in mid-batch: 'orders' has it, 'late' and 'totals' not yet"
-    for output in ("totals", "late"):
-        (tmp_path / "out" / output / f"batch={2:020}").mkdir()
+    assert job.unfinished() == "in mid-batch: 'orders' has it, 2 other outputs have not"
+    (tmp_path / "out" / "totals" / f"batch={2:020}").mkdir()
+    assert job.unfinished() == "in mid-batch: 'orders' has it, another output has not"
+    (tmp_path / "out" / "late" / f"batch={2:020}").mkdir()
     assert job.unfinished() == "between two batches"
 
 
@@ -188,7 +189,7 @@ def test_a_plain_jobs_checkpoint_tells_how_far_it_is(tmp_path: Path) -> None:
     pq.write_table(rows, tmp_path / "out" / "orders" / "part-0.parquet")
     pq.write_table(rows, tmp_path / "out" / "orders" / "_temporary" / "part-1.parquet")
     assert (job.batches(), job.outputs(), job.position(), job.counts().output) == (2, 1, 29, 3)
-    assert job.unfinished() == "in mid-batch: 'orders' has it, the checkpoint does not"
+    assert job.unfinished() == "in mid-batch: 'orders' has it, the checkpoint has not"
     assert list(ids_in_parquet(tmp_path / "out" / "orders")) == [1, 2, 3]
 
 

@@ -98,7 +98,8 @@ class PipelineJob(Child):
         behind = [name for name, batch in newest.items() if batch < newest["orders"]]
         if not behind:
             return "between two batches"
-        return f"in mid-batch: 'orders' has it, {_listed(behind)} not yet"
+        others = "another output has" if len(behind) == 1 else f"{len(behind)} other outputs have"
+        return f"in mid-batch: 'orders' has it, {others} not"
 
     def position(self) -> int:
         ends: dict[str, int] = {}
@@ -143,7 +144,7 @@ class PlainJob(Child):
     def unfinished(self) -> str:
         if _count_files(self.directory / "checkpoint" / "offsets", "[0-9]*") <= self.batches():
             return "between two batches"
-        return "in mid-batch: 'orders' has it, the checkpoint does not"
+        return "in mid-batch: 'orders' has it, the checkpoint has not"
 
     def position(self) -> int:
         numbers = [int(file.name) for file in (self.directory / "checkpoint" / "commits").glob("[0-9]*")]
@@ -180,10 +181,6 @@ class _Lines:
         for line in text[:whole].splitlines():
             with contextlib.suppress(ValueError):  # a line that a kill cut short, with the next one behind it
                 yield json.loads(line)
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
 
 
 def _count_files(directory: Path, pattern: str) -> int:

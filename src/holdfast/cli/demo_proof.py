@@ -107,8 +107,8 @@ def audited(report: Report) -> RenderableType:
 def _remarks(report: Report) -> Iterable[Text]:
     for account in report.windows:
         yield Text(
-            f"{account.windows:,} windows of {account.step!r}, "
-            f"{account.recomputed:,} of them made again from the topic and found the same"
+            f"{account.windows:,} windows of {account.step!r}: "
+            f"{account.recomputed:,} made again from the topic, and found the same"
         )
     for reason in report.reasons:
         yield Text(f"! {reason}", BAD if report.findings else UNDECIDED)
@@ -120,7 +120,7 @@ def numbered(spool: Report) -> Text:
 
     arrived, again = spool.total(Fate.OUTPUT), spool.total(Fate.DUPLICATE)
     if spool.verdict is Verdict.PROVEN:
-        twice = f", and of {again:,} that came twice, after the kills, one was taken" if again else ""
+        twice = f"; {again:,} were sent once more after the kills" if again else ""
         return Text(f"the spool: all {arrived:,} messages on the sender's disk are in the topic{twice}")
     return Text(f"the spool: {'; '.join(spool.reasons)}", BAD)
 
@@ -129,11 +129,11 @@ def counted(tally: Tally) -> Text:
     """The count of its own in one line."""
     if tally.is_whole:
         return Text(
-            f"counted again from the files, order by order: each of {tally.orders:,} orders is there once, "
-            f"each of {tally.malformed:,} malformed messages is a dead letter"
+            f"counted again, order by order: each of {tally.orders:,} orders is there once, "
+            f"each of {tally.malformed:,} malformed ones is a dead letter"
         )
     return Text(
-        f"counted again from the files, order by order: {tally.lost:,} lost, {tally.surplus_rows:,} rows too many, "
+        f"counted again, order by order: {tally.lost:,} lost, {tally.surplus_rows:,} rows too many, "
         f"{len(tally.untraced):,} malformed messages without a trace, "
         f"{len(tally.taken_for_good):,} taken for good ones",
         BAD,

@@ -33,7 +33,7 @@ BATCHES: Final = 6
 """A batch takes no more than this part of the orders: there are some before, while and after the job is killed."""
 BATCH_RECORDS_MIN: Final = 2_000
 DAY_MS: Final = 86_400_000
-PICTURE_WIDTH: Final = 110
+PICTURE_WIDTH: Final = 108
 
 
 class Show:
