@@ -155,7 +155,22 @@ def test_a_pipelines_log_is_added_up_and_a_batch_taken_again_counts_once(tmp_pat
     with log.open("a") as file:
         file.write("\n" + batch(100, 150, 38, 6) + batch(150, 170, 8, 2))
     assert (job.batches(), job.position()) == (3, 170)
-    assert job.counts() == (134, 9, 12, 15, 0, 8)
+    counts = job.counts()
+    assert (counts.dead_letter, counts.duplicate) == (9, 12)
+
+
+def test_rows_are_counted_in_the_outputs_themselves(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    job = PipelineJob(tmp_path, 100)
+    for output, rows in {"orders": 7, "late": 2, "totals": 3}.items():
+        for each in range(2):
+            directory = tmp_path / "out" / output / f"batch={each:020}"
+            directory.mkdir(parents=True)
+            pq.write_table(pa.table({"id": range(rows)}), directory / "part-0.parquet")
+            counts = job.counts()
+    assert (counts.output, counts.late, counts.windows) == (14, 4, 6)
 
 
 def test_outputs_that_lack_the_newest_batch_are_counted(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ class Counts(NamedTuple):
     dead_letter: int | None = None
     duplicate: int | None = None
     late: int | None = None
-    filtered: int | None = None
     windows: int | None = None
 
 
@@ -71,6 +70,8 @@ class PipelineJob(Child):
         self._log = directory / "pipeline.log"
         self._events = _Lines(directory / "home" / "log.jsonl")
         self._batches: dict[str, dict[str, Any]] = {}
+        out = directory / "out"
+        self._rows = {name: _Rows(out / name, "batch=*/*.parquet") for name in ("orders", "late", "totals")}
 
     def start(self, bootstrap: str) -> None:
         if not self.file.exists():
@@ -109,15 +110,13 @@ class PipelineJob(Child):
         return sum(ends.values())
 
     def counts(self) -> Counts:
-        batches = self._seen().values()
-        routes = [document["routes"] for document in batches]
+        routes = [document["routes"] for document in self._seen().values()]
         return Counts(
-            output=sum(route["main"] for route in routes),
+            output=self._rows["orders"].count(),
             dead_letter=sum(sum(route["dead_letter"].values()) for route in routes),
             duplicate=sum(route["duplicate"] for route in routes),
-            late=sum(route["late"] for route in routes),
-            filtered=sum(sum(route["filtered"].values()) for route in routes),
-            windows=sum(document["sinks"].get("totals", 0) for document in batches),
+            late=self._rows["late"].count(),
+            windows=self._rows["totals"].count(),
         )
 
 
@@ -129,7 +128,7 @@ class PlainJob(Child):
         self.name = "plain Spark"
         self.directory = directory
         self._batch_records = batch_records
-        self._rows: dict[str, int] = {}
+        self._rows = _Rows(directory / "out" / "orders", "part-*.parquet")
 
     def start(self, bootstrap: str) -> None:
         errand = {"bootstrap": bootstrap, "directory": str(self.directory), "batch": self._batch_records}
@@ -154,12 +153,24 @@ class PlainJob(Child):
         return sum(json.loads(text.splitlines()[-1]).get(SOURCE, {}).values())
 
     def counts(self) -> Counts:
+        return Counts(output=self._rows.count())
+
+
+class _Rows:
+    """The rows of a growing directory of Parquet files, by the numbers in them; each file is looked into once."""
+
+    def __init__(self, directory: Path, pattern: str) -> None:
+        self._directory = directory
+        self._pattern = pattern
+        self._counts: dict[Path, int] = {}
+
+    def count(self) -> int:
         import pyarrow.parquet as pq
 
-        for file in (self.directory / "out" / "orders").glob("part-*.parquet"):
-            if file.name not in self._rows:
-                self._rows[file.name] = pq.read_metadata(file).num_rows
-        return Counts(output=sum(self._rows.values()))
+        for file in self._directory.glob(self._pattern):
+            if file not in self._counts:
+                self._counts[file] = pq.read_metadata(file).num_rows
+        return sum(self._counts.values())
 
 
 class _Lines:

@@ -67,6 +67,20 @@ def audit_spool(directory: Path, bootstrap: str) -> Report:
     return audit_spools({"bootstrap.servers": bootstrap}, topics=[SOURCE], spools=[str(directory)])
 
 
+def figures(report: Report) -> dict[str, int]:
+    """The screen's figures as the audit found them, in place of those that were read on the way."""
+    from holdfast.audit.model import Fate
+
+    return {
+        "stored": sum(account.log_end - account.log_start for account in report.partitions),
+        "output": report.total(Fate.OUTPUT) + report.total(Fate.AGGREGATED),
+        "dead letter": report.total(Fate.DEAD_LETTER),
+        "duplicate": report.total(Fate.DUPLICATE),
+        "late": report.total(Fate.LATE),
+        "windows": sum(account.windows for account in report.windows),
+    }
+
+
 def certify(report: Report, directory: Path) -> Certified:
     """The certificate as a page and as a document; those of an earlier demo make room."""
     from holdfast.audit import certificate

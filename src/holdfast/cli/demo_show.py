@@ -33,7 +33,7 @@ BATCHES: Final = 6
 """A batch takes no more than this part of the orders: there are some before, while and after the job is killed."""
 BATCH_RECORDS_MIN: Final = 2_000
 DAY_MS: Final = 86_400_000
-PICTURE_WIDTH: Final = 108
+PICTURE_WIDTH: Final = 118
 
 
 class Show:
@@ -84,16 +84,17 @@ class Show:
         spool = directory / "spool"
         job = PipelineJob(directory, self._batch_records)
 
-        def prove(bootstrap: str) -> Proof:
+        def prove(bootstrap: str, screen: Screen) -> Proof:
             tally = count(
                 self._orders,
                 numbers_in_topic(bootstrap, SOURCE),
                 ids_in_parquet(directory / "out" / "orders", directory / "out" / "late"),
                 numbers_in_topic(bootstrap, DEAD_LETTERS),
             )
-            return Proof(
-                demo_proof.audit(job.file, bootstrap), demo_proof.audit_spool(spool, bootstrap), tally
-            )
+            report = demo_proof.audit(job.file, bootstrap)
+            for name, value in demo_proof.figures(report).items():
+                screen.set(name, value)
+            return Proof(report, demo_proof.audit_spool(spool, bootstrap), tally)
 
         return self._weather("holdfast", directory, self._sender(directory, str(spool)), job, prove)
 
@@ -103,7 +104,7 @@ class Show:
         sender = self._sender(directory, None)
         job = PlainJob(directory, self._batch_records)
 
-        def prove(bootstrap: str) -> Tally:
+        def prove(bootstrap: str, screen: Screen) -> Tally:
             return count(
                 self._orders,
                 numbers_in_topic(bootstrap, SOURCE),
@@ -113,17 +114,20 @@ class Show:
 
         return self._weather("plain clients and plain Spark", directory, sender, job, prove)
 
-    def _weather(self, side: str, directory: Path, sender: Sender, job: Job, prove: Callable[[str], T]) -> T:
+    def _weather(
+        self, side: str, directory: Path, sender: Sender, job: Job, prove: Callable[[str, Screen], T]
+    ) -> T:
         engine = ENGINES[self._engine](directory)
         title = f"{side}: {self._orders.count:,} orders through {engine.name}, and three kills"
         screen = Screen(self._console, title)
         with Storm(screen, self._orders, engine, sender, job) as storm:
             with screen:
                 storm.run()
-            self._shown.append(screen.picture())
-            with self._console.status("reading the topic and the outputs"):
+                screen.say("reading the topic and the outputs")
                 self._address = engine.bootstrap_servers
-                return prove(engine.bootstrap_servers)
+                found = prove(engine.bootstrap_servers, screen)
+            self._shown.append(screen.picture())
+            return found
 
     def _sender(self, directory: Path, spool: str | None) -> Sender:
         errand = Errand("", self._orders.count, self._orders.start_ms, self._orders.seed, 0, RATE, spool)
