@@ -29,7 +29,7 @@ $(BENCH_STAMP): $(STAMP) requirements/bench.txt
 java: $(STAMP) ## find a Java for Spark; where there is none, install Debian's headless one if that is possible
 	@$(BIN)/python -m holdfast.pipeline.java --install
 
-demo: $(STAMP) java ## start a broker, produce and consume with a real client, show the figures
+demo: $(STAMP) java ## three processes are killed while orders go through; nothing is lost, and it is proven
 	$(BIN)/holdfast demo
 
 test: $(STAMP) ## every test that fits in minutes
