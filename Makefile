@@ -8,7 +8,7 @@ SEEDS  ?= 1000
 # More than a small machine has cores: many tests wait for processes and time-outs, not for a core.
 PYTEST_WORKERS ?= 4
 
-.PHONY: help setup java demo test check format lint types contracts sim chaos cluster lab bench requirements clean
+.PHONY: help setup java demo test check format lint types contracts long sim chaos cluster lab bench requirements clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ demo: $(STAMP) java ## three processes are killed while orders go through; nothi
 test: $(STAMP) ## every test that fits in minutes
 	-@$(BIN)/python -m holdfast.pipeline.java --install
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup tests
+
+long: $(STAMP) ## every test, those that take long as well: Java's tools, both engines everywhere, the demo's storm
+	-@$(BIN)/python -m holdfast.pipeline.java --install
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup --long tests
 
 check: $(STAMP) lint types contracts test ## what CI runs: format, lint, types, import contracts, tests
 

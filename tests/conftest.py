@@ -58,6 +58,46 @@ SPARK_OF_MEMORY = (
 """Half of them: two sessions, or the one would be at work when all else is long done."""
 
 
+LONG = (
+    "tests/audit/foreign/test_checkpoint.py::test_any_flipped_byte_of_a_file_is_survived",
+    "tests/client/test_serializers_registry.py::test_a_real_registry_makes_no_difference",
+    "tests/client/test_spool_kill.py::test_everything_reported_stored_arrives_in_order_and_once[at-least-once]",
+    "tests/crash/test_client_chaos.py::test_a_sink_into_postgresql_stores_every_message_once[False]",
+    "tests/crash/test_client_chaos.py::test_every_message_is_handled_and_no_position_is_ahead_of_finished_work[range",
+    "tests/interop/test_groups_java.py::test_the_tool_for_groups",
+    "tests/interop/test_java_tools.py::test_settings_of_topics_and_brokers",
+    "tests/interop/test_transactions_java.py::test_the_tool_for_transactions",
+    "tests/pipeline/changes/test_backfilling.py::test_a_backfill_stopped",
+    "tests/pipeline/changes/test_rebuilding.py::test_the_state_is_the_one",
+    "tests/pipeline/engine/test_aside.py::test_a_batch_that_is_repeated",
+    "tests/pipeline/engine/test_aside.py::test_duplicates_and_late_rows",
+    "tests/pipeline/risks/test_experiments.py::test_the_claim_holds[HF406]",
+    "tests/pipeline/risks/test_experiments.py::test_the_claim_holds[HF407]",
+    "tests/pipeline/risks/test_experiments.py::test_the_claim_holds[HF408]",
+    "tests/pipeline/state/test_dedupe.py::test_telling_log",
+    "tests/pipeline/state/test_joins.py::test_telling_log",
+    "tests/pipeline/state/test_window_model.py::test_aggregates_that_need_the_rows",
+    "tests/pipeline/state/test_window_model.py::test_windows_are_those_of_one_query_over_everything[session-c",
+    "tests/pipeline/state/test_window_model.py::test_windows_are_those_of_one_query_over_everything[tumbling-c",
+    "tests/pipeline/test_audit_spark.py::test_an_undamaged_world",
+    "tests/pipeline/test_demo.py::test_three_kills",
+    "tests/pipeline/test_memory_guide.py",
+)
+LONG_ON_APACHE_KAFKA = ("tests/cli/", "tests/examples/")
+"""Minutes of processor time together: `make long` runs them, and `make test` what is like them and shorter."""
+
+
+def is_long(nodeid: str) -> bool:
+    return nodeid.startswith(LONG) or (nodeid.startswith(LONG_ON_APACHE_KAFKA) and "[apache" in nodeid)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        for item in items:
+            if is_long(item.nodeid):
+                item.add_marker(pytest.mark.skip(reason="takes long: `make long` runs it"))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts this in the background has it ignore Ctrl-C, which the programs under test would inherit."""
     if (
@@ -81,8 +121,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--chaos-kills",
         type=int,
-        default=5,
-        help="how many processes of our clients each of their storms kills (default: 5)",
+        default=3,
+        help="how many processes of our clients each of their storms kills (default: 3)",
     )
     group.addoption(
         "--pipeline-kills",
@@ -96,6 +136,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="both",
         help="which broker the scenarios of tests/interop run on (default: both, and compare)",
     )
+    group.addoption("--long", action="store_true", help="run the tests that take long as well")
     group.addoption("--crash-seed", type=int, default=None, help="repeat the choices of a crash test's seed")
 
 
