@@ -21,6 +21,7 @@ import dataclasses
 import datetime
 import enum
 import fnmatch
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -351,6 +352,9 @@ def await_coordinators(bootstrap_servers: str) -> None:
 Script = Callable[[Side], None]
 
 
+MEMBER: Final = re.compile(r"<member (\d+)>")
+
+
 def run_script(script: Script, bootstrap_servers: str) -> dict[str, Any]:
     """What one broker answered, by label."""
     side = Side(bootstrap_servers)
@@ -358,7 +362,25 @@ def run_script(script: Script, bootstrap_servers: str) -> dict[str, Any]:
         script(side)
     finally:
         side.close()
-    return side.seen
+    seen: dict[str, Any] = without_gaps(side.seen)
+    return seen
+
+
+def without_gaps(seen: Any) -> Any:
+    """The same with members counted as they are told of: one that only a retry came to know has no number."""
+    numbers = sorted({int(number) for number in MEMBER.findall(repr(seen))})
+    names = {str(number): f"<member {place}>" for place, number in enumerate(numbers, start=1)}
+
+    def told(value: Any) -> Any:
+        if isinstance(value, str):
+            return MEMBER.sub(lambda found: names[found[1]], value)
+        if isinstance(value, dict):
+            return {told(key): told(item) for key, item in value.items()}
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+            return type(value)(told(item) for item in value)
+        return value
+
+    return told(seen)
 
 
 def differences(name: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:

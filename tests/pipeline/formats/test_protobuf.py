@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.schema_registry import Schema as Registered
 from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClient
 from google.protobuf import descriptor_pb2, message_factory
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.pipeline.definition.model import Decoding, Field
@@ -253,6 +253,7 @@ def test_a_text_that_cannot_be_used_says_why(text: str, reason: str) -> None:
         plain(text=text, message="A")
 
 
+@example(ORDER.index("map<") + 3, "")
 @settings(max_examples=200, deadline=None)
 @given(
     st.integers(0, len(ORDER)), st.sampled_from(["", "{", "}", ";", '"', "map<", "[", "=", "message", "\x00"])

@@ -63,6 +63,10 @@ class Reading:
     def next(self) -> str:
         return self.tokens[self.place][0] if self.place < len(self.tokens) else ""
 
+    @property
+    def after_next(self) -> str:
+        return self.tokens[self.place + 1][0] if self.place + 1 < len(self.tokens) else ""
+
     def take(self, expected: str = "") -> str:
         found = self.next
         if not found:
@@ -212,7 +216,7 @@ class ProtoFile:
         if oneof is not None:
             field.oneof_index = oneof
         entry = None
-        if reading.next == "map" and reading.tokens[reading.place + 1][0] == "<":
+        if reading.next == "map" and reading.after_next == "<":
             entry = self._map(message, field)
         else:
             self._type(field, reading.dotted())
