@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -351,8 +351,8 @@ def _settled(batches_ms: list[float]) -> float:
     return percentile(sorted(int(each) for each in batches_ms[2:]), 0.5)
 
 
-def tree_memory_mb() -> float:
-    """Resident memory of this process and every process below it."""
+def tree_memory_mb(apart: Sequence[int] = ()) -> float:
+    """Resident memory of this process and every process below it, without those `apart` and theirs."""
     import os
 
     children: dict[int, list[int]] = {}
@@ -369,6 +369,8 @@ def tree_memory_mb() -> float:
     total, waiting = 0, [os.getpid()]
     while waiting:
         process = waiting.pop()
+        if process in apart:
+            continue
         total += resident.get(process, 0)
         waiting += children.get(process, [])
     return total / 1e6

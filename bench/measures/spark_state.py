@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from bench import spark as sparks
@@ -42,13 +45,29 @@ SCHEMA: Final = "k string, at timestamp"
 FIELDS: Final = {"k": "string", "at": "timestamp"}
 TOUCHED_KEYS: Final = 500_000
 TOUCHED_BATCHES: Final = 40
+GROWN_KEYS: Final = 9_000_000
+"""Each with `GROWN_BYTES` that do not compress: 5 GB of state."""
+GROWN_BYTES: Final = 560
+GROWN_BATCHES: Final = 30
 RESUME_KEYS: Final = 12_000_000
 """About 1 GB of state on either side."""
 
 
-def fill(broker: Broker, topic: str, rows: int, key: Callable[[int], int], minutes_per_row: float) -> None:
-    """Small JSON records whose event time goes on with their number, in order within each partition."""
+def fill(
+    broker: Broker,
+    topic: str,
+    rows: int,
+    key: Callable[[int], int],
+    minutes_per_row: float,
+    wide: bool = False,
+) -> None:
+    """Small JSON records whose event time goes on with their number, in order within each partition.
+
+    Wide ones have a text of `GROWN_BYTES` that does not compress.
+    """
     from confluent_kafka import Producer
+
+    noise = b64encode(Random(7).randbytes(6_000_000)) if wide else b""
 
     producer = Producer(
         {
@@ -71,6 +90,9 @@ def fill(broker: Broker, topic: str, rows: int, key: Callable[[int], int], minut
             second,
             millis,
         )
+        if wide:
+            place = number * 4_999 % (len(noise) - GROWN_BYTES)
+            value = b'%b,"v":"%b"}' % (value[:-1], noise[place : place + GROWN_BYTES])
         while True:
             try:
                 producer.produce(topic, value, partition=number % PARTITIONS)
@@ -86,20 +108,24 @@ def fill(broker: Broker, topic: str, rows: int, key: Callable[[int], int], minut
 class StateStand(Stand):
     """The same topic through our steps, and through Spark's."""
 
-    def filled(self, stem: str, rows: int, key: Callable[[int], int], minutes_per_row: float) -> str:
+    def filled(
+        self, stem: str, rows: int, key: Callable[[int], int], minutes_per_row: float, wide: bool = False
+    ) -> str:
         name = self._stack.enter_context(self._bench.topic(self.broker, stem, "page cache", PARTITIONS))
         self._bench.say(f"filling {name}")
-        fill(self.broker, name, rows, key, minutes_per_row)
+        fill(self.broker, name, rows, key, minutes_per_row, wide)
         return name
 
-    def start(self, topic: str, home: Path, batch: int = BATCH) -> Pipeline:
+    def start(
+        self, topic: str, home: Path, batch: int = BATCH, fields: Mapping[str, str] = FIELDS
+    ) -> Pipeline:
         from holdfast.pipeline import Pipeline
 
         return (
             Pipeline(f"bench-{self._runs}", home=str(home / "home"))
             .read(
                 topic,
-                value={"format": "json", "fields": FIELDS},
+                value={"format": "json", "fields": dict(fields)},
                 batch_records=batch,
                 batch_bytes="2GiB",
                 event_time={"field": "at", "delay": "10s", "ahead": "100000d"},
@@ -222,17 +248,24 @@ class SparkState(Measure):
     rows = (
         Row("state rewritten by a batch that touches 1 % of its keys, the mean", "%", "touched.mean_percent", below=10),
         Row("state rewritten by a batch that touches 1 % of its keys, the most", "%", "touched.most_percent"),
-        Row("memory with the state at its largest; at a tenth of it", "MB", "touched.late_mb", "touched.early_mb",
-            against="at a tenth", at_most=1.1),
-        Row("state at its largest", "MB", "touched.state_mb"),
+        Row("memory with 5 GB of state; with 1 GB", "MB", "grown.late_mb", "grown.early_mb", against="with 1 GB",
+            at_most=1.1),
+        Row("state at its largest", "MB", "grown.state_mb"),
+        Row("new keys taken into it", "rows/s", "grown.per_s"),
     )  # fmt: skip
 
     def run(self, bench: Bench) -> MeasureResult:
-        """All keys in ten batches, then batches of a hundredth of them."""
+        """All keys in ten batches, then batches of a hundredth of them; then as many wide rows as make 5 GB."""
         with ExitStack() as stack:
             stand = StateStand(bench, stack)
-            keys = bench.count(TOUCHED_KEYS)
-            return bench.alternate(self.name, [Series("touched", lambda: _touched(stand, keys))])
+            keys, grown = bench.count(TOUCHED_KEYS), bench.count(GROWN_KEYS)
+            return bench.alternate(
+                self.name,
+                [
+                    Series("touched", lambda: _touched(stand, keys)),
+                    Series("grown", lambda: _grown(stand, grown)),
+                ],
+            )
 
 
 def _touched(stand: StateStand, keys: int) -> Metrics:
@@ -249,28 +282,49 @@ def _touched(stand: StateStand, keys: int) -> Metrics:
         return watch
 
     topic = stand.filled("touched", keys, lambda number: number, 1e-6)
-    growing = run(topic, max(1, keys // 10))
+    run(topic, max(1, keys // 10))
     # The keys that are touched lie everywhere.
     fill(stand.broker, topic, TOUCHED_BATCHES * touched, lambda number: number * 7919 % keys, 1e-6)
     small = run(topic, touched)
     return {
         "mean_percent": sum(small.percents) / len(small.percents),
         "most_percent": max(small.percents),
-        "early_mb": growing.memory_mb[0],
-        "late_mb": small.memory_mb[-1],
-        "state_mb": small.largest / 1e6,
+    }
+
+
+def _grown(stand: StateStand, keys: int) -> Metrics:
+    """The last payload of every key, in a window that does not close: each batch brings new keys only."""
+    home = stand._fresh()
+    topic = stand.filled("grown", keys, lambda number: number, 1e-6, wide=True)
+    pipeline = (
+        stand.start(topic, home, max(1, keys // GROWN_BATCHES), fields={**FIELDS, "v": "string"})
+        .window({"v": "last(v)"}, size="30d", key=["k"], name="totals")
+        .write("parquet", path=str(home / "out"), rows="totals")
+    )
+    watch = StateWatch(home / "home" / "state", apart=[stand.broker.pid])
+    seconds = timed(lambda: stand.watched(pipeline, watch))
+    # What Java's heap holds goes up and down: three looks, a fifth of the way and at the end.
+    fifth = next(place for place, size in enumerate(watch.sizes) if size >= watch.largest / 5)
+    return {
+        "early_mb": median(watch.memory_mb[max(0, fifth - 1) : fifth + 2]),
+        "late_mb": median(watch.memory_mb[-3:]),
+        "state_mb": watch.largest / 1e6,
+        "per_s": keys / seconds,
     }
 
 
 class StateWatch:
     """Looks at a state's files after every batch."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, apart: Sequence[int] = ()) -> None:
         self._data = state / "data"
+        self._apart = apart
+        """Processes whose memory is not the pipeline's."""
         self._known = set(self._files())
         self.percents: list[float] = []
         """Bytes that a batch wrote, in hundredths of all that were there before it."""
         self.memory_mb: list[float] = []
+        self.sizes: list[int] = []
         self.largest = 0
 
     def _files(self) -> dict[Path, int]:
@@ -284,8 +338,9 @@ class StateWatch:
         if before:
             self.percents.append(100 * written / before)
         self._known = set(files)
+        self.sizes.append(before + written)
         self.largest = max(self.largest, before + written)
-        self.memory_mb.append(tree_memory_mb())
+        self.memory_mb.append(tree_memory_mb(self._apart))
 
 
 class SparkResume(Measure):
