@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.audit.heaps import (
-    BUCKETS,
     RECORD_COLUMNS,
     ROW_COLUMNS,
     Buckets,
@@ -23,6 +22,7 @@ from holdfast.audit.heaps import (
     compare,
 )
 from holdfast.audit.model import Fate
+from holdfast.pipeline.dealt import BUCKETS
 
 Record = tuple[bytes | None, int, Zone]
 """A value, its partition and zone; its offset is its place in the list."""

@@ -16,7 +16,6 @@ Where a sink keeps one row for each value (`is_distinct`), the log's records of 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -28,8 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.model import BUCKETS_MAX, Fate, Timeline
+from holdfast.pipeline.dealt import DealtRows
 
-BUCKETS: Final = 64
 BYTES_IN_MEMORY: Final = 64 << 20
 """Of one heap, before it goes to files: comparing takes several times as much."""
 ROWS_TOGETHER: Final = 65_536
@@ -61,18 +60,18 @@ class Heap:
     ) -> None:
         self.size = 0
         self._schema = pa.schema([("value", pa.large_binary()), *((name, pa.int64()) for name in columns)])
-        self._directory = directory
+        self._rows = DealtRows(
+            self._schema, directory, lambda rows: buckets_of(rows.column("value").combine_chunks())
+        )
         self._bytes_in_memory = bytes_in_memory
         self._few: list[pa.Table] = []
         """What came last, until it is enough to be worth a table of its own."""
         self._few_rows = 0
-        self._held: list[pa.Table] = []
         self._held_bytes = 0
-        self._files: dict[int, tuple[pa.OSFile, pa.RecordBatchFileWriter]] | None = None
 
     @property
     def is_spilled(self) -> bool:
-        return self._files is not None
+        return self._rows.is_spilled
 
     def add(self, values: pa.Array, numbers: Mapping[str, npt.NDArray[Any]]) -> None:
         columns = [values, *(pa.array(numbers[name], pa.int64()) for name in self._schema.names[1:])]
@@ -89,59 +88,20 @@ class Heap:
             return
         rows = pa.concat_tables(self._few).combine_chunks()
         self._few, self._few_rows = [], 0
-        if self._files is not None:
-            self._deal(rows)
-            return
-        self._held.append(rows)
+        self._rows.add(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes > self._bytes_in_memory:
             self.spill()
 
     def spill(self) -> None:
         """Everything to files, from here on."""
-        if self._files is None:
-            os.makedirs(self._directory, exist_ok=True)
-            self._files = {}
-            for rows in self._held:
-                self._deal(rows)
-            self._held = []
-
-    def _deal(self, rows: pa.Table) -> None:
-        assert self._files is not None
-        buckets = buckets_of(rows.column("value").combine_chunks())
-        order = np.argsort(buckets, kind="stable")
-        rows = rows.take(pa.array(order))
-        ends = np.searchsorted(buckets[order], np.arange(BUCKETS + 1))
-        for bucket in range(BUCKETS):
-            first, behind = int(ends[bucket]), int(ends[bucket + 1])
-            if first == behind:
-                continue
-            if bucket not in self._files:
-                file = pa.OSFile(self._path(bucket), "wb")
-                self._files[bucket] = file, pa.ipc.new_file(file, self._schema)
-            self._files[bucket][1].write_table(rows.slice(first, behind - first))
-
-    def _path(self, bucket: int) -> str:
-        return os.path.join(self._directory, f"{bucket}.arrow")
+        self._rows.spill()
 
     def buckets(self) -> Iterator[pa.Table]:
         """All there is: at once, or bucket by bucket. Only once."""
         self.settle()
-        empty = self._schema.empty_table()
-        if self._files is None:
-            yield pa.concat_tables([empty, *self._held]).combine_chunks()
-            self._held = []
-            return
-        for file, writer in self._files.values():
-            writer.close()
-            file.close()
-        for bucket in range(BUCKETS):
-            if bucket not in self._files:
-                yield empty
-                continue
-            with pa.OSFile(self._path(bucket), "rb") as file:
-                yield pa.ipc.open_file(file).read_all().combine_chunks()
-            os.unlink(self._path(bucket))
+        for rows in self._rows.buckets():
+            yield rows.combine_chunks()
 
 
 def together(one: Heap, other: Heap) -> None:

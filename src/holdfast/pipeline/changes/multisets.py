@@ -10,7 +10,6 @@ told in which columns; what finds no partner is only on its side.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-BUCKETS: Final = 64
-"""A heap of files is read bucket by bucket: this many times what is in memory."""
+from holdfast.pipeline.dealt import BUCKETS, DealtRows
+
 ROWS_IN_MEMORY: Final = 500_000
 """Of one heap, before it goes to files."""
 EXAMPLES_MAX: Final = 5
@@ -59,63 +58,28 @@ class Heap:
         if is_folded:
             fields += [pa.field(ORDER, pa.int64()), pa.field(GONE, pa.bool_())]
         self._schema = pa.schema(fields)
-        self._directory = directory
+        self._held = DealtRows(self._schema, directory, lambda rows: buckets_of(rows, self.key))
         self._rows_in_memory = rows_in_memory
-        self._held: list[pa.Table] = []
-        self._files: dict[int, tuple[pa.OSFile, pa.RecordBatchFileWriter]] | None = None
 
     @property
     def is_spilled(self) -> bool:
-        return self._files is not None
+        return self._held.is_spilled
 
     def add(self, rows: pa.Table) -> None:
         """Rows with these columns at least."""
         rows = rows.select(self._schema.names)
         self.rows += rows.num_rows
-        if self._files is not None:
-            self._deal(rows)
-            return
-        self._held.append(rows)
+        self._held.add(rows)
         if self.rows > self._rows_in_memory:
             self.spill()
 
     def spill(self) -> None:
         """Everything to files, from here on."""
-        if self._files is None:
-            os.makedirs(self._directory, exist_ok=True)
-            self._files = {}
-            for rows in self._held:
-                self._deal(rows)
-            self._held = []
-
-    def _deal(self, rows: pa.Table) -> None:
-        assert self._files is not None
-        numbers = buckets_of(rows, self.key)
-        for bucket in np.unique(numbers).tolist():
-            if bucket not in self._files:
-                file = pa.OSFile(self._path(bucket), "wb")
-                self._files[bucket] = file, pa.ipc.new_file(file, rows.schema)
-            self._files[bucket][1].write_table(rows.filter(pa.array(numbers == bucket)))
-
-    def _path(self, bucket: int) -> str:
-        return os.path.join(self._directory, f"{bucket}.arrow")
+        self._held.spill()
 
     def buckets(self) -> Iterator[pa.Table]:
-        """All rows: at once, or bucket by bucket."""
-        empty = self._schema.empty_table()
-        if self._files is None:
-            yield pa.concat_tables([empty, *self._held])
-            return
-        for file, writer in self._files.values():
-            writer.close()
-            file.close()
-        for bucket in range(BUCKETS):
-            if bucket not in self._files:
-                yield empty
-                continue
-            with pa.OSFile(self._path(bucket), "rb") as file:
-                yield pa.ipc.open_file(file).read_all()
-            os.unlink(self._path(bucket))
+        """All rows: at once, or bucket by bucket. Only once."""
+        return self._held.buckets()
 
 
 def buckets_of(rows: pa.Table, key: Sequence[str]) -> Numbers:
