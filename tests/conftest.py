@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.forked import open_process
 from holdfast.testing.kafka_fixtures import XDIST_GROUP
+
+# Hundreds of processes start here, and none compiles again what another has compiled.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Nor do the brokers among them import again what another has imported.
+BrokerProcess.open_process = staticmethod(open_process)
 
 # A shared machine is slow at times; a property does not fail for that.
 settings.register_profile(
@@ -26,6 +40,7 @@ BESIDE_APACHE_KAFKA = (
     "tests/cli/test_groups.py",
     "tests/cli/test_transactions.py",
     "tests/differential/",
+    "tests/doctor/test_live_permissions.py",
     "tests/interop/",
 )
 """These share one JVM and what it takes seconds to prepare, so one worker runs them all."""
@@ -68,6 +83,7 @@ LONG = (
     "tests/interop/test_groups_java.py",
     "tests/interop/test_java_tools.py::test_settings_of_topics_and_brokers",
     "tests/interop/test_transactions_java.py::test_the_tool_for_transactions",
+    "tests/lab/test_split_networks.py",
     "tests/pipeline/changes/test_backfilling.py::test_a_backfill_stopped",
     "tests/pipeline/changes/test_rebuilding.py::test_the_state_is_the_one",
     "tests/pipeline/engine/test_aside.py::test_a_batch_that_is_repeated",
@@ -95,6 +111,19 @@ def is_long(nodeid: str) -> bool:
     return nodeid.startswith(LONG) or (nodeid.startswith(LONG_ON_APACHE_KAFKA) and "[apache" in nodeid)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests are objects for good: the collector of garbage need not look through them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 10, 10)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         for item in items:
@@ -109,6 +138,17 @@ def pytest_configure(config: pytest.Config) -> None:
         and threading.current_thread() is threading.main_thread()
     ):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        compile_once(config)
+
+
+def compile_once(config: pytest.Config) -> None:
+    """Every worker collects every test: where most were never compiled, one process does that before they start."""
+    tests = list(Path(__file__).parent.rglob("test_*.py"))
+    compiled = {each.name.partition(".")[0] for each in Path(__file__).parent.rglob("test_*-pytest-*.pyc")}
+    if sum(each.stem not in compiled for each in tests) > len(tests) // 2:
+        command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *config.args]
+        subprocess.run(command, stdout=subprocess.DEVNULL, cwd=config.rootpath, check=False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.testing.forked import open_process
+
 Result = subprocess.CompletedProcess[bytes]
 RUN_TIMEOUT_S = 60
 Run = Callable[..., Result]
@@ -64,14 +66,14 @@ def run_anywhere() -> Run:
     """Run the command without a broker in its environment."""
 
     def run(*arguments: str, stdin: bytes = b"", env: dict[str, str] | None = None) -> Result:
-        return subprocess.run(
-            command(*arguments),
-            input=stdin,
-            capture_output=True,
-            timeout=RUN_TIMEOUT_S,
-            env=environment(**(env or {})),
-            check=False,
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with open_process(command(*arguments), env=environment(**(env or {})), **streams) as process:
+            try:
+                output, errors = process.communicate(stdin, timeout=RUN_TIMEOUT_S)
+            except BaseException:
+                process.kill()
+                raise
+        return Result(arguments, process.returncode, output, errors)
 
     return run
 
@@ -118,7 +120,7 @@ def start(bootstrap_servers: str) -> Iterator[Callable[..., subprocess.Popen[byt
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(*arguments: str) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
+        process = open_process(
             command(*arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
 
 from holdfast.errors import HoldfastError
+from holdfast.testing.forked import die_with_parent
 
 START_SECONDS_MAX: Final = 60.0
 READY_POLL_SECONDS: Final = 0.005
 _READY = re.compile(r"ready on (\S+?)(?:,| in )")
-_PR_SET_PDEATHSIG: Final = 1
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to kill the child when the test process dies, however it dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class BrokerDied(HoldfastError):
@@ -32,6 +25,9 @@ class BrokerDied(HoldfastError):
 
 class BrokerProcess:
     """`holdfast serve` in a child process that can be killed and started again on the same port and data."""
+
+    open_process: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+    """How it is started: a suite with many of them may set `forked.open_process`."""
 
     def __init__(
         self,
@@ -73,8 +69,8 @@ class BrokerProcess:
             command += ["--override", f"{name}={value}"]
         with open(self.log_path, "ab") as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=_die_with_parent
+            self._process = type(self).open_process(
+                command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=die_with_parent
             )
         return self._process
 

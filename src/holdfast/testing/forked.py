@@ -1,0 +1,247 @@
+"""Processes of ours that start at once: forked from one that has done the imports.
+
+Most of what a short command or a broker under test costs is the start of an interpreter and its imports. The nursery
+is a process that has done both and waits. Asked for `python -m MODULE …`, it forks, and the child goes on as that
+command would, with the descriptors, the environment and the directory it was given, to the interpreter's own end.
+
+What comes of it is the asker's own child and a `subprocess.Popen`: it is waited for, killed and signalled as any other.
+For that the nursery forks twice, and the asker adopts the orphan, being a subreaper (prctl(2)) for that moment.
+
+Rules kept: the nursery has one thread and no connection, so that a child inherits neither; it runs no command itself;
+it ends when the socket to its asker closes, however that dies. A test whose point is the start itself, or what an
+interpreter makes of its environment, starts a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+REQUEST_BYTES_MAX: Final = 128 << 10
+"""A command line and an environment in one datagram; what comes to more is started the usual way."""
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_STREAMS: Final = 3
+_ADOPTION_SECONDS_MAX: Final = 10.0
+_READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
+"""What is read by an interpreter that starts: a command for which these differ gets a start of its own."""
+_PRELOADED: Final = (
+    "holdfast.cli.serve",
+    "holdfast.server.run",
+    "confluent_kafka.admin",
+    "pydantic.type_adapter",
+    "typer.rich_utils",
+)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it dies, however it dies."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(f"prctl({option}, {value}) failed")
+
+
+def open_process(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """`subprocess.Popen` of `python -m holdfast…`, forked where that makes no difference to the command."""
+    kind = ForkedProcess if _can_be_forked(command, options) else subprocess.Popen
+    return kind(command, **options)
+
+
+class Order(NamedTuple):
+    """One process to fork."""
+
+    module: str
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+    dies_with_parent: bool
+
+
+def _can_be_forked(command: Sequence[str], options: Mapping[str, Any]) -> bool:
+    environment = options.get("env") or os.environ
+    return (
+        sys.platform == "linux"
+        and list(command[:2]) == [sys.executable, "-m"]
+        and command[2].startswith("holdfast.")
+        and options.keys() <= {"stdin", "stdout", "stderr", "env", "cwd", "preexec_fn"}
+        and options.get("preexec_fn") in (None, die_with_parent)
+        and _read_at_start(environment) == _read_at_start(os.environ)
+        and sum(map(len, command)) + sum(len(name) + len(value) for name, value in environment.items())
+        < REQUEST_BYTES_MAX // 2
+    )
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}
+
+
+class ForkedProcess(subprocess.Popen[bytes]):
+    """A child that the nursery forked."""
+
+    def _execute_child(
+        self,
+        args: Sequence[str],
+        executable: object,
+        preexec_fn: Callable[[], object] | None,
+        close_fds: object,
+        pass_fds: object,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        startupinfo: object,
+        creationflags: object,
+        shell: object,
+        *rest: Any,
+    ) -> None:
+        """The one step of a start that differs, which `Popen` calls with the descriptors of its streams."""
+        handles = rest[:6]
+        order = Order(
+            module=args[2],
+            arguments=list(args[3:]),
+            environment=dict(os.environ if env is None else env),
+            directory=os.fspath(cwd or os.getcwd()),
+            dies_with_parent=preexec_fn is not None,
+        )
+        theirs = (handles[0], handles[3], handles[5])
+        try:
+            streams = [own if given == -1 else given for own, given in enumerate(theirs)]
+            self.pid = _nursery.fork(order, streams)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*handles)  # type: ignore[attr-defined]
+
+
+class _Nursery:
+    """The asker's side: started by the first order, and anew in a process that was forked from its owner."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner_pid = 0
+        self._process: subprocess.Popen[bytes]
+        self._socket: socket.socket
+
+    def fork(self, order: Order, streams: Sequence[int]) -> int:
+        with self._lock:
+            if self._owner_pid != os.getpid():
+                self._start()
+            request = json.dumps(order).encode()
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._socket, [request], list(streams))
+                answer = self._socket.recv(64)
+            finally:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        if not answer:
+            raise OSError("the nursery of processes has died; what it said is above")
+        return int(answer)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._socket = ours
+        self._owner_pid = os.getpid()
+
+
+_nursery = _Nursery()
+
+
+# The nursery's side.
+
+
+def _wait_for_order(asker: socket.socket) -> Order | None:
+    """Fork whatever is asked for; returns an order in the process that is to carry it out, and None at the end."""
+    owner_pid = os.getppid()
+    while True:
+        request, streams, _, _ = socket.recv_fds(asker, REQUEST_BYTES_MAX, _STREAMS)
+        if not request:
+            return None
+        order = Order(*json.loads(request))
+        _load_for(order.module)
+        told, telling = os.pipe()
+        middle = os.fork()
+        if middle == 0:
+            child = os.fork()
+            if child != 0:
+                os.write(telling, str(child).encode())
+                os._exit(0)
+            asker.close()
+            os.close(told)
+            os.close(telling)
+            _become(order, streams, owner_pid)
+            return order
+        os.waitpid(middle, 0)
+        # Only now is the child an orphan, and its asker its parent.
+        asker.send(os.read(told, 64))
+        for descriptor in (told, telling, *streams):
+            os.close(descriptor)
+
+
+def _load_for(module: str) -> None:
+    """What a module of the tests needs stays for the next of its kind; it itself runs anew in every child."""
+    if module.startswith("holdfast.testing.") and module not in _loaded_for:
+        importlib.import_module(module)
+        del sys.modules[module]
+        _loaded_for.add(module)
+
+
+_loaded_for: set[str] = set()
+
+
+def _become(order: Order, streams: Sequence[int], parent_pid: int) -> None:
+    deadline = time.monotonic() + _ADOPTION_SECONDS_MAX
+    while os.getppid() != parent_pid:  # the process in between ends at once, unless the asker did before
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0)
+    if order.dies_with_parent:
+        die_with_parent()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    time.tzset()
+    os.chdir(order.directory)
+
+
+def _nurse() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the asker, whose end is the nursery's
+    # As in the command's own start: kio is quicker without it.
+    for module in ("hypothesis", "hypothesis.strategies"):
+        sys.modules.setdefault(module, None)  # type: ignore[arg-type]
+    from holdfast.cli.app import COMMANDS
+
+    for module in (*_PRELOADED, *(place.module for place in COMMANDS.values())):
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    with socket.socket(fileno=int(sys.argv[1])) as asker:
+        order = _wait_for_order(asker)
+    if order is not None:
+        sys.argv = [order.module, *order.arguments]
+        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _nurse()
