@@ -37,6 +37,8 @@ _STREAMS: Final = 3
 _ADOPTION_SECONDS_MAX: Final = 10.0
 _READ_AT_START: Final = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_")
 """What is read by an interpreter that starts: a command for which these differ gets a start of its own."""
+_COMMAND_LINE: Final = "holdfast.cli.app"
+"""Named, not imported: it stands above this package, and the nursery runs what it does not know."""
 _PRELOADED: Final = (
     "holdfast.cli.serve",
     "holdfast.server.run",
@@ -230,9 +232,8 @@ def _nurse() -> None:
     # As in the command's own start: kio is quicker without it.
     for module in ("hypothesis", "hypothesis.strategies"):
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]
-    from holdfast.cli.app import COMMANDS
-
-    for module in (*_PRELOADED, *(place.module for place in COMMANDS.values())):
+    commands = importlib.import_module(_COMMAND_LINE).COMMANDS
+    for module in (*_PRELOADED, *(place.module for place in commands.values())):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
