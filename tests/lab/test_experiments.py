@@ -22,6 +22,7 @@ from holdfast.lab.experiment import (
     run_half,
 )
 from holdfast.lab.experiments import EXPERIMENTS
+from holdfast.lab.report import row_of
 
 FAST = [each.id for each in EXPERIMENTS.values() if each.fast]
 IN_PROCESS = [each.id for each in EXPERIMENTS.values() if each.in_process]
@@ -72,6 +73,20 @@ def test_a_seed_repeats_a_half(engines: Engines) -> None:
     )
     assert first == again
     assert first != other
+
+
+def test_a_result_says_by_what_the_network_failed(engines: Engines) -> None:
+    made = Experiment("HF999", "none", lambda lab: None, lambda lab: None, CLAIM, "x", "y")
+    assert run_experiment(made, engines, "holdfast").network is None
+
+    def loses_answers(lab: Lab) -> None:
+        lab.engines.behind_a_link("holdfast")
+
+    cut = Experiment("HF999", "none", loses_answers, lambda lab: None, CLAIM, "x", "y")
+    result = run_experiment(cut, engines, "holdfast")
+    assert result.network == "proxy"
+    assert row_of(result)[1] == "holdfast, network by proxy"
+    assert run_experiment(made, engines, "holdfast").network is None
 
 
 def test_every_risk_has_its_experiment_and_its_words() -> None:

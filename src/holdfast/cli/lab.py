@@ -18,7 +18,7 @@ from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
-    from holdfast.lab.engines import EngineName
+    from holdfast.lab.engines import EngineName, Engines
     from holdfast.lab.experiment import Experiment, Result
 
 app = typer.Typer(
@@ -33,6 +33,12 @@ class EngineChoice(StrEnum):
     HOLDFAST = "holdfast"
     HOLDFAST_FUSE = "holdfast-fuse"
     KAFKA = "kafka"
+
+
+class NetworkOption(StrEnum):
+    AUTO = "auto"
+    NAMESPACES = "namespaces"
+    PROXY = "proxy"
 
 
 class LabError(UsageError):
@@ -110,6 +116,15 @@ def run(
         int | None,
         typer.Option("--brokers", metavar="N", help="Only experiments that use so many brokers: 1 or 3."),
     ] = None,
+    network: Annotated[
+        NetworkOption,
+        typer.Option(
+            "--network",
+            case_sensitive=False,
+            help="How three brokers are cut off from each other: each in a network namespace of its own (Linux, "
+            "root), or behind proxies; by default namespaces where they are allowed.",
+        ),
+    ] = NetworkOption.AUTO,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="Decides what chance decides.")] = 1,
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, metavar="N", help="Run with N seeds, from --seed on.")
@@ -128,6 +143,7 @@ def run(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    from holdfast.lab.engines import Engines
     from holdfast.lab.experiments import EXPERIMENTS
     from holdfast.lab.report import as_document, save_result
     from holdfast.lab.report import page as page_of
@@ -136,7 +152,8 @@ def run(
     found: list[Result] = []
     missing: list[str] = []
     with tempfile.TemporaryDirectory(prefix="holdfast-lab-") as directory:
-        for result in _results(chosen, Path(directory), range(seed, seed + seeds), safe_seeds, missing):
+        engines = Engines(Path(directory), network=network.value)
+        for result in _results(chosen, engines, range(seed, seed + seeds), safe_seeds, missing):
             found.append(result)
             if results is not None:
                 save_result(result, Path(results))
@@ -179,21 +196,24 @@ def _chosen(
 
 def _results(
     chosen: list[tuple[Experiment, EngineName]],
-    directory: Path,
+    brings: Engines,
     seeds: range,
     safe_seeds: int,
     missing: list[str],
 ) -> Iterator[Result]:
-    from holdfast.lab.engines import Engines, EngineUnavailable, NotOnThisMachine
+    from holdfast.lab.engines import EngineUnavailable, NotOnThisMachine
     from holdfast.lab.experiment import run_experiment
 
-    with Engines(directory) as engines:
+    with brings as engines:
         for experiment, engine in chosen:
             for seed in seeds:
                 try:
-                    yield run_experiment(
+                    result = run_experiment(
                         experiment, engines, engine, seed=seed, safe_seeds=safe_seeds, progress=_progress
                     )
+                    for remark in engines.remarks():
+                        complain(remark)
+                    yield result
                 except EngineUnavailable as error:
                     what = f"{experiment.id} on {engine}: {error}"
                     complain(what)
@@ -214,7 +234,8 @@ def _tell(result: Result) -> None:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     seconds = result.unsafe.seconds + result.safe.seconds
     seeds = f"seed {result.seed}" + (f", safe with {result.safe_seeds}" if result.safe_seeds > 1 else "")
-    where = f"{result.engine}, {seeds}, {seconds:.1f} s"
+    network = f", network by {result.network}" if result.network else ""
+    where = f"{result.engine}{network}, {seeds}, {seconds:.1f} s"
     print(f"{result.id} {result.outcome.value:8} {result.title} ({where})")
     print(f"    unsafe: {summary_of(result.unsafe.judgement)}")
     print(f"    safe:   {summary_of(result.safe.judgement)}")

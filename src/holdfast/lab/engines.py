@@ -3,7 +3,7 @@
     with Engines(directory) as engines:
         engines.scene("holdfast")     # the embedded broker, one process
         engines.scene("kafka")        # Apache Kafka, one node
-        engines.cluster()             # three Apache Kafka brokers and a controller that is never faulted
+        engines.cluster()             # three Apache Kafka brokers and a controller; their network can be split
         engines.spark()               # one Spark session, with Spark's own Kafka connector
 
 Everything is on the loopback interface and in the given directory, and ends with the `with`. An experiment whose fault
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from holdfast.errors import HoldfastError
 from holdfast.testing.apache import ApacheKafka, ApacheKafkaUnavailable, free_ports, jars
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.risks import SETTINGS, Scene, Swallowing
+from holdfast.testing.flaky_link import KafkaLink
+from holdfast.testing.networks import NetworkChoice, NetworkUnavailable
+from holdfast.testing.risks import SETTINGS, Scene
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,11 +71,16 @@ class ApacheMachine:
 
 
 class Engines:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, network: NetworkChoice = "auto") -> None:
         self.directory = directory
+        self.network: NetworkChoice = network
+        """How three brokers are cut off from each other."""
+        self.networks_used: set[str] = set()
+        """By the experiment that runs."""
+        self._remarks: list[str] = []
         self._stack = contextlib.ExitStack()
         self._scenes: dict[tuple[EngineName, tuple[tuple[str, str], ...]], Scene] = {}
-        self._links: dict[EngineName, tuple[Scene, Swallowing]] = {}
+        self._links: dict[EngineName, tuple[Scene, KafkaLink]] = {}
         self._cluster: ApacheCluster | None = None
         self._spark: Any = None
 
@@ -102,26 +109,29 @@ class Engines:
         self._stack.enter_context(kafka)
         return ApacheMachine(kafka)
 
-    def behind_a_link(self, engine: EngineName) -> tuple[Scene, Swallowing]:
-        """A broker whose answers may get lost on the way."""
+    def behind_a_link(self, engine: EngineName) -> tuple[Scene, KafkaLink]:
+        """A broker whose requests and answers may get lost on the way."""
+        self.networks_used.add("proxy")
         if engine in self._links:
             return self._links[engine]
-        between = Swallowing()
+        between = KafkaLink()
         self._stack.callback(between.close)
         port, controller_port = free_ports(2)
         # Before there is anybody: Apache Kafka talks to itself through its advertised address.
-        between.serve(port)
+        between.lead_to(f"127.0.0.1:{port}")
         directory = self.directory / f"link-{engine}"
         machine: Any
         if engine == "holdfast":
-            settings = {"advertised.listeners": f"PLAINTEXT://{between.address}"}
+            settings = {**SETTINGS, "advertised.listeners": f"PLAINTEXT://{between.address}"}
             machine = BrokerProcess(str(directory), settings=settings, listen=f"127.0.0.1:{port}")
             self._stack.enter_context(machine)
         else:
             require_kafka()
             listeners = f"PLAINTEXT://{between.address},CONTROLLER://127.0.0.1:{controller_port}"
             kafka = ApacheKafka(
-                {"advertised.listeners": listeners}, directory=directory, heap_options=SMALL_HEAP
+                {**SETTINGS, "advertised.listeners": listeners},
+                directory=directory,
+                heap_options=SMALL_HEAP,
             )
             kafka.port, kafka.controller_port = port, controller_port
             self._stack.enter_context(kafka)
@@ -135,9 +145,22 @@ class Engines:
             from holdfast.testing.apache_cluster import ApacheCluster
 
             require_kafka()
-            self._cluster = self._stack.enter_context(ApacheCluster(with_controller=True))
+            made = ApacheCluster(with_controller=True, network=self.network)
+            try:
+                self._cluster = self._stack.enter_context(made)
+            except NetworkUnavailable as missing:
+                raise NotOnThisMachine(str(missing)) from missing
+            if self._cluster.network is not None and self._cluster.network.instead_of:
+                self._remarks.append(
+                    f"proxies split the network, not namespaces: {self._cluster.network.instead_of}"
+                )
         self._cluster.restore()
         return self._cluster
+
+    def remarks(self) -> list[str]:
+        """What whoever reads the results should know of the machine; each is told once."""
+        told, self._remarks = self._remarks, []
+        return told
 
     def spark(self) -> SparkSession:
         if self._spark is None:
@@ -161,7 +184,8 @@ class Engines:
         """Mend what the last half broke, and end its programs."""
         for scene in self._scenes.values():
             scene.restore()
-        for scene, _ in self._links.values():
+        for scene, between in self._links.values():
+            between.mend()
             scene.restore()
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.errors import UsageError
 from holdfast.lab.checking import RULES, Judgement, judge
@@ -27,6 +27,9 @@ from holdfast.lab.engines import EngineName, Engines, EngineUnavailable
 from holdfast.lab.history import History, Recorder
 from holdfast.lab.watching import Watching
 from holdfast.testing.risks import Scene
+
+if TYPE_CHECKING:
+    from holdfast.testing.apache_cluster import ApacheCluster
 
 HalfName = Literal["unsafe", "safe"]
 HALVES: Final[tuple[HalfName, HalfName]] = ("unsafe", "safe")
@@ -73,6 +76,13 @@ class Lab(Watching):
     def scene(self) -> Scene:
         """The broker that experiments share; what it is told to break is mended after this half."""
         return self.engines.scene(self.engine)
+
+    def split_cluster(self) -> ApacheCluster:
+        """Three brokers whose network can be split, and their controller."""
+        cluster = self.engines.cluster()
+        assert cluster.network is not None
+        self.engines.networks_used.add(cluster.network.kind)
+        return cluster
 
     def name(self, what: str) -> str:
         """A name for a topic or a group that no other half has."""
@@ -157,6 +167,8 @@ class Result:
     safe: HalfResult
     safe_seeds: int = 1
     """With how many seeds the safe half was run; the first is shown."""
+    network: str | None = None
+    """What the network was that failed: `namespaces` or `proxy`; None when it was whole."""
 
     def half(self, name: HalfName) -> HalfResult:
         return self.unsafe if name == "unsafe" else self.safe
@@ -170,6 +182,7 @@ class Result:
             "outcome": self.outcome.value,
             "reasons": list(self.reasons),
             "safe_seeds": self.safe_seeds,
+            "network": self.network,
             "unsafe": self.unsafe.as_json(),
             "safe": self.safe.as_json(),
         }
@@ -244,6 +257,7 @@ def run_experiment(
 ) -> Result:
     """Both halves with one seed; then the safe half with further ones, each of which must hold."""
     name = f"{experiment.id} on {engine}"
+    engines.networks_used.clear()
     progress(f"{name}: unsafe")
     unsafe = run_half(experiment, "unsafe", engines, engine, seed=seed)
     progress(f"{name}: safe")
@@ -256,7 +270,16 @@ def run_experiment(
         reasons += tuple(f"seed {further}: {reason}" for reason in one_reasons)
         outcome = max(outcome, one_outcome, key=_WORST.index)
     return Result(
-        experiment.id, experiment.title, engine, seed, outcome, reasons, unsafe, safe, max(safe_seeds, 1)
+        experiment.id,
+        experiment.title,
+        engine,
+        seed,
+        outcome,
+        reasons,
+        unsafe,
+        safe,
+        max(safe_seeds, 1),
+        ", ".join(sorted(engines.networks_used)) or None,
     )
 
 

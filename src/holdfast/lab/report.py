@@ -31,7 +31,7 @@ def row_of(result: Result) -> tuple[str, ...]:
     seconds = result.unsafe.seconds + result.safe.seconds
     return (
         f"{result.id} {result.title}",
-        result.engine,
+        result.engine + (f", network by {result.network}" if result.network else ""),
         str(result.seed),
         result.outcome.value + (f", safe with {result.safe_seeds} seeds" if result.safe_seeds > 1 else ""),
         summary_of(result.unsafe.judgement),
@@ -81,6 +81,7 @@ def _load(path: Path) -> Result:
             halves[0],
             halves[1],
             document["safe_seeds"],
+            document.get("network"),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResultsError(f"{path} is no result of the lab: {error}") from error

@@ -350,6 +350,8 @@ class ApacheKafka:
         self.host = "127.0.0.1"
         self.port = 0
         self.controller_port = 0
+        self.command_prefix: tuple[str, ...] = ()
+        """What starts the JVM where it is to run, such as in a network namespace, by becoming it."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -420,8 +422,9 @@ class ApacheKafka:
 
     def launch(self) -> None:
         """Start the process and return at once; `wait_until_ready` tells when it serves."""
-        command = [java_executable(), *self.heap_options, *PERFORMANCE_OPTIONS, *self.jvm_options]
+        command = [*self.command_prefix, java_executable(), *self.heap_options, *PERFORMANCE_OPTIONS]
         command += [
+            *self.jvm_options,
             f"-Xlog:gc*:file={self.directory}/gc.log:time,tags:filecount=10,filesize=100M",
             *JMX_OPTIONS,
         ]

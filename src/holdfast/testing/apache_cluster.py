@@ -11,7 +11,12 @@ Node 1 is broker and controller, nodes 2 and 3 are brokers. Each is a process th
 
 While node 1 is frozen nobody is elected: what happens in between is not a race with the controller. Kill nodes 2 and 3
 only: with node 1 the controller would go. `ApacheCluster(with_controller=True)` has a controller apart, and then any of
-the three may be killed, lose its disk (`destroy_disk`) and be started again (`revive`).
+the three may be killed, lose its disk (`destroy_disk`) and be started again (`revive`). With a network as well
+(`ApacheCluster(with_controller=True, network="auto")`) nodes can be cut off from each other and run on:
+
+    cluster.partition([2], [1, 3, CONTROLLER])
+    ...
+    cluster.heal()
 """
 
 from __future__ import annotations
@@ -25,13 +30,14 @@ from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.testing.apache import START_TIMEOUT_S, ApacheKafka
 from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
+from holdfast.testing.networks import Network, NetworkChoice, Place, make_network
+from holdfast.testing.wire_client import METADATA, WireClient
 
 NODES: Final = (1, 2, 3)
 CONTROLLER: Final = 9
@@ -54,6 +60,14 @@ PROPERTIES: Final[Mapping[str, str]] = {
 }
 
 
+class View(NamedTuple):
+    """What one broker says of a partition."""
+
+    leader: int
+    epoch: int
+    in_sync: tuple[int, ...]
+
+
 class _Broker(ApacheKafka):
     """A broker without a controller of its own, in the cluster of another node."""
 
@@ -73,8 +87,19 @@ class _Broker(ApacheKafka):
             is_detached=is_detached,
         )
         self._node = node
-        self._controller = controller
         self._cluster_id = cluster_id
+        self._controller_address = f"{controller.host}:{controller.controller_port}"
+        self._place: Place | None = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self._place.advertised if self._place is not None else super().bootstrap_servers
+
+    def settle(self, place: Place, controller: Place) -> None:
+        """Live there, and find the controller where it lives."""
+        _settle(self, place)
+        self._place = place
+        self._controller_address = controller.controller_address
 
     def prepare(self) -> None:
         """As the storage tool formats a broker, without a JVM for it."""
@@ -90,15 +115,15 @@ class _Broker(ApacheKafka):
         )
 
     def _write_properties(self) -> None:
-        controller = self._controller
         listener = f"PLAINTEXT://{self.host}:{self.port}"
         self.properties = {
             **PROPERTIES,
             "process.roles": "broker",
             "node.id": str(self._node),
-            "controller.quorum.bootstrap.servers": f"{controller.host}:{controller.controller_port}",
+            "controller.quorum.bootstrap.servers": self._controller_address,
             "listeners": listener,
             "advertised.listeners": listener,
+            **(self._place.broker_properties if self._place is not None else {}),
         }
         super()._write_properties()
 
@@ -129,8 +154,14 @@ class ApacheCluster:
         directory: Path | None = None,
         brokers: int = len(NODES),
         is_detached: bool = False,
+        network: NetworkChoice | None = None,
     ) -> None:
         """With `is_detached` the processes outlive this one, and whoever started them has to end them."""
+        if network is not None and (is_detached or not with_controller):
+            raise ValueError("a network is for a cluster with a controller apart, which ends with us")
+        self._network_choice = network
+        self.network: Network | None = None
+        """Of what it was started in, if it can be split."""
         self._owns_directory = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="kafka-cluster-"))
         self.numbers = NODES[:brokers]
@@ -170,6 +201,7 @@ class ApacheCluster:
 
     def start(self) -> None:
         """Start all nodes at the same time, and wait until each knows of the others."""
+        self._join_network()
         self._first.prepare()
         meta = (self._first.data_dir / "meta.properties").read_text(encoding="ascii")
         self._cluster_id = next(
@@ -185,9 +217,19 @@ class ApacheCluster:
         self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, **QUIET})
         self._await_all()
 
+    def _join_network(self) -> None:
+        if self._network_choice is None:
+            return
+        self.network = make_network(self._network_choice, (*self.numbers, CONTROLLER))
+        place = self.network.place(CONTROLLER)
+        _settle(self._first, place)
+        self._first.properties = dict(place.controller_properties)
+
     def _broker(self, number: int) -> ApacheKafka:
         directory = self.directory / str(number)
         broker = _Broker(number, self._first, self._cluster_id, directory, is_detached=self._is_detached)
+        if self.network is not None:
+            broker.settle(self.network.place(number), self.network.place(CONTROLLER))
         broker.prepare()
         return broker
 
@@ -208,6 +250,8 @@ class ApacheCluster:
         self.thaw(*self._frozen)
         for node in self.processes.values():
             node.close()
+        if self.network is not None:
+            self.network.close()
         if self._owns_directory:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -224,6 +268,16 @@ class ApacheCluster:
             self._frozen.discard(number)
             if self.processes[number].running:
                 os.kill(self.processes[number].pid, signal.SIGCONT)
+
+    def partition(self, *sides: Sequence[int]) -> None:
+        """Nobody of one side reaches anybody of another; whoever is named nowhere, clients too, reaches all."""
+        if self.network is None:
+            raise ValueError("the cluster was started without a network that can be split")
+        self.network.partition(*sides)
+
+    def heal(self) -> None:
+        if self.network is not None:
+            self.network.heal()
 
     def kill(self, node: int) -> None:
         """As if its machine had gone."""
@@ -247,6 +301,7 @@ class ApacheCluster:
 
     def restore(self) -> None:
         """Every broker up and known."""
+        self.heal()
         self.thaw(*self._frozen)
         self.revive(*(number for number, node in self._nodes.items() if not node.running))
         self._await_all()
@@ -276,21 +331,54 @@ class ApacheCluster:
         return name
 
     def leader(self, topic: str) -> int:
-        """The leader of a topic; −1 when it has none, or nobody could be asked."""
-        found = self._partition(topic)
-        return -1 if found is None else int(found.leader)
+        """The last leader that was elected; −1 when there is none, or nobody could be asked."""
+        found = self._latest(topic)
+        return -1 if found is None else found.leader
 
     def in_sync(self, topic: str) -> set[int]:
-        found = self._partition(topic)
-        return set() if found is None else set(found.isrs)
+        """As the leader sees it, where it can be asked."""
+        found = self._latest(topic)
+        return set() if found is None else set(found.in_sync)
 
-    def _partition(self, topic: str) -> Any:
-        """What a broker says of the topic's one partition; None when the one that was asked stands still."""
-        try:
-            found = self._admin.list_topics(topic, timeout=ASK_SECONDS).topics[topic].partitions
-        except KafkaException:
+    def is_agreed(self, topic: str) -> bool:
+        """Whether every node that runs knows of the same leader: one that was cut off may still take itself for it."""
+        views = self._views(topic)
+        running = [number for number, node in self._nodes.items() if node.running]
+        return len(views) == len(running) and len({(each.epoch, each.leader) for each in views.values()}) == 1
+
+    def _latest(self, topic: str) -> View | None:
+        views = self._views(topic)
+        if not views:
             return None
-        return found.get(0)
+        epoch = max(each.epoch for each in views.values())
+        latest = {number: each for number, each in views.items() if each.epoch == epoch}
+        return next(
+            iter([each for number, each in latest.items() if number == each.leader] or latest.values())
+        )
+
+    def _views(self, topic: str) -> dict[int, View]:
+        """What each broker that runs and answers says of the topic's one partition."""
+        found: dict[int, View] = {}
+        for number, node in self._nodes.items():
+            if not node.running or number in self._frozen:
+                continue
+            try:
+                with WireClient(f"{node.host}:{node.port}", timeout_s=ASK_SECONDS) as client:
+                    answer = client.ask(METADATA, 12, {"topics": [{"name": topic}]})
+            except OSError:
+                continue
+            if isinstance(answer, str):
+                continue
+            for each in answer.topics[0].partitions:
+                found[number] = View(
+                    int(each.leader_id), int(each.leader_epoch), tuple(map(int, each.isr_nodes))
+                )
+        return found
+
+
+def _settle(node: ApacheKafka, place: Place) -> None:
+    node.host, node.port, node.controller_port = place.host, place.port, place.controller_port
+    node.command_prefix = place.command_prefix
 
 
 def _new_id() -> str:

@@ -7,11 +7,8 @@ handles one twice; in the second a client of ours in the same situation does not
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -123,89 +120,6 @@ class Background:
             raise NotComeAbout("a thread did not end")
         if self._error is not None:
             raise self._error
-
-
-class Swallowing:
-    """Stands between clients and a broker, and swallows an answer when told: the broker has done what was asked, the
-    client loses its connection and does not know."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        """What the broker has to advertise."""
-        self._broker = ("", 0)
-        self._left: dict[int, int] = {}
-        """How many answers to swallow, by the key of the request."""
-        self._open: list[socket.socket] = [self._listener]
-
-    def serve(self, port: int) -> None:
-        """Stand before the broker that listens there."""
-        self._broker = ("127.0.0.1", port)
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def swallow(self, api_key: int, count: int) -> None:
-        """The next so many answers to requests of this kind do not arrive; with the last the connection is lost."""
-        self._left[api_key] = count
-
-    @property
-    def is_done(self) -> bool:
-        return not any(self._left.values())
-
-    def close(self) -> None:
-        for each in self._open:
-            _hang_up(each)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                broker = socket.create_connection(self._broker)
-                self._open += (client, broker)
-                asked: dict[int, int] = {}
-                for work in (self._ask, self._answer):
-                    threading.Thread(
-                        target=_until_it_ends, args=(work, client, broker, asked), daemon=True
-                    ).start()
-
-    def _ask(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
-        for frame in _frames(client, broker):
-            key, _, correlation = struct.unpack_from(">hhi", frame, 4)
-            asked[correlation] = key
-            broker.sendall(frame)
-
-    def _answer(self, client: socket.socket, broker: socket.socket, asked: dict[int, int]) -> None:
-        for frame in _frames(broker, client):
-            (correlation,) = struct.unpack_from(">i", frame, 4)
-            key = asked.pop(correlation, -1)
-            if not self._left.get(key):
-                client.sendall(frame)
-                continue
-            self._left[key] -= 1
-            if not self._left[key]:
-                return
-
-
-def _frames(source: socket.socket, other: socket.socket) -> Iterator[bytes]:
-    """Requests or answers with their sizes in front; both connections end with the first of them that ends."""
-    try:
-        with contextlib.suppress(OSError), source.makefile("rb") as stream:
-            while len(size := stream.read(4)) == 4:
-                yield size + stream.read(int.from_bytes(size, "big"))
-    finally:
-        _hang_up(source)
-        _hang_up(other)
-
-
-def _until_it_ends(work: Callable[..., None], *arguments: object) -> None:
-    """Either side may be gone when something is sent to it."""
-    with contextlib.suppress(OSError):
-        work(*arguments)
-
-
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
 
 
 class Machine(Protocol):

@@ -284,12 +284,12 @@ def hf106_unsafe(lab: Lab) -> None:
     lab.plan(ANSWER_LOST, successes=2)
     producer = scene.producer({"enable.idempotence": False, **ONE_BY_ONE})
     producer.list_topics(topic, timeout=30)
-    between.swallow(PRODUCE, 2)
+    lost = between.swallow(PRODUCE, 2)
     for value in ("a", "b"):
         lab.sends("program", topic, [value])
         producer.produce(topic, value, on_delivery=lab.report("program"))
     producer.flush(60)
-    if between.is_done:
+    if lost.is_done:
         lab.fault(ANSWER_LOST)
     lab.scan(scene, topic)
 
@@ -298,12 +298,12 @@ def hf106_safe(lab: Lab) -> None:
     scene, between = lab.engines.behind_a_link(lab.engine)
     topic = lab.topic(scene=scene)
     lab.plan(ANSWER_LOST, successes=2)
-    between.swallow(PRODUCE, 2)
+    lost = between.swallow(PRODUCE, 2)
     with Producer(scene.bootstrap_servers, config={**ONE_BY_ONE, **QUIET}) as producer:
         ids = lab.sends("program", topic, ["a", "b"])
         for message, delivery in zip(ids, producer.send_many(topic, ids), strict=True):
             lab.delivered("program", message, topic, delivery)
-    if between.is_done:
+    if lost.is_done:
         lab.fault(ANSWER_LOST)
     lab.scan(scene, topic)
 

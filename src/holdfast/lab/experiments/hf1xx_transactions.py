@@ -13,54 +13,71 @@ from holdfast.testing.engines import wait_until
 from holdfast.testing.risks import SHORT_SESSION, Background, take, value_of
 
 CONSUMER: Final[dict[str, Any]] = {**SHORT_SESSION, "log_level": 0}
-REPLACED: Final = "the group gives the job to another member"
+REPLACED: Final = "a worker's network is cut, and the group gives its job to another"
 WRITER_KILLED: Final = "the writer is killed between two writes"
 
 # ---------------------------------------------------------------- HF108: a writer that was replaced
 
 
+def is_zombie(client_id: str) -> bool:
+    """Whose connections are cut: all of the first worker's, and nobody else's."""
+    return client_id == "zombie"
+
+
 def hf108_unsafe(lab: Lab) -> None:
-    source, target = lab.topic("jobs"), lab.topic("results")
-    scene = lab.scene
+    scene, between = lab.engines.behind_a_link(lab.engine)
+    source, target = lab.topic("jobs", scene=scene), lab.topic("results", scene=scene)
     lab.plan(REPLACED, successes=1)
     scene.write(source, {0: ["job"]})
     group = lab.name("group")
-    settings = {"max.poll.interval.ms": 1500, **SHORT_SESSION}
-    zombie, successor = scene.consumer(group, settings), scene.consumer(group, settings)
+    workers = {
+        actor: (
+            scene.consumer(group, {**SHORT_SESSION, "client.id": actor}),
+            scene.producer({"client.id": actor}),
+        )
+        for actor in ("zombie", "successor")
+    }
+
+    def write(actor: str, epoch: int, message: Any) -> None:
+        lab.sends(actor, target, [value_of(message)], role="worker", epoch=epoch)
+        workers[actor][1].produce(target, value_of(message), on_delivery=lab.report(actor))
+
+    zombie, successor = (consumer for consumer, _ in workers.values())
     zombie.subscribe([source])
     lab.note("takeover", "zombie", role="worker", epoch=1)
     (job,) = take(zombie, 1)
-    # It is so long at it that the group gives its job to another, who does it.
+    between.silence_clients(is_zombie)
+    # It runs on, and works on its job; the group hears nothing of it and gives the job to another, who does it.
     successor.subscribe([source])
     (same,) = take(successor, 1)
     lab.note("takeover", "successor", role="worker", epoch=2)
     lab.fault(REPLACED)
-    for actor, epoch, message in (("successor", 2, same), ("zombie", 1, job)):
-        producer = scene.producer()
-        lab.sends(actor, target, [value_of(message)], role="worker", epoch=epoch)
-        producer.produce(target, value_of(message), on_delivery=lab.report(actor))
-        producer.flush(30)
+    write("successor", 2, same)
+    workers["successor"][1].flush(30)
+    write("zombie", 1, job)
+    between.mend()
+    workers["zombie"][1].flush(30)
     for member in (zombie, successor):
         member.close()
     lab.scan(scene, target)
 
 
 def hf108_safe(lab: Lab) -> None:
-    source, target = lab.topic("jobs"), lab.topic("results")
-    scene = lab.scene
+    scene, between = lab.engines.behind_a_link(lab.engine)
+    source, target = lab.topic("jobs", scene=scene), lab.topic("results", scene=scene)
     lab.plan(REPLACED, successes=2)
     scene.write(source, {0: ["job"]})
     group = lab.name("group")
     is_replaced, has_begun = threading.Event(), threading.Event()
 
-    def make() -> Processor:
+    def make(actor: str) -> Processor:
         return Processor(
             scene.bootstrap_servers,
             group=group,
             topics=[source],
             commit_seconds=0.1,
-            consumer_config={**CONSUMER, "max.poll.interval.ms": 1500},
-            producer_config={"log_level": 0},
+            consumer_config={**CONSUMER, "client.id": actor},
+            producer_config={"log_level": 0, "client.id": actor},
         )
 
     def work(actor: str, epoch: int, message: Message) -> list[Output]:
@@ -72,15 +89,18 @@ def hf108_safe(lab: Lab) -> None:
         is_replaced.wait(60)
         return work("zombie", 1, message)
 
-    zombie, successor = make(), make()
+    zombie, successor = make("zombie"), make("successor")
     lab.note("takeover", "zombie", role="worker", epoch=1)
     running = Background(lambda: zombie.run(slowly))
     has_begun.wait(60)
+    between.silence_clients(is_zombie)
     also_running = Background(lambda: successor.run(lambda message: work("successor", 2, message)))
     wait_until(lambda: successor.committed == 1, "another does the job")
     lab.note("takeover", "successor", role="worker", epoch=2)
     lab.fault(REPLACED)
+    # Still cut off, the first is done with it too, and sends its result into a network that comes back later.
     is_replaced.set()
+    between.mend()
     # The next job is done once too: by then the zombie has learnt that the first was not its to finish.
     scene.write(source, {0: ["next"]})
     wait_until(lambda: zombie.committed + successor.committed == 2, "the next job is done")

@@ -1,7 +1,8 @@
 """HF102, HF201 to HF204 and HF209: copies that are too few, too far behind, or cut off; on three Apache Kafka brokers.
 
-The controller is a process apart. Brokers are killed, frozen, lose their disks and come back; the experiment waits for
-what the cluster makes of it (the in-sync set, the leader) before it goes on, so that the order is always the same.
+The controller is a process apart. Brokers are killed, cut off, lose their disks and come back; the experiment waits for
+what the cluster makes of it (the in-sync set, the leader) before it goes on, so that the order is always the same. A
+broker that is cut off runs on, and its clients reach it: see `holdfast.testing.networks`.
 """
 
 from __future__ import annotations
@@ -57,10 +58,16 @@ def await_in_sync(cluster: ApacheCluster, topic: str, wanted: set[int]) -> None:
     wait_until(lambda: cluster.in_sync(topic) == wanted, f"{sorted(wanted)} in sync", seconds)
 
 
+def await_copies(cluster: ApacheCluster, topic: str) -> None:
+    """Readers get only what every replica in sync has."""
+    wait_until(lambda: cluster.engine().read(topic)[0], "the followers have the first message")
+
+
 def read_back(lab: Lab, cluster: ApacheCluster, topic: str, replicas: set[int] | None = None) -> None:
     """The log, once all replicas agree: before that, a leader that came back shows less than it has."""
     await_in_sync(cluster, topic, replicas or {1, 2, 3})
     await_leader(cluster, topic)
+    wait_until(lambda: cluster.is_agreed(topic), "all know the same leader", ELECTION_SECONDS)
     lab.scan(cluster.engine(), topic)
 
 
@@ -178,30 +185,35 @@ def hf204(lab: Lab, *, unclean: bool) -> None:
 # ---------------------------------------------------------------- HF102: a leader that dies
 
 LEADER_KILLED: Final = "the leader is killed before its followers have it"
+OTHERS: Final = (*FOLLOWERS, CONTROLLER)
 
 
 def hf102_replicated(lab: Lab, acks: str) -> None:
-    """The followers stand still, and so does the controller: nobody is elected before the leader is dead."""
-    cluster = lab.engines.cluster()
+    """The leader is cut off from the others, its clients reach it, and it dies."""
+    cluster = lab.split_cluster()
     topic = cluster.create_topic(lab.name("orders"), leader=LEADER)
     lab.plan(LEADER_KILLED, successes=1)
-    others = (*FOLLOWERS, CONTROLLER)
-    settings = {"acks": acks, "enable.idempotence": acks == "all", "message.timeout.ms": 120_000}
-    producer = plain(cluster, settings)
+    producer = plain(cluster, reaching(acks))
     send_all(lab, producer, topic, ["before"])
-    cluster.freeze(*others)
+    await_copies(cluster, topic)
+    cluster.partition([LEADER], OTHERS)
     send_to_a_leader_alone(lab, producer, topic)
     cluster.kill(LEADER)
     lab.fault(LEADER_KILLED)
-    cluster.thaw(*others)
+    cluster.heal()
     await_leader(cluster, topic, FOLLOWERS)
     wait_until(lambda: producer.flush(0.1) == 0, "something is said about each", ELECTION_SECONDS)
     cluster.revive(LEADER)
     read_back(lab, cluster, topic)
 
 
+def reaching(acks: str) -> dict[str, Any]:
+    """A producer that stays with the leader it knows, as long as that one answers."""
+    return {"acks": acks, "enable.idempotence": acks == "all", "message.timeout.ms": 120_000}
+
+
 def send_to_a_leader_alone(lab: Lab, producer: Producer, topic: str) -> None:
-    """One by one: the first may answer a fetch that a follower had sent before, the last cannot."""
+    """One by one; with acks=all nothing is said about them now."""
     for message in numbers(0, 5):
         lab.sends("program", topic, [message])
         producer.produce(topic, message, on_delivery=lab.report("program"))
@@ -212,22 +224,18 @@ def send_to_a_leader_alone(lab: Lab, producer: Producer, topic: str) -> None:
 
 
 def hf209(lab: Lab, acks: str) -> None:
-    """The leader sees nobody: the others stand still. Then it stands still, and they see that it is gone."""
-    cluster = lab.engines.cluster()
+    """The others miss the leader and elect another. It does not know, and its producer does not either."""
+    cluster = lab.split_cluster()
     topic = cluster.create_topic(lab.name("orders"), leader=LEADER)
     lab.plan(CUT_OFF, successes=1)
-    others = (*FOLLOWERS, CONTROLLER)
-    is_safe = acks == "all"
-    settings = {"acks": acks, "enable.idempotence": is_safe, "message.timeout.ms": 120_000}
-    producer = plain(cluster, settings)
+    producer = plain(cluster, reaching(acks))
     send_all(lab, producer, topic, ["before"])
-    cluster.freeze(*others)
-    send_to_a_leader_alone(lab, producer, topic)
-    cluster.freeze(LEADER)
-    cluster.thaw(*others)
+    await_copies(cluster, topic)
+    cluster.partition([LEADER], OTHERS)
     await_leader(cluster, topic, FOLLOWERS)
     lab.fault(CUT_OFF)
-    cluster.thaw(LEADER)
+    send_to_a_leader_alone(lab, producer, topic)
+    cluster.heal()
     wait_until(lambda: producer.flush(0.1) == 0, "something is said about each", ELECTION_SECONDS)
     read_back(lab, cluster, topic)
 
