@@ -60,6 +60,7 @@ def has_caught_up(bootstrap_servers: str, group: str, topics: list[str]) -> bool
             "group.id": group,
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
             "isolation.level": "read_committed",
         }
     )

@@ -54,6 +54,7 @@ class Topics:
                 "group.id": "reader",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
             }
         )
         consumer.assign([TopicPartition(topic, at, 0) for at in range(partitions)])

@@ -57,6 +57,7 @@ def visible(broker: BrokerProcess, topic: str, partitions: int = 2) -> list[int]
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
         }
     )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
@@ -310,7 +311,7 @@ def test_members_killed_and_stopped_process_each_message_once(broker: BrokerProc
 def wait_for(broker: BrokerProcess, topic: str, least: int) -> None:
     pause = threading.Event()
     while len(visible(broker, topic)) < least:
-        pause.wait(0.05)
+        pause.wait(0.25)
 
 
 @pytest.mark.crash

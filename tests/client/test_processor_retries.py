@@ -24,6 +24,8 @@ from holdfast.testing.broker import BrokerProcess
 
 PARTITIONS = 2
 QUICK = RetryPolicy(attempts=3, first_seconds=0.01)
+SOON = {"fetch.wait.max.ms": 50}
+"""Whatever else a member asks its broker for waits behind its fetch."""
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "1000"}
 
 
@@ -59,7 +61,7 @@ class Scene:
             group=self.topic,
             topics=[self.topic],
             retry=retry,
-            **{"commit_seconds": 0.02, "commit_messages": 7, **arguments},
+            **{"commit_seconds": 0.02, "commit_messages": 7, "consumer_config": SOON, **arguments},
         )
 
     def copying(self, fail: Callable[[int], None]) -> Callable[[Message], list[Output]]:
@@ -91,6 +93,7 @@ class Scene:
                 "group.id": "reader",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
             }
         )
         consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])

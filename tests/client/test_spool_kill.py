@@ -76,6 +76,7 @@ def read_all(broker: BrokerProcess) -> list[list[Any]]:
             "group.id": "reader",
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
         }
     )
     consumer.assign([TopicPartition("kills", index, 0) for index in range(PARTITIONS)])

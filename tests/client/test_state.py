@@ -62,6 +62,7 @@ def read(broker: BrokerProcess, topic: str) -> list[tuple[bytes, bytes]]:
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
         }
     )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
@@ -106,7 +107,7 @@ def processor(broker: BrokerProcess, topic: str, directory: Path, **arguments: A
         directory=str(directory),
         commit_seconds=0.05,
         commit_messages=20,
-        consumer_config={"session.timeout.ms": 3000, "heartbeat.interval.ms": 300},
+        consumer_config={"session.timeout.ms": 3000, "heartbeat.interval.ms": 300, "fetch.wait.max.ms": 50},
         **arguments,
     )
 
@@ -245,7 +246,7 @@ def test_members_killed_and_stopped_count_each_message_once(broker: BrokerProces
     def wait_for_more(more: int) -> None:
         wanted = min(400, len(read(broker, "hunted-totals")) + more)
         while len(read(broker, "hunted-totals")) < wanted:
-            pause.wait(0.05)
+            pause.wait(0.25)
 
     members = [member()]
     try:

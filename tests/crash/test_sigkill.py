@@ -241,7 +241,7 @@ def test_kills_while_it_starts_lose_nothing(tmp_path: Path, chance: random.Rando
         broker.crash()
         for _ in range(max(5, crash_rounds // 2)):
             broker.begin_start()
-            threading.Event().wait(chance.random() * 0.5)
+            threading.Event().wait(chance.random() * 0.2)
             broker.crash()
         broker.start()
         sender.stop()

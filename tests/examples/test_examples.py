@@ -56,6 +56,8 @@ class Stage:
         self._directory = directory
         self._programs: list[subprocess.Popen[str]] = []
         self._topics: list[str] = []
+        self._lookers: dict[str, Consumer] = {}
+        """By the group whose positions they look up, again and again."""
 
     def create(self, *topics: str) -> None:
         self._topics += topics
@@ -79,6 +81,7 @@ class Stage:
                 "enable.auto.commit": False,
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
             }
         )
         partitions = consumer.list_topics(topic, 60).topics[topic].partitions
@@ -99,15 +102,14 @@ class Stage:
         return [each for partition in sorted(found) for each in found[partition]]
 
     def has_caught_up(self, group: str, topic: str) -> bool:
-        consumer = Consumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": group})
-        try:
-            asked = [TopicPartition(topic, each) for each in range(PARTITIONS)]
-            return all(
-                each.offset == consumer.get_watermark_offsets(each, 60)[1]
-                for each in consumer.committed(asked, 60)
-            )
-        finally:
-            consumer.close()
+        looker = self._lookers.get(group)
+        if looker is None:
+            looker = Consumer({"bootstrap.servers": self.broker.bootstrap_servers, "group.id": group})
+            self._lookers[group] = looker
+        asked = [TopicPartition(topic, each) for each in range(PARTITIONS)]
+        return all(
+            each.offset == looker.get_watermark_offsets(each, 60)[1] for each in looker.committed(asked, 60)
+        )
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[str]:
         with (self._directory / "errors.txt").open("a") as errors:
@@ -142,9 +144,11 @@ class Stage:
             for each in self._programs:
                 assert each.poll() in (None, 0, -signal.SIGKILL), self.errors()
             assert time.monotonic() < deadline, self.errors()
-            time.sleep(0.05)
+            time.sleep(0.25)  # what is asked for is mostly a topic, read from its beginning
 
     def close(self) -> None:
+        for looker in self._lookers.values():
+            looker.close()
         for each in self._programs:
             each.kill()
             each.wait()

@@ -27,10 +27,10 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Producer
 
-from holdfast.testing.apache import die_with_parent
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.chaos_member import HUNG, IMPATIENT
 from holdfast.testing.checkers_base import Violation
+from holdfast.testing.forked import die_with_parent, open_process
 from holdfast.testing.wire_client import OFFSET_FETCH, WireClient
 
 BROKER_SETTINGS: Final[Mapping[str, str]] = {
@@ -88,12 +88,12 @@ class Swarm:
         history = str(self._directory / f"{name}.jsonl")
         wanted = {**self._options, **options, "name": name, "history": history}
         with open(self._directory / f"{name}.err", "wb") as errors:
-            self.alive[name] = subprocess.Popen(
+            self.alive[name] = open_process(
                 [sys.executable, "-m", self._module, json.dumps(wanted)],
                 stdin=subprocess.DEVNULL,
                 stdout=errors,
                 stderr=errors,
-                preexec_fn=die_with_parent(),
+                preexec_fn=die_with_parent,
             )
         return name
 

@@ -28,6 +28,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from os import strerror
 from typing import Literal, TypeAlias
 
@@ -561,8 +562,9 @@ class SimulatedDisk:
                 stack.extend(node.entries[name] for name in sorted(node.entries, reverse=True))
 
 
-def _parts(path: str) -> list[str]:
-    return [part for part in path.split("/") if part and part != "."]
+@lru_cache(maxsize=4096)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part and part != ".")
 
 
 def _os_error(code: int, path: str) -> OSError:

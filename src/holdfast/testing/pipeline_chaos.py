@@ -350,6 +350,7 @@ def committed(bootstrap_servers: str, topic: str) -> Iterator[Any]:
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
             **QUIET,
         }
     )

@@ -124,6 +124,7 @@ def consumed(bootstrap_servers: str, topic: str, partitions: Iterable[int], isol
             "group.id": "unused",
             "isolation.level": isolation,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
             "enable.auto.commit": False,
             **QUIET,
         }

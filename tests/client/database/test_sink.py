@@ -70,7 +70,9 @@ def results(database: Database) -> list[int]:
 
 
 def sink_of(broker: BrokerProcess, topic: str, database: Database, **arguments: Any) -> DatabaseSink:
-    arguments = {"batch_messages": 20, "batch_seconds": 0.02, **arguments}
+    # Whatever else a member asks its broker for waits behind its fetch.
+    soon = {"fetch.wait.max.ms": 50}
+    arguments = {"batch_messages": 20, "batch_seconds": 0.02, "config": soon, **arguments}
     return DatabaseSink(
         broker.bootstrap_servers, group="sink", topics=[topic], database=database.url, **arguments
     )

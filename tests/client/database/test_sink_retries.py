@@ -27,6 +27,8 @@ from holdfast.testing.broker import BrokerProcess
 PARTITIONS = 2
 COUNT = 60
 QUICK = RetryPolicy(attempts=3, first_seconds=0.01)
+SOON = {"fetch.wait.max.ms": 50}
+"""Whatever else a member asks its broker for waits behind its fetch."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ class Scene:
             topics=[self.topic],
             database=self.url,
             retry=retry,
-            **{"batch_messages": 25, "batch_seconds": 0.02, **arguments},
+            **{"batch_messages": 25, "batch_seconds": 0.02, "config": SOON, **arguments},
         )
 
     def insert(self, message: Message, connection: Any, table: str = "results") -> None:
@@ -107,7 +109,12 @@ class Scene:
 
     def dead(self) -> list[Message]:
         consumer = RawConsumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": "reader", "enable.partition.eof": True}
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "reader",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
+            }
         )
         consumer.assign([TopicPartition(self.letters, index, 0) for index in range(PARTITIONS)])
         found: list[Message] = []
