@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.client.spool import format as frames
 from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, Headers, Message, Moved
 from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
 from holdfast.testing.disk import Fault, SimulatedDisk
 
 HOME = "/spool"
+OF_AN_EARLIER_VERSION = (
+    "000000053550a96d020000000000000065f481b56003677270000000000000000d000000020000000000000000000001"
+    "8bcfe56800000000000006ffffffff0000000300006f72646572736f6e6500000000000000000000018bcfe568000000"
+    "00020006000000030000000300006f72646572736b657974776f"
+)
+"""A segment with one group of messages without headers, as it was written before there were groups in columns."""
 
 
 @dataclass
@@ -71,6 +79,68 @@ def test_sequences_count_each_partition_of_each_topic_from_zero() -> None:
     following = store.write(second).following
     assert [draft.sequence for draft in first + second] == [0, 0, 1, 2, 0]
     assert following == {("orders", 0): 3, ("payments", 0): 1}
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    groups=st.lists(
+        st.lists(
+            st.builds(
+                Draft,
+                value=st.none() | st.binary(max_size=20),
+                topic=st.sampled_from(["orders", "orders", "orders", "payments-€"]),
+                partition=st.sampled_from([0, 1, 2**31 - 1]),
+                key=st.none() | st.binary(max_size=10),
+                headers=st.sampled_from([(), (), (), (("trace", b"1"),)]),
+                timestamp_ms=st.sampled_from([1_700_000_000_000, 1_700_000_000_000, 5, -1]),
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_messages_come_back_whatever_they_have_in_common(groups: list[list[Draft]]) -> None:
+    disk = new_disk()
+    store = SpoolStore(disk, HOME)
+    for group in groups:
+        store.write(group)
+    sent = [draft.as_message() for group in groups for draft in group]
+    assert read_all(store) == sent
+    reopened = SpoolStore(disk, HOME)
+    assert read_all(reopened) == sent
+    assert reopened.counters == store.counters
+
+
+def test_a_spool_of_an_earlier_version_is_read_and_goes_on() -> None:
+    earlier = bytes.fromhex(OF_AN_EARLIER_VERSION)
+    store = opened_on(earlier, f"{HOME}/{0:020d}.spool")
+    kept = [
+        Message("orders", 0, None, b"one", (), 1_700_000_000_000, 0),
+        Message("orders", 2, b"key", b"two", (), 1_700_000_000_000, 0),
+    ]
+    assert read_all(store) == kept
+    after = [Draft(b"three", partition=2, headers=())]
+    store.write(after)
+    assert after[0].sequence == 1
+    assert read_all(store) == [*kept, after[0].as_message()]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    kind=st.sampled_from(frames.GROUPS),
+    count=st.integers(0, 3) | st.just(2**32 - 1),
+    rest=st.binary(max_size=120),
+)
+def test_a_group_that_makes_no_sense_is_damage(kind: int, count: int, rest: bytes) -> None:
+    body = frames.frame(struct.pack(">B3sqI", kind, b"grp", 0, count) + rest)
+    found = frames.read_frame(body, 0, 0)
+    assert found is not None
+    try:
+        frames.decode_group(found)
+    except DamagedSpool:
+        return
 
 
 def test_groups_lie_without_a_gap_and_a_reader_stops_where_it_is_told() -> None:
@@ -171,7 +241,9 @@ def stored_file(groups: int) -> tuple[bytes, list[tuple[int, int]], str]:
     ends: list[tuple[int, int]] = []
     count = 0
     for number in range(groups):
-        store.write([Draft(b"m%d-%d" % (number, each)) for each in range(number % 3 + 1)])
+        # Groups with headers and without are written in different ways.
+        headers: Headers = (("trace", b"1"),) if number % 2 else ()
+        store.write([Draft(b"m%d-%d" % (number, each), headers=headers) for each in range(number % 3 + 1)])
         count += number % 3 + 1
         ends.append((store.end, count))
     path = f"{HOME}/{0:020d}.spool"

@@ -143,8 +143,9 @@ class Delivery:
         self.key = key
         self.error: ClientError | None = None
         """Why it will not arrive, once that is so."""
-        self._place: tuple[int, int, int] | None = None
-        """Partition, offset and timestamp, once the broker has acknowledged the message."""
+        self._place: Any = None
+        """Partition, offset and timestamp, once the broker has acknowledged the message; or the report that has them,
+        without the value: to ask it costs more than to keep it, and few want to know."""
         self._hooks: _Hooks | None = None
 
     def __repr__(self) -> str:
@@ -154,7 +155,12 @@ class Delivery:
     @property
     def delivered(self) -> Delivered | None:
         """Where it is, once the broker has acknowledged it."""
-        return None if self._place is None else Delivered(self.topic, *self._place)
+        place = self._place
+        if place is None:
+            return None
+        if place.__class__ is not tuple:
+            place = (place.partition(), place.offset(), place.timestamp()[1])
+        return Delivered(self.topic, *place)
 
     has_spool = False
     """Whether a spool tells when the message is stored, before any report."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as RawProducer
 
-from holdfast.client.delivery import Delivered, Delivery, Failures, SendMethod, Waiting
+from holdfast.client.delivery import Delivery, Failures, SendMethod, Waiting
 from holdfast.client.errors import DeliveryFailed, LeftBehind, ProducerClosed, SendTimeout, Undelivered
 from holdfast.client.settings import Settings
 from holdfast.client.spool.format import Headers
@@ -88,7 +88,7 @@ def _refuse_late(topic: str, *message: object) -> None:
 class _DirectDelivery(Delivery):
     """A delivery that is called by librdkafka to report on its message."""
 
-    __slots__ = ("_report", "_sender")
+    __slots__ = ("_sender",)
 
     def __init__(
         self, sender: DirectSender, waiting: Waiting, topic: str, partition: int | None, key: bytes | None
@@ -99,30 +99,18 @@ class _DirectDelivery(Delivery):
         self.topic = topic
         self.partition = partition
         self.key = key
-        self._report: Any = None
+        self._place: Any = None
         self.error = self._hooks = None
 
     def __call__(self, error: KafkaError | None, message: Any) -> None:
         if error is None:
-            # Where the message is, is asked of the report by whoever wants to know; its value is no more needed.
             message.set_value(None)
-            self._report = message
+            self._place = message
             self._sender.delivered += 1
             if self._hooks is not None:
                 self.call_back()
         else:
             self._sender.refuse(self, error)
-
-    @property
-    def delivered(self) -> Delivered | None:
-        report = self._report
-        if report is None:
-            return None
-        return Delivered(self.topic, report.partition(), report.offset(), report.timestamp()[1])
-
-    @property
-    def is_acknowledged(self) -> bool:
-        return self._report is not None
 
 
 class DirectSender:
@@ -268,7 +256,7 @@ class DirectSender:
             delivery._waiting = waiting
             delivery.topic = topic
             delivery.key = key
-            delivery.partition = delivery.error = delivery._report = delivery._hooks = None
+            delivery.partition = delivery.error = delivery._place = delivery._hooks = None
             try:
                 self._produce(topic, value, key, UNASSIGNED, delivery)
             except (BufferError, KafkaException) as problem:

@@ -24,7 +24,9 @@ MASK: Final = 0xFFFFFFFF
 POSITIVE: Final = 0x7FFFFFFF
 STICKY_BYTES: Final = 16 * 1024
 KEYS_KEPT_MAX: Final = 65_536
-"""Hashing takes longer than finding a hash: this many keys are remembered."""
+"""Hashing takes longer than finding what came of it: this many keys are remembered."""
+COUNTS_KEPT_MAX: Final = 16
+"""For so many numbers of partitions."""
 _WORD: Final = Struct("<I")
 
 DEFAULT_PARTITIONER: Final = "murmur2_random"
@@ -124,7 +126,8 @@ class Partitioner:
             raise ConfigError(f"partitioner={name}: a spool knows {', '.join(_RULES)}")
         self._rule = rule
         self._sticky = StickyPartitioner(randomness)
-        self._hashes: dict[bytes, int] = {}
+        self._known: dict[int, dict[bytes | None, int]] = {}
+        """By the number of partitions, where keys go."""
 
     def choose(self, topic: str, key: bytes | None, size: int, partitions: int) -> int:
         if partitions == 1:
@@ -136,10 +139,22 @@ class Partitioner:
             or (key is not None and not key and rule.spreads_empty)
         ):
             return self._sticky.choose(topic, size, partitions)
-        key = key or b""
-        hashed = self._hashes.get(key)
-        if hashed is None:
-            if len(self._hashes) >= KEYS_KEPT_MAX:
-                self._hashes.clear()
-            self._hashes[key] = hashed = rule.hash_of(key)
-        return hashed % partitions
+        known = self._known_among(partitions)
+        partition = known.get(key)
+        if partition is None:
+            if len(known) >= KEYS_KEPT_MAX:
+                known.clear()
+            known[key] = partition = rule.hash_of(key or b"") % partitions
+        return partition
+
+    def known(self, partitions: int) -> Mapping[bytes | None, int]:
+        """Where keys go that were chosen for before, among so many partitions: for whoever asks very often."""
+        return self._known_among(partitions)
+
+    def _known_among(self, partitions: int) -> dict[bytes | None, int]:
+        known = self._known.get(partitions)
+        if known is None:
+            if len(self._known) >= COUNTS_KEPT_MAX:
+                self._known.clear()
+            known = self._known[partitions] = {}
+        return known

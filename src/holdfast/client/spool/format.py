@@ -14,6 +14,12 @@ A body begins with its kind:
 - 5, a move: as a group, with uint16 length of a topic, int64 sequence and the topic in front of the messages, which
   had been stored undecided and now have their partitions. Every undecided message of the topic in front of that
   sequence has been moved, here or earlier, or was set aside.
+- 6, a group in columns: as a group, of messages for one topic that have their partitions and no headers. What they
+  have in common is written once: uint16 length of the topic, uint16 partitions, int64 timestamp in milliseconds (-1:
+  each has its own), the topic, and for each partition its int32 number and the int64 sequence of its first message
+  here; the others follow it without a gap. Then the columns: int32 partition, int32 length of the key (-1: none) and
+  int32 length of the value (-1: none) of every message, int64 timestamps when each has its own, all keys, all values.
+  Most groups are of this kind: a column is written in one step, a message in twenty.
 
 A message: int64 sequence, int64 timestamp in milliseconds, int32 partition, uint16 length of the topic, int32 length of
 the key (-1: none), int32 length of the value (-1: none), uint16 headers; then topic, key, value, and for each header
@@ -30,6 +36,8 @@ All integers are big endian.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import Struct, error
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -44,7 +52,8 @@ COUNTERS: Final = 2
 GROUP: Final = 3
 NOTE: Final = 4
 MOVE: Final = 5
-GROUPS: Final = (GROUP, MOVE)
+COLUMNS: Final = 6
+GROUPS: Final = (GROUP, MOVE, COLUMNS)
 BODY_BYTES_MAX: Final = 1 << 30
 """No client can send more in one message; a longer body is damage, not a message."""
 MESSAGE_BYTES_MAX: Final = BODY_BYTES_MAX // 4
@@ -61,6 +70,12 @@ FRAME_BYTES: Final = _FRAME.size
 _MAGIC: Final = b"grp"
 _GROUP: Final = Struct(">B3sqI")
 _MOVE: Final = Struct(">Hq")
+_COLUMNS: Final = Struct(">HHq")
+_FIRST: Final = Struct(">iq")
+_INT32: Final = "i"
+_INT64: Final = "q"
+PARTITIONS_MAX: Final = 2**16 - 1
+"""Of one group in columns."""
 _MESSAGE: Final = Struct(">qqiHiiH")
 MESSAGE_OVERHEAD_BYTES: Final = _MESSAGE.size
 _COUNTERS: Final = Struct(">BI")
@@ -122,6 +137,10 @@ def encode_group(
     moved: Moved | None = None,
 ) -> tuple[bytes, bytes, dict[PartitionKey, int]]:
     """The head of the frame, its body, and the counters that hold when it is stored. Numbers the messages."""
+    if moved is None:
+        in_columns = _encode_columns(messages, position, next_sequence)
+        if in_columns is not None:
+            return in_columns
     kind = GROUP if moved is None else MOVE
     pieces = [_GROUP.pack(kind, _MAGIC, position, len(messages))]
     counters: dict[PartitionKey, int] = {}
@@ -166,6 +185,58 @@ def encode_group(
         counters[topic, partition] = sequence
     body = b"".join(pieces)
     return _FRAME.pack(len(body), crc32c(body)), body, counters
+
+
+def _encode_columns(
+    messages: Sequence[Storable], position: int, next_sequence: Callable[[PartitionKey], int]
+) -> tuple[bytes, bytes, dict[PartitionKey, int]] | None:
+    """As `encode_group`, in columns; None when the messages have too little in common."""
+    if not messages:
+        return None
+    topic = messages[0].topic
+    first: dict[int, int] = {}
+    following: dict[int, int] = {}
+    partitions: list[int] = []
+    append, get = partitions.append, following.get
+    for message in messages:
+        partition = message.partition
+        if partition is None or message.headers or message.topic != topic:
+            return None
+        sequence = get(partition)
+        if sequence is None:
+            first[partition] = sequence = next_sequence((topic, partition))
+        message.sequence = sequence
+        following[partition] = sequence + 1
+        append(partition)
+    if len(first) > PARTITIONS_MAX:
+        return None
+    keys = [message.key for message in messages]
+    values = [message.value for message in messages]
+    stamps = [message.timestamp_ms for message in messages]
+    is_at_once = stamps[0] >= 0 and stamps.count(stamps[0]) == len(stamps)
+    name = topic.encode()
+    pieces = [
+        _GROUP.pack(COLUMNS, _MAGIC, position, len(messages)),
+        _COLUMNS.pack(len(name), len(first), stamps[0] if is_at_once else -1),
+        name,
+        *(_FIRST.pack(*each) for each in first.items()),
+        _column(_INT32, partitions),
+        _column(_INT32, [-1 if key is None else len(key) for key in keys]),
+        _column(_INT32, [-1 if value is None else len(value) for value in values]),
+        b"" if is_at_once else _column(_INT64, stamps),
+        *filter(None, keys),
+        *filter(None, values),
+    ]
+    body = b"".join(pieces)
+    counters = {(topic, partition): after for partition, after in following.items()}
+    return _FRAME.pack(len(body), crc32c(body)), body, counters
+
+
+def _column(kind: str, numbers: Sequence[int]) -> bytes:
+    column = array(kind, numbers)
+    if sys.byteorder == "little":
+        column.byteswap()
+    return column.tobytes()
 
 
 def encode_message(message: Message) -> bytes:
@@ -288,6 +359,8 @@ def decode_group(body: Body) -> Group:
         if magic != _MAGIC or position != body.position:
             raise ValueError(f"it says that it stands at {position}")
         at = _GROUP.size
+        if kind == COLUMNS:
+            return Group(position, body.end, None, _decode_columns(data, at, count))
         moved = None
         if kind == MOVE:
             length, through = _MOVE.unpack_from(data, at)
@@ -303,6 +376,50 @@ def decode_group(body: Body) -> Group:
     except (ValueError, IndexError, error) as problem:
         raise DamagedSpool(f"the group at {body.position} cannot be read: {problem}") from problem
     return Group(position, body.end, moved, messages)
+
+
+def _decode_columns(data: memoryview, at: int, count: int) -> list[Message]:
+    length, partition_count, stamp = _COLUMNS.unpack_from(data, at)
+    at += _COLUMNS.size
+    topic = str(data[at : at + length], "utf-8")
+    at += length
+    following: dict[int, int] = {}
+    for _ in range(partition_count):
+        partition, first = _FIRST.unpack_from(data, at)
+        following[partition] = first
+        at += _FIRST.size
+    partitions, at = _read_column(_INT32, data, at, count)
+    keys, at = _read_column(_INT32, data, at, count)
+    values, at = _read_column(_INT32, data, at, count)
+    stamps: Sequence[int] = (stamp,) * count
+    if stamp < 0:
+        stamps, at = _read_column(_INT64, data, at, count)
+    value_at = at + sum(length for length in keys if length > 0)
+    messages: list[Message] = []
+    for partition, key_length, value_length, timestamp_ms in zip(
+        partitions, keys, values, stamps, strict=True
+    ):
+        key, at = _optional(data, at, key_length)
+        value, value_at = _optional(data, value_at, value_length)
+        if partition not in following:
+            raise ValueError(f"no sequence for partition {partition}")
+        sequence = following[partition]
+        following[partition] = sequence + 1
+        messages.append(Message(topic, partition, key, value, (), timestamp_ms, sequence))
+    if value_at != len(data):
+        raise ValueError(f"{len(data) - value_at} bytes too many")
+    return messages
+
+
+def _read_column(kind: str, data: memoryview, at: int, count: int) -> tuple[Sequence[int], int]:
+    column = array(kind)
+    end = at + count * column.itemsize
+    if end > len(data):
+        raise ValueError("columns that are longer than the group")
+    column.frombytes(data[at:end])
+    if sys.byteorder == "little":
+        column.byteswap()
+    return column, end
 
 
 def decode_message(body: Body) -> Message:

@@ -54,13 +54,13 @@ class SpooledDelivery(Delivery):
 
     def __call__(self, error: KafkaError | None, message: Any) -> None:
         """What the producer says of the message; failures are left to whoever delivers."""
-        group = self.group
-        assert group is not None, "a message is stored before it is sent"
+        group: Any = self.group  # a message is stored before it is sent
         if error is None:
             if self._place is None and self.error is None:
-                self._place = (message.partition(), message.offset(), message.timestamp()[1])
-                group.left -= 1
+                message.set_value(None)
+                self._place = message
                 self.value = None
+                group.left -= 1
                 if self._hooks is not None:
                     self.call_back()
         else:

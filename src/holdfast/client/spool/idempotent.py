@@ -80,6 +80,8 @@ class IdempotentDeliverer(Deliverer):
         """For how many rounds the application still counts as busy: it may only be waiting for Python's lock."""
         self._suspects: list[tuple[SpooledDelivery, KafkaError]] = []
         """Refused together with others: nobody knows yet which of them was meant."""
+        self._marks: dict[int | None, bytes] = {}
+        """For each partition its `hf-id`, in which the sequence is left open."""
         self._batch_bytes = int(self._settings.get("batch.size", BATCH_BYTES))
         self._producer: Any = self._make_producer()
 
@@ -228,15 +230,18 @@ class IdempotentDeliverer(Deliverer):
         """Produce up to `_items[stop]`; fewer when the producer is full or refuses one."""
         items, at = self._items, self._at
         begun = at
-        produce, spool = self._producer.produce, self._id
-        partition, mark = -1, b""
+        produce, marks = self._producer.produce, self._marks
+        # The producer copies headers: one mapping does for all messages that have none of their own.
+        alone: dict[str, bytes] = {}
         try:
             while at < stop:
                 item = items[at]
-                if item.partition != partition:
-                    assert item.partition is not None, "undecided messages are not sent"
-                    partition = item.partition
-                    mark = b"%b:%d:" % (spool, partition)
+                partition = item.partition
+                mark = marks.get(partition)
+                if mark is None:
+                    assert partition is not None, "undecided messages are not sent"
+                    mark = marks[partition] = b"%b:%d:%%d" % (self._id.replace(b"%", b"%%"), partition)
+                alone[ID_HEADER] = mark = mark % item.sequence
                 produce(
                     item.topic,
                     item.value,
@@ -245,7 +250,7 @@ class IdempotentDeliverer(Deliverer):
                     item,
                     None,
                     item.timestamp_ms,
-                    [(ID_HEADER, b"%b%d" % (mark, item.sequence)), *item.headers],
+                    [(ID_HEADER, mark), *item.headers] if item.headers else alone,
                 )
                 at += 1
         except BufferError:

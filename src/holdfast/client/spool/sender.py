@@ -327,9 +327,8 @@ class SpooledSender:
     def delivered(self) -> int:
         return self._own.deliverer.delivered
 
-    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod | None:
-        """A message for the spool has more to go through than one call more would matter."""
-        return None
+    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod:
+        return self._own.writer.method(otherwise, timeout)
 
     def take_refused(self) -> tuple[list[Undelivered], int]:
         named: list[Undelivered] = []
