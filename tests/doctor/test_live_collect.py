@@ -28,6 +28,7 @@ from holdfast.doctor.live_ask import (
     BrokerGone,
 )
 from holdfast.doctor.live_collect import collect
+from holdfast.doctor.live_hidden import DESCRIBE_LOG_DIRS
 from holdfast.doctor.live_history import append_looks, read_looks
 from holdfast.doctor.live_snapshot import Look
 from holdfast.reader.connection import Address
@@ -59,6 +60,8 @@ class FakeBrokers:
         self.dies_at: int | None = None
         self.gone: set[int] = set()
         self.may_describe_cluster = True
+        self.hidden: set[str] = set()
+        """Topics that are there, and in no list."""
         self.asked: Counter[int] = Counter()
 
     def meet(self, brokers: Mapping[int, Address]) -> None:
@@ -80,7 +83,20 @@ class FakeBrokers:
     def code(self, name: str, refusal: ErrorCode) -> ErrorCode:
         return refusal if name in self.deny else NONE
 
-    def metadata(self, _: int, __: Any) -> Any:
+    def log_dirs(self, _: int, __: Any) -> Any:
+        topics = [Answer(name=name) for name in (*self.topics, *self.hidden, "deleted-since")]
+        return Answer(results=[Answer(topics=topics)])
+
+    def metadata(self, _: int, fields: Any) -> Any:
+        if fields["topics"] is not None:
+            refused, unknown = ErrorCode.topic_authorization_failed, ErrorCode.unknown_topic_or_partition
+            names = [each["name"] for each in fields["topics"]]
+            return Answer(
+                topics=[
+                    Answer(name=name, error_code=refused if name in self.hidden else unknown)
+                    for name in names
+                ]
+            )
         brokers = [
             Answer(node_id=number, host="b", port=number, rack=None) for number in range(1, self.brokers + 1)
         ]
@@ -209,6 +225,7 @@ ANSWERS: Mapping[int, Any] = {
     FIND_COORDINATOR: FakeBrokers.coordinators,
     LIST_OFFSETS: FakeBrokers.offsets,
     LIST_TRANSACTIONS: FakeBrokers.transactions,
+    DESCRIBE_LOG_DIRS: FakeBrokers.log_dirs,
 }
 
 
@@ -274,12 +291,24 @@ def test_a_missing_permission_is_named_and_the_rest_is_examined(denied: str, wha
     assert "3 brokers: 2 topics, 6 partitions" in examination.examined[0]
 
 
-def test_a_list_that_may_leave_groups_out_says_so() -> None:
+def test_lists_that_may_leave_something_out_say_so() -> None:
     brokers = FakeBrokers()
     brokers.may_describe_cluster = False
+    brokers.hidden = {"payroll"}
+    gaps = look(brokers).gaps
+    assert [gap.what for gap in gaps] == [
+        f"{what}: those that may not be seen" for what in ("topics", "groups", "transactions")
+    ]
+    assert {gap.kind for gap in gaps} == {"permission"}
+    assert all("DESCRIBE" in gap.why for gap in gaps)
+    assert brokers.asked[DESCRIBE_LOG_DIRS] == 0
+
+
+def test_topics_that_a_list_leaves_out_are_named_by_what_directories_hold() -> None:
+    brokers = FakeBrokers()
+    brokers.hidden = {"payroll", "audit"}
     (gap,) = look(brokers).gaps
-    assert gap.kind == "permission"
-    assert "DESCRIBE" in gap.why
+    assert (gap.what, gap.kind) == ("topics: audit, payroll", "permission")
 
 
 def test_a_group_that_may_not_be_seen_is_told_from_one_that_is_not_there() -> None:

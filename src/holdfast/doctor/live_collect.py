@@ -40,6 +40,7 @@ from holdfast.doctor.live_ask import (
     chunks,
     described,
 )
+from holdfast.doctor.live_hidden import UNSEEN, WITHOUT_DESCRIBE, hidden_topics, may_describe
 from holdfast.doctor.live_snapshot import (
     Bounds,
     BrokerFacts,
@@ -81,7 +82,6 @@ COORDINATED: Final[Mapping[str, str]] = {
     "__transaction_state": "transactions",
 }
 OPEN_STATES: Final = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
-DESCRIBE_BIT: Final = 1 << 8
 
 TOPIC_SETTINGS: Final = (
     "cleanup.policy",
@@ -233,22 +233,24 @@ class _Collector:
                     self._miss(what, f"those of {name}-{number}", why, "connection")
 
     def authority(self) -> None:
-        """Lists leave out in silence what may not be seen; whether that may be so, the cluster says."""
+        """Lists leave out in silence what may not be seen: see `live_hidden`."""
+        fields = {
+            "include_cluster_authorized_operations": True,
+            "endpoint_type": 1,
+            "include_fenced_brokers": False,
+        }
         try:
-            fields = {
-                "include_cluster_authorized_operations": True,
-                "endpoint_type": 1,
-                "include_fenced_brokers": False,
-            }
             answer = self._asker.any(DESCRIBE_CLUSTER, fields)
         except (BrokerGone, UnsupportedBroker):
             return  # an old broker cannot say; one that is gone is missed by the next question
         allowed = answer.cluster_authorized_operations
-        if answer.error_code is ErrorCode.none and allowed >= 0 and not allowed & DESCRIBE_BIT:
-            why = (
-                "without DESCRIBE on the cluster, brokers list only the groups each of which may be described"
-            )
-            self._miss("groups", "those that may not be seen", why, "permission")
+        if answer.error_code is not ErrorCode.none or allowed < 0:
+            return
+        if not may_describe(allowed):
+            for what in ("topics", "groups", "transactions"):
+                self._miss(what, UNSEEN, WITHOUT_DESCRIBE, "permission")
+        for name, code in hidden_topics(self._asker, allowed, self.snapshot.brokers, self.snapshot.topics):
+            self._refuse("topics", name, code)
 
     def broker_settings(self) -> None:
         for broker_id, broker in list(self.snapshot.brokers.items()):
