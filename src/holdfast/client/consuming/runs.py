@@ -10,11 +10,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
-from typing import Literal, Protocol, TypeAlias
+from operator import itemgetter
+from typing import Final, Literal, Protocol, TypeAlias
 
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.messages import Message
 
+_OFFSET: Final = itemgetter(2)
+"""Of a message."""
 Order: TypeAlias = Literal["partition", "key", "none"]
 
 
@@ -37,7 +40,7 @@ class Run:
         finished = self.finished
         if finished == self.counted:
             return 0
-        offsets = [message.offset for message in self.messages[self.counted : finished]]
+        offsets = list(map(_OFFSET, self.messages[self.counted : finished]))
         self.counted = finished
         return len(offsets) if self.tracker.finish_all(offsets) else 0
 
