@@ -130,13 +130,20 @@ class Feed:
         whole.start, whole.position, whole.end = start, start, end
         whole.bytes = end - start
         whole.is_stored = True
+        # When nobody holds any, nobody needs to be looked for: whatever can be read has been noted before.
+        is_any_held = len(self._held) > 0
         for group in groups:
             following, undecided = split_counters(counters_of(group))
             whole.following.update(following)
             whole.undecided.update(undecided)
             for number, message in enumerate(group.messages):
                 if message.partition != UNDECIDED and not self._is_done(message, group.position):
-                    whole.items.append(self._item(message, group.position + number, whole))
+                    place = group.position + number
+                    item = self._held_item(message, place) if is_any_held else None
+                    if item is None:
+                        item = make_item(message, self._waiting)
+                    item.group = whole
+                    whole.items.append(item)
         whole.count = whole.left = len(whole.items)
         return whole
 
@@ -149,13 +156,10 @@ class Feed:
             or (message.topic, message.partition, message.sequence) in self._aside
         )
 
-    def _item(self, message: Message, place: int, group: StoredGroup) -> SpooledDelivery:
+    def _held_item(self, message: Message, place: int) -> SpooledDelivery | None:
         item = self._held.pop(place, None)
-        if item is None:
-            item = make_item(message, self._waiting)
-        else:
+        if item is not None:
             item.refill(message)
-        item.group = group
         return item
 
 

@@ -228,14 +228,12 @@ class IdempotentDeliverer(Deliverer):
 
     def _hand_over(self, stop: int) -> int:
         """Produce up to `_items[stop]`; fewer when the producer is full or refuses one."""
-        items, at = self._items, self._at
-        begun = at
+        at = begun = self._at
         produce, marks = self._producer.produce, self._marks
         # The producer copies headers: one mapping does for all messages that have none of their own.
         alone: dict[str, bytes] = {}
         try:
-            while at < stop:
-                item = items[at]
+            for item in self._items[begun:stop]:
                 partition = item.partition
                 mark = marks.get(partition)
                 if mark is None:
@@ -257,7 +255,7 @@ class IdempotentDeliverer(Deliverer):
             # Full: reports make room.
             pass
         except KafkaException as refused:
-            self._refused_at_once.append((items[at], refused.args[0]))
+            self._refused_at_once.append((self._items[at], refused.args[0]))
             at += 1
             self._wake.set()
         finally:
