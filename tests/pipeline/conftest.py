@@ -14,6 +14,10 @@ from holdfast.testing.spark_connector import ConnectorUnavailable, connector_jar
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+STAGES_AS_THEY_ARE = {"spark.sql.codegen.wholeStage": "false"}
+"""A query over a handful of rows is done before Spark would have compiled its stages. Programs that tests start have
+them compiled as always, and so has this session with --long."""
+
 
 @pytest.fixture(scope="session")
 def connector() -> list[Path] | str:
@@ -25,10 +29,14 @@ def connector() -> list[Path] | str:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, connector: list[Path] | str) -> Iterator[SparkSession]:
+def spark(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, connector: list[Path] | str
+) -> Iterator[SparkSession]:
     from holdfast.pipeline.session import spark_session
 
-    settings = {} if isinstance(connector, str) else {"spark.jars": ",".join(map(str, connector))}
+    settings = {} if pytestconfig.getoption("--long") else dict(STAGES_AS_THEY_ARE)
+    if not isinstance(connector, str):
+        settings["spark.jars"] = ",".join(map(str, connector))
     home = str(tmp_path_factory.mktemp("spark"))
     session = spark_session("tests", home, master="local[2]", settings=settings)
     yield session
