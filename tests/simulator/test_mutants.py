@@ -43,8 +43,19 @@ RULES = {
 """What each must be caught by; `stuck` where the broker leaves a transaction hanging for ever."""
 
 
+TRIED_FIRST = {
+    "aborted-replaces-committed": 22,
+    "enrolment-not-awaited": 22,
+    "fenced-end-accepted": 22,
+    "marker-before-decision": 53,
+    "stable-too-early": 53,
+}
+"""The first seed that catches those which are caught late, to save the seeds before it; should it not any more, the
+others have their turn."""
+
+
 def rules_broken(name: str) -> Iterator[str]:
-    for seed in range(SEEDS_MAX):
+    for seed in sorted(range(SEEDS_MAX), key=lambda seed: seed != TRIED_FIRST.get(name)):
         try:
             run_seed(seed, MUTANTS[name])
         except SeedFailed as failure:
