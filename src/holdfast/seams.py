@@ -138,11 +138,17 @@ class FlushJob(NamedTuple):
     done: Callable[[OSError | None], None]
     is_background: bool = False
     """Nobody's answer waits for it: it must not hold up flushes that somebody waits for."""
+    gather: Callable[[], tuple[FlushTarget, ...]] | None = None
+    """Names the targets when the flush is about to begin, so that what comes until then is among them."""
+
+    def gathered(self) -> FlushJob:
+        """The job with its targets settled. For flushers: once, on the node's thread, before the first flush."""
+        return self if self.gather is None else self._replace(targets=self.gather(), gather=None)
 
 
 class Flusher(Protocol):
     def submit(self, job: FlushJob) -> None:
-        """Flush in the background, then call `job.done` on the node's thread."""
+        """Flush in the background, then call `job.done` on the node's thread; `job.gather` is called there too."""
         ...
 
 

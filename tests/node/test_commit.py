@@ -8,6 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import LogDirectoryOffline
+from holdfast.log.write_ahead import FLUSHES_MIN
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.wire.batch import make_batch
@@ -55,9 +56,36 @@ def test_requests_of_one_turn_share_a_flush(node: BareNode, client: BareClient) 
     assert len(client.frames) == len(other.frames) == 10
 
 
+@pytest.mark.parametrize(("partitions", "expected"), [(1, True), (2, True), (3, False)])
+def test_space_is_written_ahead_where_few_partitions_are_flushed_at_a_time(
+    node: BareNode, client: BareClient, partitions: int, expected: bool
+) -> None:
+    client.create_topic("several", partitions=partitions)
+    for _ in range(2 * FLUSHES_MIN):
+        for index in range(partitions):
+            client.begin_produce("several", batch(), index)
+        node.settle()
+    for index in range(partitions):
+        log = node.hosted("several", index).log
+        assert (node.disk.size(log.active.path()) > log.size) is expected
+
+
+def test_appends_before_the_flusher_begins_share_its_flush(node: BareNode, client: BareClient) -> None:
+    before = node.node.commit.flushes
+    client.begin_produce("t", batch())
+    node.turn()
+    second = client.begin_produce("t", batch())
+    node.turn()
+    node.flusher.run_one()
+    assert client.correlation_ids[-1:] == [second]
+    node.settle()
+    assert node.node.commit.flushes == before + 1
+
+
 def test_appends_during_a_flush_wait_for_the_next(node: BareNode, client: BareClient) -> None:
     client.begin_produce("t", batch())
     node.turn()
+    node.flusher.begin_one()
     second = client.begin_produce("t", batch())
     third = client.begin_produce("t", batch())
     node.turn()
@@ -310,6 +338,7 @@ def test_a_real_flush_can_be_waited_for_where_none_is_needed(node: BareNode) -> 
     assert hosted.offsets.is_committed(1)
     commit.when_flushed(hosted, 1, told.append)
     node.turn()
+    node.flusher.begin_one()
     client.begin_produce("fast", batch())
     commit.when_flushed(hosted, 2, told.append)
     assert told == []

@@ -213,6 +213,7 @@ def test_a_reader_of_metadata_waits_for_changes_that_are_not_durable(
 def test_a_read_that_came_after_a_flush_began_waits_for_the_next(node: BareNode, client: BareClient) -> None:
     create(client, "one")
     node.turn()
+    node.flusher.begin_one()
     create(client, "two")
     reader = node.connect()
     asked = reader.begin(3, 9, **METADATA_FIELDS)

@@ -10,11 +10,12 @@ import pytest
 from holdfast.config.broker import BrokerConfig
 from holdfast.log import compaction
 from holdfast.log.checkpoints import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
+from holdfast.log.write_ahead import FLUSHES_MIN
 from holdfast.metadata import changes
 from holdfast.metadata.image import EndPoint, ResourceType
 from holdfast.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_offset
 from holdfast.node.hosted import HostedPartition
-from holdfast.node.housekeeping import FIRST_CHECK_MS
+from holdfast.node.housekeeping import FIRST_CHECK_MS, SPACE_CHECK_MS
 from holdfast.node.node import Node, NodeSeams
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.compacted_log import latest, read_all
@@ -227,6 +228,29 @@ def test_appends_are_flushed_after_flush_ms_where_acknowledging_does_not(broker:
     broker.pass_time(1_500)
     assert broker.node.commit.flushes == flushes + 1
     assert not hosted.log.needs_flush
+
+
+def test_space_written_ahead_is_given_back_when_nothing_is_appended(broker: Broker) -> None:
+    hosted = broker.create("t")
+    for number in range(FLUSHES_MIN + 1):
+        broker.append(hosted, b"k", b"%d" % number)
+    path = hosted.log.active.path()
+    assert broker.disk.size(path) > hosted.log.size
+    broker.pass_time(SPACE_CHECK_MS)
+    broker.append(hosted, b"k", b"busy")
+    broker.pass_time(SPACE_CHECK_MS)
+    assert broker.disk.size(path) > hosted.log.size
+    broker.pass_time(2 * SPACE_CHECK_MS)
+    assert broker.disk.size(path) == hosted.log.size
+
+
+def test_space_that_cannot_be_given_back_takes_the_directory_offline(broker: Broker) -> None:
+    hosted = broker.create("t")
+    for number in range(FLUSHES_MIN + 1):
+        broker.append(hosted, b"k", b"%d" % number)
+    broker.disk.plan(Fault("truncate", path_contains="/t-0/"))
+    broker.pass_time(3 * SPACE_CHECK_MS)
+    assert hosted.offline
 
 
 def test_a_producer_that_is_silent_for_long_is_forgotten(broker: Broker) -> None:

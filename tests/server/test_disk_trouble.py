@@ -230,7 +230,7 @@ def test_a_write_that_the_system_refuses_takes_the_directory_offline_and_keeps_w
 @pytest.fixture
 def filled(broker: BrokerProcess, create_topic: CreateTopic) -> tuple[BrokerProcess, list[bytes]]:
     """Two partitions of small segments; the first is going to be damaged."""
-    create_topic(broker, "t", partitions=2, internal_segment_bytes="2000")
+    create_topic(broker, "t", partitions=2, internal_segment_bytes="2000", holdfast_write_ahead_bytes="0")
     sent = fill(broker, 30)
     assert fill(broker, 3, partition=1)
     assert len(list(Path(broker.data_dir, "t-0").glob("*.log"))) > 2

@@ -185,11 +185,11 @@ def produce_frame(partition: int, correlation_id: int, acks: int = -1) -> bytes:
     return frame(PRODUCE, 9, encode_request(PRODUCE, 9, fields), correlation_id=correlation_id)
 
 
-def run(trace: Path, acks: int) -> list[tuple[int, int, int]]:
+def run(trace: Path, acks: int, connections: int = PARTITIONS + 1) -> list[tuple[int, int, int]]:
     """Produce over several connections at once; returns (correlation id, partition, base offset) of each answer."""
     answered: list[tuple[int, int, int]] = []
     with BrokerProcess(str(trace.parent / "data"), prefix=strace_command(trace)) as broker:
-        clients = [WireClient(broker.bootstrap_servers) for _ in range(PARTITIONS + 1)]
+        clients = [WireClient(broker.bootstrap_servers) for _ in range(connections)]
         create_topic(clients[0])
         correlation_id = FIRST_CORRELATION_ID
         for _ in range(ROUNDS):
@@ -245,6 +245,16 @@ def test_no_response_to_acks_all_leaves_before_its_files_are_flushed(trace: Path
                 )
     assert len(answered) == ROUNDS * (PARTITIONS + 1)
     assert len(files) > PARTITIONS, "segments were rolled"
+
+
+def test_no_response_leaves_before_the_flush_of_what_was_written_over_space_ahead(trace: Path) -> None:
+    """One client by itself: behind some of its batches zeros are written, which later ones replace."""
+    answered = run(trace, acks=-1, connections=1)
+    seen = read_trace(trace)
+    appends = [seen.append_of(partition, base_offset) for _, partition, base_offset in answered]
+    for append, (correlation_id, _, base_offset) in zip(appends, answered, strict=True):
+        assert seen.is_flushed(append.path, append, seen.response(correlation_id)), base_offset
+    assert max(append.result for append in appends) > 2 * min(append.result for append in appends)
 
 
 def test_the_trace_can_tell_acks_1_is_answered_before_the_flush(trace: Path) -> None:

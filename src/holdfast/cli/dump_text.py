@@ -112,5 +112,6 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "summary": _summary,
     "index_entry": lambda event: f"offset: {event['offset']} position: {event['position']}",
     "time_index_entry": lambda event: f"timestamp: {event['timestamp_ms']} offset: {event['offset']}",
+    "written_ahead": lambda event: f"{event['path']}: {event['bytes']} bytes written ahead",
     "sanity": lambda event: f"{event['path']} passed sanity check.",
 }

@@ -81,6 +81,7 @@ class BrokerConfig:
     holdfast_flush: Literal["group", "os"]
     holdfast_flush_threads: int
     holdfast_requests_in_flight_max: int
+    holdfast_write_ahead_bytes: int
     listener_security_protocol_map: str
     listeners: tuple[Listener, ...]
     """What to open, resolved with the three settings that qualify it."""

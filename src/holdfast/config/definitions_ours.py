@@ -10,12 +10,15 @@ OUR_BROKER_SETTINGS: tuple[Setting, ...] = (
     Setting("holdfast.flush", STRING, "group", one_of("group", "os"), CLUSTER_WIDE, acted_on=True),
     Setting("holdfast.flush.threads", INT, 16, between(1, 256), acted_on=True),
     Setting("holdfast.requests.in.flight.max", INT, 16, at_least(1), acted_on=True),
+    Setting("holdfast.write.ahead.bytes", INT, 1048576, between(0, 16 << 20), CLUSTER_WIDE, acted_on=True),
 )
 
 OUR_TOPIC_SETTINGS: tuple[Setting, ...] = (
     Setting("holdfast.flush", STRING, "group", one_of("group", "os"), acted_on=True),
+    Setting("holdfast.write.ahead.bytes", INT, 1048576, between(0, 16 << 20), acted_on=True),
 )
 
 OUR_TOPIC_SYNONYMS: dict[str, tuple[Synonym, ...]] = {
     "holdfast.flush": (Synonym("holdfast.flush"),),
+    "holdfast.write.ahead.bytes": (Synonym("holdfast.write.ahead.bytes"),),
 }

@@ -17,6 +17,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "holdfast.flush.threads": "How many files are flushed at the same time.",
     "holdfast.requests.in.flight.max": "Requests of one connection that may be under way at once; past it, "
     "the connection is not read until one is answered.",
+    "holdfast.write.ahead.bytes": "With holdfast.flush=group, a partition flushed often and by itself has up to so "
+    "many zeros written behind its last message, which makes the next flushes cheaper; given back when idle, at a "
+    "roll and at a stop. 0 turns it off.",
     # the node and its network
     "advertised.listeners": "Where clients are sent, as NAME://host:port; a port that is 0 or missing is the "
     "bound one. Needed when a listener binds every address.",

@@ -32,6 +32,7 @@ class TopicConfig:
     flush_ms: int
     follower_replication_throttled_replicas: tuple[str, ...]
     holdfast_flush: Literal["group", "os"]
+    holdfast_write_ahead_bytes: int
     index_interval_bytes: int
     internal_segment_bytes: int | None
     leader_replication_throttled_replicas: tuple[str, ...]

@@ -98,9 +98,16 @@ def _log_beside(path: str) -> str:
 def _dump_log(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:
     file = fs.open(path, "read")
     try:
-        yield from dump_batches(file, _base_offset(path), options)
+        yield from dump_batches(file, _base_offset(path), options, is_active=_is_active(fs, path))
     finally:
         file.close()
+
+
+def _is_active(fs: FileSystem, path: str) -> bool:
+    """Whether no segment follows this one in its directory."""
+    directory, slash, name = path.rpartition("/")
+    logs = [other for other in fs.list(directory + slash or ".") if other.endswith(".log")]
+    return name.endswith(".log") and name == max(logs, default=name)
 
 
 def _dump_snapshot_of_metadata(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:

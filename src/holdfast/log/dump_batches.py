@@ -20,6 +20,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.log.dump_decoders import Decoded, Undecodable, decode_raft_control
 from holdfast.log.scan import CHUNK_BYTES, find_later_batch
+from holdfast.log.write_ahead import content_end
 from holdfast.seams import File
 from holdfast.wire.batch import (
     CRC_START,
@@ -75,17 +76,24 @@ def finding(path: str, message: str, position: int | None = None, offset: int | 
     return {"type": "finding", "path": path, "position": position, "offset": offset, "message": message}
 
 
-def dump_batches(file: File, base_offset: int, options: DumpOptions) -> Iterator[Event]:
-    """Batches (and records, when asked) of a log file in order, findings among them, a summary at the end."""
-    return _Walk(file, base_offset, options).events()
+def dump_batches(
+    file: File, base_offset: int, options: DumpOptions, *, is_active: bool = False
+) -> Iterator[Event]:
+    """Batches (and records, when asked) of a log file in order, findings among them, a summary at the end.
+
+    Behind the last batch of an active segment there may be zeros, written ahead; a sealed one has none.
+    """
+    return _Walk(file, base_offset, options, is_active).events()
 
 
 class _Walk:
-    def __init__(self, file: File, base_offset: int, options: DumpOptions) -> None:
+    def __init__(self, file: File, base_offset: int, options: DumpOptions, is_active: bool) -> None:
         self.file = file
         self.path = file.path
         self.options = options
         self.end = file.size()
+        # Before anything else: a broker at work may be about to write there.
+        self.zeros_from = content_end(file, 0, self.end) if is_active else self.end
         self.position = 0
         self.next_offset = base_offset
         self.batches = 0
@@ -94,6 +102,15 @@ class _Walk:
 
     def events(self) -> Iterator[Event]:
         while self.position < min(self.end, self.options.bytes_max):
+            if self.position >= self.zeros_from:
+                length = self.end - self.position
+                yield {
+                    "type": "written_ahead",
+                    "path": self.path,
+                    "position": self.position,
+                    "bytes": length,
+                }
+                break
             try:
                 header = self._header()
             except InvalidRecords as problem:

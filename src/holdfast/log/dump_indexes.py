@@ -15,7 +15,9 @@ from holdfast.log.dump_batches import DumpOptions, Event, finding
 from holdfast.log.index import OffsetIndex, TimeIndex
 from holdfast.log.scan import Found, scan_headers
 from holdfast.log.transaction_index import TransactionIndex
+from holdfast.log.write_ahead import content_end
 from holdfast.seams import FileSystem
+from holdfast.wire.batch import HEADER_SIZE
 
 
 def dump_offset_index(
@@ -39,7 +41,10 @@ def dump_offset_index(
 def _headers(fs: FileSystem, log_path: str) -> Iterator[Found]:
     file = fs.open(log_path, "read")
     try:
-        yield from scan_headers(file, 0, file.size())
+        end = file.size()
+        zeros_from = content_end(file, 0, end)
+        # The file may end in space written ahead; so few zeros are the end of a batch.
+        yield from scan_headers(file, 0, zeros_from if end - zeros_from >= HEADER_SIZE else end)
     finally:
         file.close()
 

@@ -8,6 +8,8 @@ What a caller may rely on:
   then the durable end. A roll puts the sealed segment, its indexes and the directory among the targets of
   the next flush, so no offset of the new segment counts as durable before them.
 - The log never flushes by itself while serving; only opening and closing do.
+- The file of the active segment may end behind the log, with zeros: see `write_ahead`. Nothing here asks a file for
+  its length.
 - What transactions come to is kept in step with the batches: producer state knows the open ones, each segment's
   transaction index the aborted ones whose markers it holds.
 - Segments are removed in two steps, `segments_before` and `remove`, so that the new log start can be made
@@ -40,6 +42,7 @@ from holdfast.log.segment import (
     offset_name,
 )
 from holdfast.log.transaction_index import AbortedTransaction, TransactionIndex
+from holdfast.log.write_ahead import NO_ROOM_ERRNOS, WriteAhead
 from holdfast.seams import Buffer, File, FileSystem, FlushTarget, Now
 from holdfast.wire.batch import CONTROL, LOG_OVERHEAD, NO_TIMESTAMP, OFFSET_AND_EPOCH, BatchHeader
 from holdfast.wire.positions import LogPosition
@@ -96,6 +99,9 @@ class Log:
         self._flush_under_way: tuple[FlushTarget, ...] = ()
         """What a flush that has not returned yet is to make durable: a stop cannot count on it."""
         self.unflushed_messages = 0
+        self._write_ahead = WriteAhead()
+        self._size_at_flush = segments[-1].size
+        """Of the active segment when the last flush was begun."""
         self._loaded: list[Segment] = []
         self.roll_jitter_ms = 0
 
@@ -130,11 +136,7 @@ class Log:
         if leader_epoch > self.epochs.latest_epoch:
             self._begin_epoch(leader_epoch)
         head = OFFSET_AND_EPOCH.pack(base_offset, header[1], leader_epoch)
-        try:
-            active.append(stored, head, memoryview(batch)[16:], self.config.index_interval_bytes)
-        except OSError:
-            active.file.truncate(active.size)
-            raise
+        self._write(active, stored, head, memoryview(batch)[16:])
         self._appended_since_flush = self._is_changed = True
         self.unflushed_messages += header.records_count
         self.end_offset = last_offset + 1
@@ -144,6 +146,24 @@ class Log:
             else:
                 self.producers.update(stored, base_offset, now.wall_ms)
         return stored
+
+    def _write(self, active: Segment, stored: BatchHeader, head: bytes, rest: Buffer) -> None:
+        config = self.config
+        zeros_behind = 0
+        if self._write_ahead.is_due:
+            end = active.size + LOG_OVERHEAD + stored.batch_length
+            if end > active.ahead_end:
+                limit = config.holdfast_write_ahead_bytes
+                zeros_behind = self._write_ahead.bytes_behind(end, limit, config.segment_bytes)
+        try:
+            active.append(stored, head, rest, config.index_interval_bytes, zeros_behind)
+        except OSError as error:
+            self._cut_behind_end(active)
+            if not zeros_behind or error.errno not in NO_ROOM_ERRNOS:
+                raise
+            # There may be room for the batch by itself.
+            self._write_ahead.begin_anew()
+            self._write(active, stored, head, rest)
 
     def _end_transaction(self, active: Segment, stored: BatchHeader, batch: Buffer, now: Now) -> None:
         marker = read_end_marker(batch)
@@ -184,6 +204,8 @@ class Log:
     def roll(self, now: Now) -> Segment:
         """Seal the active segment and begin a new one at the end offset."""
         old = self.segments[-1]
+        if old.has_space_ahead:
+            self._cut_behind_end(old)
         self._sealed_unflushed += [old.file, *old.write_indexes(), self._write_snapshot()]
         self._keep_loaded(old)
         segment = Segment(self._fs, self.directory, self.end_offset, 0, now.wall_ms)
@@ -191,6 +213,7 @@ class Log:
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
         self._directory_unflushed = self._is_changed = True
+        self._size_at_flush = 0
         return segment
 
     def _write_snapshot(self) -> File:
@@ -227,11 +250,18 @@ class Log:
         self._parent_unflushed = parent
         self._is_changed = True
 
-    def begin_flush(self) -> PendingFlush:
-        """What must be flushed, in order, for everything up to `end` to be durable."""
+    def begin_flush(self, *, apart: bool = False) -> PendingFlush:
+        """What must be flushed, in order, for everything up to `end` to be durable.
+
+        `apart` tells that hardly any other file is flushed at the same time.
+        """
         targets: list[FlushTarget] = [*self._sealed_unflushed]
         if self._appended_since_flush:
-            targets.append(self.segments[-1].file)
+            active = self.segments[-1]
+            targets.append(active.file)
+            apart = apart and self.config.holdfast_flush == "group"
+            self._write_ahead.flushing(active.size - self._size_at_flush, apart=apart)
+            self._size_at_flush = active.size
         if self._directory_unflushed:
             targets.append(self.directory)
         if self._parent_unflushed is not None:
@@ -243,6 +273,20 @@ class Log:
         self.unflushed_messages = 0
         self._flush_under_way += tuple(targets)
         return PendingFlush(tuple(targets), self.end_position)
+
+    def give_back_when_idle(self) -> None:
+        """Called now and then: cut off what was written ahead if nothing was flushed since the last call."""
+        if self._write_ahead.was_idle() and self.active.has_space_ahead:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._cut_behind_end(self.active)
+        self._write_ahead.begin_anew()
+
+    def _cut_behind_end(self, segment: Segment) -> None:
+        segment.cut_behind_end()
+        # Even if nothing is appended any more: a clean stop must not leave a file that is longer than its log.
+        self._appended_since_flush = self._is_changed = True
 
     def flushed(self, end: LogPosition) -> None:
         self._flush_under_way = ()
@@ -439,6 +483,8 @@ class Log:
         """Write what a clean start will trust; once all of what is returned is flushed, `close` may follow."""
         if not self._is_changed and self.recovery_point >= self.end_offset:
             return []
+        if self.active.has_space_ahead:
+            self._give_back()
         self.begin_flush()
         targets: list[FlushTarget] = [*self._flush_under_way]
         if self.end_offset > self.active.base_offset or len(self.producers):

@@ -7,7 +7,8 @@ read. Otherwise nothing from the recovery point on is believed:
    verified is what the disk holds, not what a cache remembers.
 2. Every batch is verified; indexes, producer state and leader epochs are rebuilt from what holds.
 3. At the first place that is not a whole valid batch the log ends. The bytes behind it are kept in
-   `*.cut` and cut off, and the log line says how many and why.
+   `*.cut` and cut off, and the log line says how many and why. Zeros up to the end of the last file were written
+   ahead (see `write_ahead`): they are cut off without a word, and are no part of what is kept.
 
 A bad place with a whole valid batch of a later offset behind it is not a tail. On a machine that kept
 running, the page cache held every write in order, so a hole means damage: the partition stays offline and
@@ -44,12 +45,17 @@ from holdfast.log.segment import (
     offset_name,
 )
 from holdfast.log.transaction_index import TransactionIndex
+from holdfast.log.write_ahead import content_end
 from holdfast.seams import FileSystem, Now
 from holdfast.wire.batch import BatchHeader
 
 CUT_SUFFIX: Final = ".cut"
 CUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Kept of a cut tail: more than any tail a crash can leave behind unflushed in practice."""
+
+
+ZEROS_KEPT: Final = 512
+"""Kept of the zeros behind a cut tail: the end of its last batch may be among them, what was written ahead is not."""
 
 
 class Trust(NamedTuple):
@@ -471,9 +477,12 @@ class _Opening:
         segment = self.segments[index]
         later_segments = self.segments[index + 1 :]
         end = segment.file.size()
-        later = self._misplaced_batch(segment, damage, end)
-        if later is None:
-            later = find_later_batch(segment.file, damage.position, self.end_offset, end)
+        zeros_from = content_end(segment.file, damage.position, end)
+        later = None
+        if zeros_from > damage.position:
+            later = self._misplaced_batch(segment, damage, end)
+            if later is None:
+                later = find_later_batch(segment.file, damage.position, self.end_offset, end)
         if later is None:
             for following in later_segments:
                 for found in VerifiedScan(following.file, 0, following.base_offset):
@@ -494,9 +503,12 @@ class _Opening:
                 f"`holdfast dump-log --verify --files {segment.path()}` and restore the file, or move the "
                 "partition's directory away to give its messages up."
             )
-        self._keep_cut_bytes(segment, damage, end)
+        if zeros_from > damage.position:
+            self._keep_cut_bytes(segment, damage, min(end, zeros_from + ZEROS_KEPT))
         segment.file.truncate(damage.position)
         segment.file.flush()
+        if zeros_from == damage.position and not later_segments:
+            return
         for following in later_segments:
             self._keep_cut_bytes(following, Damage(0, "behind a cut"), following.file.size())
             following.close()

@@ -5,6 +5,8 @@ written again (compaction replaces them whole). Index entries of the active segm
 reach their files when the segment is sealed or the log is closed, because recovery rebuilds them anyway.
 A segment in which no transaction was aborted has no transaction index file, or an empty one.
 
+The file of the active segment may be longer than the log: see `write_ahead`. A sealed one never is.
+
 Files are opened when first needed, so that thousands of idle partitions cost no descriptors.
 """
 
@@ -17,6 +19,7 @@ from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from holdfast.log.scan import header_at, scan_headers
 from holdfast.log.transaction_index import TransactionIndex
+from holdfast.log.write_ahead import zeros
 from holdfast.seams import Buffer, File, FileSystem
 from holdfast.wire.batch import HEADER_SIZE, LOG_OVERHEAD, NO_TIMESTAMP, BatchHeader, read_header
 
@@ -56,6 +59,7 @@ class Segment:
         "_index",
         "_time_index",
         "_transactions",
+        "ahead_end",
         "base_offset",
         "bytes_since_index_entry",
         "created_ms",
@@ -74,6 +78,8 @@ class Segment:
         self.base_offset = base_offset
         self.size = size
         """Bytes of whole batches; what lies behind them in the file is not part of the log."""
+        self.ahead_end = 0
+        """Up to here the file holds zeros behind its last batch; below `size` when there are none."""
         self.created_ms = created_ms
         self.first_timestamp: int | None = None
         """The largest timestamp of the first batch: from it the age of the segment is counted."""
@@ -281,13 +287,28 @@ class Segment:
 
     # Reading
 
-    def append(self, header: BatchHeader, head: bytes, rest: Buffer, interval_bytes: int) -> int:
+    def append(
+        self, header: BatchHeader, head: bytes, rest: Buffer, interval_bytes: int, zeros_behind: int = 0
+    ) -> int:
         """Write one batch at the end: `head` replaces its first bytes, `rest` follows untouched."""
         position = self.size
-        written = self.file.pwritev((head, rest), position)
+        if zeros_behind:
+            written = self.file.pwritev((head, rest, *zeros(zeros_behind)), position) - zeros_behind
+            self.ahead_end = position + written + zeros_behind
+        else:
+            written = self.file.pwritev((head, rest), position)
         self.note_batch(header, position, interval_bytes)
         self.size = position + written
         return position
+
+    @property
+    def has_space_ahead(self) -> bool:
+        return self.ahead_end > self.size
+
+    def cut_behind_end(self) -> None:
+        """Let the file end where the log does: without what was written ahead, or what a failed write left."""
+        self.file.truncate(self.size)
+        self.ahead_end = 0
 
     def find(self, offset: int) -> tuple[int, int]:
         """Position and size of the batch that holds `offset`, or of the first one after it.

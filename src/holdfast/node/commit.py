@@ -1,9 +1,9 @@
 """Group commit: many waiting requests, one flush.
 
 A partition whose log has unflushed appends is *dirty*. At the end of a turn (all requests that had arrived
-were begun) every dirty partition that has no flush under way gets one; what is appended meanwhile gathers
-for the next. An append therefore waits at most for the flush in progress and the one after it, and holds
-no thread while it waits.
+were begun) every dirty partition that has no flush under way gets one. What is appended before the flusher begins
+with it is part of it; what comes later gathers for the next. An append therefore waits at most for the flush in
+progress and the one after it, and holds no thread while it waits.
 
 The order that makes an acknowledgement true: append, flush returns, durable end moves, response leaves.
 A flush that fails takes its log directory offline: every waiter of every partition there is told, and
@@ -13,11 +13,15 @@ nothing is flushed there again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.node.hosted import HostedPartition
 from holdfast.partition.offsets import CommitWaiter
-from holdfast.seams import Flusher, FlushJob
+from holdfast.seams import Flusher, FlushJob, FlushTarget
 from holdfast.wire.positions import LogPosition
+
+FLUSHED_APART_MAX: Final = 2
+"""A turn with more partitions to flush is better off with one flush of them all."""
 
 
 class GroupCommit:
@@ -82,16 +86,27 @@ class GroupCommit:
     def _begin(self) -> None:
         self._scheduled = False
         dirty, self._dirty = self._dirty, {}
+        apart = len(dirty) <= FLUSHED_APART_MAX
         for partition in dirty:
             if not _is_gone(partition):
-                self._flush(partition)
+                self._flush(partition, apart=apart)
 
-    def _flush(self, partition: HostedPartition) -> None:
-        partition.wants_flush = False
+    def _flush(self, partition: HostedPartition, *, apart: bool) -> None:
         partition.flush_running = True
-        pending = partition.log.begin_flush()
-        end = pending.end
-        self._flusher.submit(FlushJob(pending.targets, lambda error: self._done(partition, end, error)))
+        end = partition.log.end_position
+
+        def gather() -> tuple[FlushTarget, ...]:
+            nonlocal end
+            partition.wants_flush = False
+            if _is_gone(partition):
+                return ()
+            targets, end = partition.log.begin_flush(apart=apart)
+            return targets
+
+        def done(error: OSError | None) -> None:
+            self._done(partition, end, error)
+
+        self._flusher.submit(FlushJob((), done, gather=gather))
 
     def _done(self, partition: HostedPartition, end: LogPosition, error: OSError | None) -> None:
         partition.flush_running = False

@@ -7,7 +7,6 @@ last used under, so that the next start can tell a killed process from a power f
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Container, Mapping
 from typing import Final
 from uuid import UUID
@@ -25,9 +24,10 @@ from holdfast.log.checkpoints import (
     write_meta_properties,
 )
 from holdfast.log.recovery import Trust
+from holdfast.log.write_ahead import NO_ROOM_ERRNOS
 from holdfast.seams import FileSystem, Lock
 
-REFUSED_ERRNOS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+REFUSED_ERRNOS: Final = NO_ROOM_ERRNOS
 """A write refused for want of room: nothing was promised, and the directory stays in service."""
 LOCK_FILE: Final = ".lock"
 SESSION_FILE: Final = "holdfast.session"

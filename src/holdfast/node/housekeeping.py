@@ -29,6 +29,8 @@ FLUSH_CHECK_MS: Final = 1_000
 FLUSH_CHECK_MIN_MS: Final = 10
 EXPIRY_CHECK_MS: Final = 600_000
 SCRUB_CHECK_MS: Final = 10_000
+SPACE_CHECK_MS: Final = 30_000
+"""A log that was not flushed between two of these checks gives back what was written ahead."""
 BACKOFF_MIN_MS: Final = 100
 
 
@@ -50,6 +52,7 @@ class Housekeeping:
         self._every(now, self._flush_interval_ms, self.check_flushes)
         self._every(now, lambda: EXPIRY_CHECK_MS, self.expire_producers)
         self._every(now, lambda: SCRUB_CHECK_MS, self.scrubbing.check)
+        self._every(now, lambda: SPACE_CHECK_MS, self.give_back_space)
 
     def _every(self, now: Now, interval_ms: Callable[[], int], action: Callable[[Now], None]) -> None:
         node = self._node
@@ -143,6 +146,19 @@ class Housekeeping:
         expiration_ms = self._node.config.producer_id_expiration_ms
         for hosted in self._node.partitions:
             hosted.log.producers.remove_expired(now.wall_ms, expiration_ms)
+
+    # Space written ahead
+
+    def give_back_space(self, now: Now) -> None:
+        """Cut off what was written ahead in logs that are idle."""
+        node = self._node
+        for hosted in list(node.partitions):
+            if hosted.offline:
+                continue
+            try:
+                hosted.log.give_back_when_idle()
+            except OSError as error:
+                node.directory_failed(hosted.directory, error)
 
 
 def roll(node: Node, hosted: HostedPartition, now: Now) -> bool:

@@ -59,8 +59,8 @@ class AdaptiveFlusher:
         self._submitted.append(job)
 
     def _begin(self) -> None:
-        """Everything the node wanted flushed in this turn has been submitted."""
-        jobs, self._submitted = self._submitted, []
+        """Everything the node wanted flushed in this turn has been submitted, and requests came meanwhile."""
+        jobs, self._submitted = [job.gathered() for job in self._submitted], []
         if len(jobs) >= ALL_AT_ONCE_FROM and self._all_at_once_pays(len(jobs)):
             file_system = _common_file_system(jobs)
             if file_system is not None:
@@ -104,7 +104,7 @@ class AdaptiveFlusher:
 
     def close(self) -> None:
         """Let submitted jobs finish, then end the threads."""
-        jobs, self._submitted = self._submitted, []
+        jobs, self._submitted = [job.gathered() for job in self._submitted], []
         for job in jobs:
             job.done(carry_out(job))
         self._pool.close()

@@ -129,10 +129,18 @@ class Inode:
         if end <= start:
             return
         old = self.held[page][: end - start].ljust(end - start, b"\0")
-        cut = rng.randrange(0, PAGE_BYTES // SECTOR_BYTES + 1) * SECTOR_BYTES
         new = bytes(self.cached[start:end])
-        front_survives = rng.random() < 0.7
-        self.cached[start:end] = new[:cut] + old[cut:] if front_survives else old[:cut] + new[cut:]
+        shape = rng.random()
+        if shape < 0.4:
+            # Any sectors in any mixture, as when the page was written before.
+            for at in range(0, end - start, SECTOR_BYTES):
+                if rng.random() < 0.5:
+                    self.cached[start + at : min(start + at + SECTOR_BYTES, end)] = old[
+                        at : at + SECTOR_BYTES
+                    ]
+            return
+        cut = rng.randrange(0, PAGE_BYTES // SECTOR_BYTES + 1) * SECTOR_BYTES
+        self.cached[start:end] = new[:cut] + old[cut:] if shape < 0.8 else old[:cut] + new[cut:]
 
 
 @dataclass(slots=True, eq=False)

@@ -43,11 +43,15 @@ class ManualFlusher:
     def submit(self, job: FlushJob) -> None:
         self.jobs.append(job)
 
+    def begin_one(self, index: int = 0) -> None:
+        """Begin with the job at `index` of the queue: what comes from now on is not part of it."""
+        self.jobs[index] = self.jobs[index].gathered()
+
     def run_one(self, index: int = 0) -> bool:
         """Carry out the job at `index` of the queue and report it; false when there is none."""
         if index >= len(self.jobs):
             return False
-        job = self.jobs[index]
+        job = self.jobs[index].gathered()
         del self.jobs[index]
         job.done(self.carry_out(job))
         return True

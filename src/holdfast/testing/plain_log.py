@@ -109,7 +109,7 @@ def open_at(
 
 def flush(disk: SimulatedDisk, log: Log) -> int:
     """Flush what the log names; returns the offset below which everything is durable now."""
-    pending = log.begin_flush()
+    pending = log.begin_flush(apart=True)
     for target in pending.targets:
         if isinstance(target, str):
             disk.flush_directory(target)

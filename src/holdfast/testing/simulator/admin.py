@@ -65,6 +65,7 @@ _SETTINGS = (
     ("segment.ms", ("200", "5000", "604800000")),
     ("index.interval.bytes", ("0", "512", "4096")),
     ("flush.messages", ("1", "9223372036854775807")),
+    ("holdfast.write.ahead.bytes", ("0", "20000", "1048576")),
 )
 
 

@@ -69,6 +69,8 @@ class SimulatedFlusher(ManualFlusher):
     def __init__(self, file_system: FileSystem) -> None:
         super().__init__(file_system)
         self.carried_out: list[tuple[FlushJob, OSError | None]] = []
+        self.has_failed = False
+        """Whether a flush has failed in this life of the broker."""
         self._slow: FlushJob | None = None
         self._slow_steps = 0
         self._stalled_steps = 0
@@ -111,9 +113,11 @@ class SimulatedFlusher(ManualFlusher):
             self.report(job, error)
         elif self.jobs:
             index = rng.randrange(len(self.jobs))
-            job = self.jobs[index]
+            job = self.jobs[index].gathered()
             del self.jobs[index]
-            self.carried_out.append((job, self.carry_out(job)))
+            error = self.carry_out(job)
+            self.has_failed = self.has_failed or error is not None
+            self.carried_out.append((job, error))
 
     def report_all(self) -> None:
         """What was carried out is reported before a clean stop; what was not, never will be."""

@@ -13,6 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from holdfast.log.producer_state import Duplicate
+from holdfast.log.recovery import _Opening
+from holdfast.log.scan import Damage
 from holdfast.node import intake
 from holdfast.node.handlers import k00_produce
 from holdfast.node.node import Node
@@ -68,7 +70,7 @@ class AckBeforeFlush(Mutant):
             if self.carried_out and rng.random() < 0.5:
                 self.carry_out(self.carried_out.pop(0)[0])
             elif self.jobs:
-                job = self.jobs.popleft()
+                job = self.jobs.popleft().gathered()
                 self.carried_out.append((job, None))
                 self.report(job, None)
 
@@ -145,6 +147,27 @@ class RecoveryWithoutFlush(Mutant):
             return start(seams)
 
 
+class FileLengthBelieved(Mutant):
+    """Recovery takes the end of the file for the end of the log, space written ahead included."""
+
+    name = "file-length-believed"
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        cut = _Opening._cut
+
+        def believe(opening: _Opening, index: int, damage: Damage) -> None:
+            segment = opening.segments[index]
+            length = segment.file.size()
+            if any(segment.file.pread(length, damage.position)):
+                cut(opening, index, damage)
+            else:
+                segment.size = length
+
+        with patch.object(_Opening, "_cut", believe):
+            yield
+
+
 HEALTHY = Mutant()
 STORAGE_MUTANTS: tuple[Mutant, ...] = (
     NoFlush(),
@@ -153,4 +176,5 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
     DirectoryNotFlushed(),
     ProducerIdReused(),
     RecoveryWithoutFlush(),
+    FileLengthBelieved(),
 )

@@ -239,8 +239,11 @@ class World:
         self._after_death()
 
     def kill(self) -> None:
-        """The process dies; unless nobody could tell any more that a flush has failed, then the machine does."""
-        if self.flusher.has_unreported_failure:
+        """The process dies; unless nobody could tell any more that a flush has failed, then the machine does.
+
+        On a disk that turned read-only the broker cannot write down that it has.
+        """
+        if self.flusher.has_unreported_failure or (self.flusher.has_failed and self.disk.read_only):
             self.lose_power()
             return
         self.say("*** process killed")
