@@ -103,12 +103,7 @@ LONG = (
     "tests/pipeline/test_demo.py::test_three_kills",
     "tests/pipeline/test_memory_guide.py",
 )
-LONG_ON_APACHE_KAFKA = ("tests/cli/", "tests/examples/")
 """Minutes of processor time together: `make long` runs them, and `make test` what is like them and shorter."""
-
-
-def is_long(nodeid: str) -> bool:
-    return nodeid.startswith(LONG) or (nodeid.startswith(LONG_ON_APACHE_KAFKA) and "[apache" in nodeid)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -127,7 +122,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--long"):
         for item in items:
-            if is_long(item.nodeid):
+            if item.nodeid.startswith(LONG):
                 item.add_marker(pytest.mark.skip(reason="takes long: `make long` runs it"))
 
 
@@ -197,15 +192,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     def group(nodeid: str) -> Any:
         if nodeid.startswith(BESIDE_APACHE_KAFKA):
             return XDIST_GROUP
-        for alone in (BESIDE_THREE_BROKERS, *TOGETHER):
-            if nodeid.startswith(alone):
-                return alone
         if nodeid.startswith(WITH_SPARK_AFTER_ALL) or (
             nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK)
         ):
             return "spark-memory" if nodeid.startswith(SPARK_OF_MEMORY) else "spark"
         if nodeid.endswith("]") and "apache" in nodeid[nodeid.rindex("[") :]:
             return "apache-kafka-alike"
+        for alone in (BESIDE_THREE_BROKERS, *TOGETHER):
+            if nodeid.startswith(alone):
+                return alone
         return own_group(nodeid)
 
     scheduler._split_scope = group

@@ -41,6 +41,9 @@ pytestmark = [
     ),
 ]
 
+RARELY = 0.25
+"""For looks that read a whole topic, when nobody is to be killed the moment that they succeed."""
+
 
 class Record(NamedTuple):
     key: bytes | None
@@ -138,13 +141,13 @@ class Stage:
         program.send_signal(signal.SIGINT)
         assert program.wait(WAIT_SECONDS_MAX) == 0, self.errors()
 
-    def wait_until(self, is_so: Callable[[], bool]) -> None:
+    def wait_until(self, is_so: Callable[[], bool], look_seconds: float = 0.05) -> None:
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while not is_so():
             for each in self._programs:
                 assert each.poll() in (None, 0, -signal.SIGKILL), self.errors()
             assert time.monotonic() < deadline, self.errors()
-            time.sleep(0.25)  # what is asked for is mostly a topic, read from its beginning
+            time.sleep(look_seconds)
 
     def close(self) -> None:
         for looker in self._lookers.values():
@@ -327,7 +330,7 @@ def test_averages_are_right_although_the_program_was_killed(stage: Stage) -> Non
     stage.send("readings", readings[1000:])
     kill(first)
     second = stage.start("running_average", *arguments)
-    stage.wait_until(lambda: len(stage.read("averages")) >= len(readings))
+    stage.wait_until(lambda: len(stage.read("averages")) >= len(readings), RARELY)
     stage.interrupt(second)
     found: dict[str, list[str]] = defaultdict(list)
     for record in stage.read("averages"):
@@ -397,7 +400,8 @@ def test_no_transfer_is_booked_twice_or_forgotten(stage: Stage, bank: str) -> No
         balances[each["from"]] -= each["cents"]
         balances[each["to"]] += each["cents"]
     assert dict(ask(bank, "select name, cents from accounts")) == balances
-    assert [each.value for each in stage.read("transfers-dlt")] == [b"no transfer"]
+    # Set aside before its position moves on: once more, if the member was killed between the two.
+    assert {each.value for each in stage.read("transfers-dlt")} == {b"no transfer"}
 
 
 def test_words_are_counted_right_although_both_steps_were_killed(stage: Stage) -> None:
@@ -416,7 +420,7 @@ def test_words_are_counted_right_although_both_steps_were_killed(stage: Stage) -
     splitter = stage.start("word_count", "split", *QUICK_SESSION)
     counter = stage.start("word_count", *count)
     expected = Counter(word for line in lines * 2 for word in line.split())
-    stage.wait_until(lambda: len(stage.read("counts")) >= expected.total())
+    stage.wait_until(lambda: len(stage.read("counts")) >= expected.total(), RARELY)
     stage.interrupt(splitter)
     stage.interrupt(counter)
     found: dict[str, list[int]] = defaultdict(list)

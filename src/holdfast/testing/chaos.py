@@ -198,6 +198,13 @@ class Source(threading.Thread):
         else:
             self.acknowledged[message.partition()][message.offset()] = message.value().decode()
 
+    def await_acknowledged(self, count: int) -> None:
+        """Until there is something to lose."""
+        deadline = time.monotonic() + END_SECONDS_MAX
+        while sum(map(len, self.acknowledged.values())) < count:
+            assert time.monotonic() < deadline, f"{count} messages were not acknowledged"
+            time.sleep(0.02)
+
     def finish(self) -> None:
         """Stop, and wait until everything is acknowledged."""
         self._stopping.set()

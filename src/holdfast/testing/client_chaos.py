@@ -139,12 +139,12 @@ def clients(directory: Path, options: Mapping[str, Any]) -> Swarm:
     return Swarm(directory, options, module=MODULE)
 
 
-def await_event(swarm: Swarm, kind: str) -> None:
-    """Until one of them has done something of this kind."""
+def await_stored(swarm: Swarm, count: int) -> None:
+    """Until producers were told of so many messages that they are stored."""
     deadline = time.monotonic() + READ_SECONDS_MAX
-    while not any(event.what["kind"] == kind for event in swarm.events()):
+    while sum(stored_by(swarm).values()) < count:
         swarm.require_alive()
-        assert time.monotonic() < deadline, f"nobody has {kind} anything"
+        assert time.monotonic() < deadline, f"{count} messages were not stored"
         time.sleep(0.05)
 
 
