@@ -47,6 +47,14 @@ def test_what_is_for_this_machine_is_not_set_for_a_cluster(tmp_path: Path) -> No
         session_settings(str(tmp_path), "spark://elsewhere:7077", {"spark.speculation": "true"})
 
 
+def test_java_options_of_the_definition_come_last_so_that_they_win(tmp_path: Path) -> None:
+    name, checked = "spark.driver.extraJavaOptions", "-Darrow.enable_unsafe_memory_access=false"
+    near = session_settings(str(tmp_path), "local[2]", {name: checked})[name].split()
+    assert near[-1] == checked
+    assert near.index("-Darrow.enable_unsafe_memory_access=true") < len(near) - 1
+    assert "arrow" not in session_settings(str(tmp_path), "spark://elsewhere:7077", {})[name]
+
+
 def test_a_definition_names_more_to_ship_and_long_work_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

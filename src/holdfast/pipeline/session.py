@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.cluster.places import is_remote
 from holdfast.pipeline.java import find_java
+from holdfast.pipeline.worker_python import quick_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,10 @@ LOCAL_DEFAULTS = {
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
     "spark.python.daemon.module": "holdfast.pipeline.worker_daemon",
 }
+TRUSTED_ARROW = "-Darrow.enable_unsafe_memory_access=true"
+"""Arrow for Java compares each access with its buffer's bounds: a seventh of what a record costs on its way from a
+worker to a row. Arrays reach the JVM from our decoders, whose bounds are proven as they are made, and from Python
+steps, whose results are validated in the worker; Spark reads strings without that comparison anyway."""
 PARTS = "holdfast_parts"
 """The directory, in that of an executor, which the package is unpacked to."""
 WORKER_PYTHON = "spark.pyspark.python"
@@ -100,6 +105,7 @@ def spark_session(
             tell(f"asking {master} for executors")
     elif master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        python = quick_python(home)
 
     from pyspark.sql import SparkSession
 
@@ -189,10 +195,12 @@ def session_settings(home: str, master: str, settings: Mapping[str, str]) -> dic
         **settings,
         **FIXED,
     }
-    java_options = f"-Dlog4j2.configurationFile={_log_settings(home)} -XX:+IgnoreUnrecognizedVMOptions"
-    ours["spark.driver.extraJavaOptions"] = " ".join(
-        part for part in (java_options, settings.get("spark.driver.extraJavaOptions")) if part
-    )
+    java_options = [f"-Dlog4j2.configurationFile={_log_settings(home)}", "-XX:+IgnoreUnrecognizedVMOptions"]
+    if local:
+        java_options.append(TRUSTED_ARROW)
+    # Of two that contradict each other Java takes the later one, which is the definition's.
+    java_options.append(settings.get("spark.driver.extraJavaOptions", ""))
+    ours["spark.driver.extraJavaOptions"] = " ".join(filter(None, java_options))
     return ours
 
 

@@ -175,7 +175,12 @@ def _take_back(
         if field.name not in returned.schema.names:
             raise WrongResult(f"the column {field.name!r} is missing in what it returned")
         columns.append(_cast(returned.column(field.name), field))
-    return pa.RecordBatch.from_arrays(columns, names=wanted.names)
+    result = pa.RecordBatch.from_arrays(columns, names=wanted.names)
+    try:
+        result.validate(full=True)  # The JVM takes it as it comes.
+    except pa.ArrowInvalid as error:
+        raise WrongResult(f"returned arrays that are none: {error}") from None
+    return result
 
 
 def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
