@@ -83,6 +83,7 @@ LONG = (
     "tests/interop/test_groups_java.py",
     "tests/interop/test_java_tools.py::test_settings_of_topics_and_brokers",
     "tests/interop/test_transactions_java.py::test_the_tool_for_transactions",
+    "tests/interop/test_written_ahead.py::test_apache_kafka_cuts",
     "tests/lab/test_split_networks.py",
     "tests/pipeline/changes/test_backfilling.py::test_a_backfill_stopped",
     "tests/pipeline/changes/test_rebuilding.py::test_the_state_is_the_one",

@@ -45,11 +45,11 @@ RULES = {
 
 
 TRIED_FIRST = {
-    "aborted-replaces-committed": 22,
-    "enrolment-not-awaited": 22,
-    "fenced-end-accepted": 22,
-    "marker-before-decision": 53,
-    "stable-too-early": 53,
+    "duplicate-answered-early": 55,
+    "fenced-end-accepted": 20,
+    "marker-before-decision": 15,
+    "pending-positions-shown": 38,
+    "unflushed-lost-at-kill": 28,
 }
 """The first seed that catches those which are caught late, to save the seeds before it; should it not any more, the
 others have their turn."""
