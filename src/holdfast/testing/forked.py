@@ -2,7 +2,9 @@
 
 Most of what a short command or a broker under test costs is the start of an interpreter and its imports. The nursery
 is a process that has done both and waits. Asked for `python -m MODULE …`, it forks, and the child goes on as that
-command would, with the descriptors, the environment and the directory it was given, to the interpreter's own end.
+command would, with the descriptors, the environment and the directory it was given, to its end: threads are joined,
+exit functions run, streams flushed. Only the taking apart of a hundred modules, of which nobody sees anything, is left
+to the kernel.
 
 What comes of it is the asker's own child and a `subprocess.Popen`: it is waited for, killed and signalled as any other.
 For that the nursery forks twice, and the asker adopts the orphan, being a subreaper (prctl(2)) for that moment.
@@ -14,6 +16,7 @@ interpreter makes of its environment, starts a process of its own.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -241,7 +244,29 @@ def _nurse() -> None:
         order = _wait_for_order(asker)
     if order is not None:
         sys.argv = [order.module, *order.arguments]
-        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+        _end(_code_of(order.module))
+
+
+def _code_of(module: str) -> int:
+    """Run it; whatever it raises but an exit with a code is for the interpreter to tell."""
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        return end.code or 0
+    return 0
+
+
+def _end(code: int) -> None:
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        sys.exit(code)  # the interpreter's own end knows what to say of a stream that is gone
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
