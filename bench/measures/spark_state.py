@@ -248,8 +248,9 @@ class SparkState(Measure):
     rows = (
         Row("state rewritten by a batch that touches 1 % of its keys, the mean", "%", "touched.mean_percent", below=10),
         Row("state rewritten by a batch that touches 1 % of its keys, the most", "%", "touched.most_percent"),
-        Row("memory with 5 GB of state; with 1 GB", "MB", "grown.late_mb", "grown.early_mb", against="with 1 GB",
+        Row("memory with 5 GB of state; with 2 GB", "MB", "grown.late_mb", "grown.early_mb", against="with 2 GB",
             at_most=1.1),
+        Row("memory with 5 GB of state; with 0.5 GB", "MB", "grown.late_mb", "grown.first_mb", against="with 0.5 GB"),
         Row("state at its largest", "MB", "grown.state_mb"),
         Row("new keys taken into it", "rows/s", "grown.per_s"),
     )  # fmt: skip
@@ -303,11 +304,17 @@ def _grown(stand: StateStand, keys: int) -> Metrics:
     )
     watch = StateWatch(home / "home" / "state", apart=[stand.broker.pid])
     seconds = timed(lambda: stand.watched(pipeline, watch))
-    # What Java's heap holds goes up and down: three looks, a fifth of the way and at the end.
-    fifth = next(place for place, size in enumerate(watch.sizes) if size >= watch.largest / 5)
+
+    def memory_at(share: float) -> float:
+        """What Java's heap holds goes up and down, so three looks make one."""
+        there = next(place for place, size in enumerate(watch.sizes) if size >= watch.largest * share)
+        return median(watch.memory_mb[max(0, there - 1) : there + 2])
+
+    # Java fills its heap up to its bound by the first merge of large segments, at about 1.4 GB of state.
     return {
-        "early_mb": median(watch.memory_mb[max(0, fifth - 1) : fifth + 2]),
-        "late_mb": median(watch.memory_mb[-3:]),
+        "first_mb": memory_at(0.1),
+        "early_mb": memory_at(0.4),
+        "late_mb": memory_at(1.0),
         "state_mb": watch.largest / 1e6,
         "per_s": keys / seconds,
     }
