@@ -145,7 +145,8 @@ class Delivery:
         """Why it will not arrive, once that is so."""
         self._place: Any = None
         """Partition, offset and timestamp, once the broker has acknowledged the message; or the report that has them,
-        without the value: to ask it costs more than to keep it, and few want to know."""
+        without the value: to ask it costs more than to keep it, and few want to know. Of a spooled message, which has
+        the others elsewhere, the offset."""
         self._hooks: _Hooks | None = None
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError
 
-from holdfast.client.delivery import Delivery, Waiting
+from holdfast.client.delivery import Delivered, Delivery, Waiting
 from holdfast.client.spool.format import MOVED, UNDECIDED, Headers, Message, PartitionKey
 
 
@@ -48,6 +48,15 @@ class SpooledDelivery(Delivery):
     has_spool = True
 
     @property
+    def delivered(self) -> Delivered | None:
+        """Where it is, once the broker has acknowledged it."""
+        offset = self._place
+        if offset.__class__ is not int:
+            return super().delivered
+        assert self.partition is not None, "a message has its partition before it is sent"
+        return Delivered(self.topic, self.partition, offset, self.timestamp_ms)
+
+    @property
     def is_stored(self) -> bool:
         group = self.group
         return group is not None and group.is_stored
@@ -57,8 +66,10 @@ class SpooledDelivery(Delivery):
         group: Any = self.group  # a message is stored before it is sent
         if error is None:
             if self._place is None and self.error is None:
-                message.set_value(None)
-                self._place = message
+                # Numbers in their places, no object that holds them: as long as a message is under way, each of its
+                # objects costs the cycle collector as much as anything done here.
+                self._place = message.offset()
+                self.timestamp_ms = message.timestamp()[1]
                 self.value = None
                 group.left -= 1
                 if self._hooks is not None:
