@@ -19,7 +19,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from holdfast.errors import HoldfastError
-from holdfast.testing.apache import ApacheKafka, ApacheKafkaUnavailable, free_ports, jars
+from holdfast.testing.apache import (
+    SHORT_LIVED_JVM,
+    ApacheKafka,
+    ApacheKafkaUnavailable,
+    free_ports,
+    jars,
+)
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.flaky_link import KafkaLink
 from holdfast.testing.networks import NetworkChoice, NetworkUnavailable
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 EngineName = Literal["holdfast", "holdfast-fuse", "kafka"]
 ENGINES: Final[tuple[EngineName, ...]] = ("holdfast", "holdfast-fuse", "kafka")
 """The second: the embedded broker as a process, on a file system that forgets what was not flushed."""
-SMALL_HEAP: Final = ("-Xmx384M", "-Xms128M")
+SMALL: Final[dict[str, Any]] = {"heap_options": ("-Xmx384M", "-Xms128M"), "jvm_options": SHORT_LIVED_JVM}
 
 
 class EngineUnavailable(HoldfastError):
@@ -105,7 +111,7 @@ class Engines:
         if engine == "holdfast":
             return self._stack.enter_context(BrokerProcess(str(self.directory / name), settings=given))
         require_kafka()
-        kafka = ApacheKafka(given, directory=self.directory / name, heap_options=SMALL_HEAP)
+        kafka = ApacheKafka(given, directory=self.directory / name, **SMALL)
         self._stack.enter_context(kafka)
         return ApacheMachine(kafka)
 
@@ -131,7 +137,7 @@ class Engines:
             kafka = ApacheKafka(
                 {**SETTINGS, "advertised.listeners": listeners},
                 directory=directory,
-                heap_options=SMALL_HEAP,
+                **SMALL,
             )
             kafka.port, kafka.controller_port = port, controller_port
             self._stack.enter_context(kafka)

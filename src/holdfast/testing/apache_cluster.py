@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.testing.apache import START_TIMEOUT_S, ApacheKafka
+from holdfast.testing.apache import SHORT_LIVED_JVM, START_TIMEOUT_S, ApacheKafka
 from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
 from holdfast.testing.networks import Network, NetworkChoice, Place, make_network
 from holdfast.testing.wire_client import METADATA, WireClient
@@ -44,7 +44,6 @@ CONTROLLER: Final = 9
 ASK_SECONDS: Final = 5.0
 """Somebody who stands still is not waited for longer: another is asked."""
 HEAP_OPTIONS: Final = ("-Xmx256M", "-Xms96M")
-JVM_OPTIONS: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UseG1GC")
 PROPERTIES: Final[Mapping[str, str]] = {
     # A dead broker is missed after this; a machine that is busy for as long would lose living ones.
     "broker.session.timeout.ms": "6000",
@@ -83,7 +82,7 @@ class _Broker(ApacheKafka):
         super().__init__(
             directory=directory,
             heap_options=HEAP_OPTIONS,
-            jvm_options=JVM_OPTIONS,
+            jvm_options=SHORT_LIVED_JVM,
             is_detached=is_detached,
         )
         self._node = node
@@ -171,7 +170,7 @@ class ApacheCluster:
             {} if with_controller else PROPERTIES,
             directory=self.directory / str(number),
             heap_options=HEAP_OPTIONS,
-            jvm_options=JVM_OPTIONS,
+            jvm_options=SHORT_LIVED_JVM,
             is_detached=is_detached,
         )
         self._nodes: dict[int, ApacheKafka] = {} if with_controller else {1: self._first}
