@@ -56,6 +56,17 @@ def test_json_lines_are_one_event_each(run_anywhere: Run, log: Path) -> None:
     assert events[-1]["end_offset"] == 3
 
 
+@pytest.mark.parametrize("flags", [(), ("--verify",)])
+def test_space_written_ahead_is_told_and_no_problem(
+    run_anywhere: Run, log: Path, flags: tuple[str, ...]
+) -> None:
+    with log.open("ab") as file:
+        file.write(bytes(5000))
+    result = run_anywhere("dump-log", "--files", str(log), *flags)
+    assert result.returncode == 0, result.stderr
+    assert f"{log}: 5000 bytes written ahead" in result.stdout.decode().splitlines()
+
+
 def test_only_keys_and_values_when_asked(run_anywhere: Run, log: Path) -> None:
     flags = ("--print-data-log", "--skip-record-metadata")
     result = run_anywhere("dump-log", "--files", str(log), *flags)
