@@ -73,7 +73,6 @@ def test_kafkas_own_server_properties_starts_with_one_notice_for_each_idle_setti
     assert config.node_id == 1
     assert config.log_dirs == ("/var/lib/kraft-combined-logs",)
     assert config.log_retention_ms == 168 * 3_600_000
-    assert config.num_recovery_threads_per_data_dir == 1
     assert [re.split("[ (]", notice)[0] for notice in notices] == [
         "controller.quorum.bootstrap.servers",
         "inter.broker.listener.name",
@@ -81,6 +80,7 @@ def test_kafkas_own_server_properties_starts_with_one_notice_for_each_idle_setti
         "num.io.threads",
         "socket.send.buffer.bytes",
         "socket.receive.buffer.bytes",
+        "num.recovery.threads.per.data.dir",
         "offsets.topic.replication.factor",
         "share.coordinator.state.topic.replication.factor",
         "share.coordinator.state.topic.min.isr",

@@ -89,6 +89,22 @@ def test_a_segment_rolls_by_the_age_of_its_first_record(disk: SimulatedDisk) -> 
     assert len(log.segments) == 2
 
 
+def test_jitter_lets_segments_roll_earlier_and_not_all_at_the_same_age(disk: SimulatedDisk) -> None:
+    log = open_at(disk, config=topic_config(segment_ms="100000", segment_jitter_ms="50000"))
+    timestamp, ages = START_MS, set()
+    append(log, Batch((b"x",), timestamp=timestamp))
+    for rolls in range(1, 21):
+        age_ms = 100_000 - log.roll_jitter_ms
+        assert 50_000 < age_ms <= 100_000
+        append(log, Batch((b"x",), timestamp=timestamp + age_ms))
+        assert len(log.segments) == rolls
+        timestamp += age_ms + 1
+        append(log, Batch((b"x",), timestamp=timestamp))
+        assert len(log.segments) == rolls + 1
+        ages.add(age_ms)
+    assert len(ages) > 10
+
+
 def test_a_segment_of_records_without_time_rolls_by_its_own_age(disk: SimulatedDisk) -> None:
     log = open_at(disk, config=topic_config(segment_ms="1000"))
     append(log, Batch((b"x",), timestamp=-1))

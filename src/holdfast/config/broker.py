@@ -101,7 +101,6 @@ class BrokerConfig:
     log_message_timestamp_after_max_ms: int
     log_message_timestamp_before_max_ms: int
     log_message_timestamp_type: str
-    log_preallocate: bool
     log_retention_bytes: int
     log_retention_check_interval_ms: int
     log_retention_ms: int
@@ -116,7 +115,6 @@ class BrokerConfig:
     min_insync_replicas: int
     node_id: int
     num_partitions: int
-    num_recovery_threads_per_data_dir: int
     offset_metadata_max_bytes: int
     offsets_retention_check_interval_ms: int
     offsets_retention_minutes: int

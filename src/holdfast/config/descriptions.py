@@ -65,7 +65,6 @@ DESCRIPTIONS: Mapping[str, str] = {
     "log.message.timestamp.after.max.ms": "A record stamped further in the future than this is refused.",
     "log.message.timestamp.before.max.ms": "A record stamped further in the past than this is refused.",
     "log.message.timestamp.type": "CreateTime keeps the producer's time, LogAppendTime sets the broker's.",
-    "log.preallocate": "Whether a segment's space is taken when it is created.",
     "log.retention.bytes": "Segments of a partition beyond this size go; -1 for no limit.",
     "log.retention.check.interval.ms": "How often retention looks for segments to remove.",
     "log.retention.hours": "log.retention.ms in hours, if neither that nor log.retention.minutes is set.",
@@ -78,7 +77,6 @@ DESCRIPTIONS: Mapping[str, str] = {
     "log.segment.bytes": "A segment rolls before it would grow beyond this size.",
     "log.segment.delete.delay.ms": "How long a removed segment's files stay, renamed, before they go.",
     "message.max.bytes": "The largest record batch accepted, as sent.",
-    "num.recovery.threads.per.data.dir": "Partitions of one directory recovered at the same time at start.",
     "producer.id.expiration.ms": "A producer that wrote nothing for this long is forgotten.",
     # logs, the topic's names
     "cleanup.policy": "delete, compact, both, or nothing to keep everything.",
@@ -100,7 +98,6 @@ DESCRIPTIONS: Mapping[str, str] = {
     "min.cleanable.dirty.ratio": "The log is compacted when its dirty part reaches this share.",
     "min.compaction.lag.ms": "A record is left alone by compaction for at least this long.",
     "min.insync.replicas": "With fewer replicas in sync, acks=all is refused.",
-    "preallocate": "Whether a segment's space is taken when it is created.",
     "retention.bytes": "Segments of a partition beyond this size go; -1 for no limit.",
     "retention.ms": "Segments whose last record is older than this go; -1 for no limit.",
     "segment.bytes": "A segment rolls before it would grow beyond this size.",

@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+from zlib import crc32
 
 from holdfast.atomic import flush_each
 from holdfast.config.topic import TopicConfig
@@ -103,7 +104,6 @@ class Log:
         self._size_at_flush = segments[-1].size
         """Of the active segment when the last flush was begun."""
         self._loaded: list[Segment] = []
-        self.roll_jitter_ms = 0
 
     @property
     def active(self) -> Segment:
@@ -186,6 +186,15 @@ class Log:
             or len(active.index) * OFFSET_ENTRY_BYTES >= config.segment_index_bytes
             or self._age_ms(active, header.max_timestamp, now) > config.segment_ms - self.roll_jitter_ms
         )
+
+    @property
+    def roll_jitter_ms(self) -> int:
+        """What the active segment's age falls short of `segment.ms`, lest all partitions roll at once.
+
+        Each segment has its own, and the same after a restart.
+        """
+        most = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        return crc32(f"{self.directory}/{self.active.base_offset}".encode()) % most if most else 0
 
     @staticmethod
     def _age_ms(segment: Segment, timestamp: int, now: Now) -> int:
