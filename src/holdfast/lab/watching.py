@@ -149,12 +149,13 @@ class Watching:
         *,
         called: str | None = None,
         identify: Callable[[bytes | None], str] = id_of,
-        start: int | None = None,
+        start: int | Callable[[], int] | None = None,
         compacted: bool = False,
     ) -> list[str]:
         """Everything that a reader of committed messages finds, to the end: what is not there is nowhere.
 
-        `called`: by which name the history knows the topic; `start`: below which offset the log was removed.
+        `called`: by which name the history knows the topic; `start`: below which offset the log was removed,
+        or how to find out. That is asked after reading: retention may pass more of it meanwhile.
         """
         found = read_log(engine.bootstrap_servers, topic, partitions)
         for message in found:
@@ -166,7 +167,8 @@ class Watching:
                 partition=message.partition(),
                 offset=message.offset(),
             )
-        self.note("log-end", "log", topic=called or topic, start=start, compacted=compacted or None)
+        begins = start() if callable(start) else start
+        self.note("log-end", "log", topic=called or topic, start=begins, compacted=compacted or None)
         return [identify(message.value()) for message in found]
 
 

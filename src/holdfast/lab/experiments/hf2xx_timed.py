@@ -120,7 +120,7 @@ def hf206_timed(lab: Lab, retention_ms: str, fault: str) -> None:
     write_slowly(lab, scene, topics, ["later"])
     reader.read()
     lab.position(scene, reader.group, topics[0])
-    lab.scan(scene, topics[0], start=start_of(scene, topics[0]))
+    lab.scan(scene, topics[0], start=lambda: start_of(scene, topics[0]))
 
 
 def hf210_timed(lab: Lab, lag_ms: str, fault: str) -> None:
@@ -193,4 +193,4 @@ def hf411_timed(lab: Lab, timeout_ms: int, fault: str) -> None:
 
     wait_until(has_lost, "retention has passed them", PATIENCE_SECONDS)
     lab.position(scene, reader.group, topics[0])
-    lab.scan(scene, topics[0], start=start_of(scene, topics[0]))
+    lab.scan(scene, topics[0], start=lambda: start_of(scene, topics[0]))
