@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from bench import spark as sparks
 from bench.driver import Bench, Measure, Series
@@ -50,7 +50,9 @@ GROWN_KEYS: Final = 9_000_000
 GROWN_BYTES: Final = 560
 GROWN_BATCHES: Final = 30
 RESUME_KEYS: Final = 12_000_000
-"""About 1 GB of state on either side."""
+"""With `KEY_BYTES` that do not compress: about 1 GB of state."""
+KEY_BYTES: Final = 56
+Wide: TypeAlias = Literal["key", "value"] | None
 
 
 def fill(
@@ -59,11 +61,11 @@ def fill(
     rows: int,
     key: Callable[[int], int],
     minutes_per_row: float,
-    wide: bool = False,
+    wide: Wide = None,
 ) -> None:
     """Small JSON records whose event time goes on with their number, in order within each partition.
 
-    Wide ones have a text of `GROWN_BYTES` that does not compress.
+    Wide values have a text of `GROWN_BYTES` that does not compress, wide keys one of `KEY_BYTES`.
     """
     from confluent_kafka import Producer
 
@@ -82,15 +84,18 @@ def fill(
         seconds, millis = divmod(int(number * minutes_per_row * 60_000), 1_000)
         minutes, second = divmod(seconds, 60)
         hours, minute = divmod(minutes, 60)
-        value = b'{"k":"k%09d","at":"2026-01-%02dT%02d:%02d:%02d.%03dZ"}' % (
-            key(number),
+        name = b"k%09d" % key(number)
+        if wide == "key":
+            name += noise[(place := key(number) * 4_999 % (len(noise) - KEY_BYTES)) : place + KEY_BYTES]
+        value = b'{"k":"%b","at":"2026-01-%02dT%02d:%02d:%02d.%03dZ"}' % (
+            name,
             1 + hours // 24,
             hours % 24,
             minute,
             second,
             millis,
         )
-        if wide:
+        if wide == "value":
             place = number * 4_999 % (len(noise) - GROWN_BYTES)
             value = b'%b,"v":"%b"}' % (value[:-1], noise[place : place + GROWN_BYTES])
         while True:
@@ -109,7 +114,7 @@ class StateStand(Stand):
     """The same topic through our steps, and through Spark's."""
 
     def filled(
-        self, stem: str, rows: int, key: Callable[[int], int], minutes_per_row: float, wide: bool = False
+        self, stem: str, rows: int, key: Callable[[int], int], minutes_per_row: float, wide: Wide = None
     ) -> str:
         name = self._stack.enter_context(self._bench.topic(self.broker, stem, "page cache", PARTITIONS))
         self._bench.say(f"filling {name}")
@@ -296,7 +301,7 @@ def _touched(stand: StateStand, keys: int) -> Metrics:
 def _grown(stand: StateStand, keys: int) -> Metrics:
     """The last payload of every key, in a window that does not close: each batch brings new keys only."""
     home = stand._fresh()
-    topic = stand.filled("grown", keys, lambda number: number, 1e-6, wide=True)
+    topic = stand.filled("grown", keys, lambda number: number, 1e-6, wide="value")
     pipeline = (
         stand.start(topic, home, max(1, keys // GROWN_BATCHES), fields={**FIELDS, "v": "string"})
         .window({"v": "last(v)"}, size="30d", key=["k"], name="totals")
@@ -372,11 +377,11 @@ class SparkResume(Measure):
 
             def once(side: str) -> Metrics:
                 with bench.topic(broker, f"resume-{side}", "page cache", PARTITIONS) as topic:
-                    fill(broker, topic, keys, lambda number: number, 50 / keys)
+                    fill(broker, topic, keys, lambda number: number, 50 / keys, "key")
                     home = bench.fresh_directory(f"resume-{side}")
                     job = Job(side, home, broker, topic)
                     job.run_to_end()
-                    fill(broker, topic, 1_000, lambda number: number, 0.0)
+                    fill(broker, topic, 1_000, lambda number: number, 0.0, "key")
                     job.start_and_kill()
                     resume_s = job.time_to_next_commit()
                     return {"resume_s": resume_s, "state_mb": job.state_bytes() / 1e6}
