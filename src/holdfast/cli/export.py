@@ -8,12 +8,12 @@ ends even while others write.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import FrameType
@@ -242,30 +242,28 @@ def _target(output: str, format_: ExportFormat, force: bool) -> Iterator[BinaryI
     if os.path.exists(output) and not force:
         raise UsageError(f"--output {output} exists; --force replaces it")
     directory = parent_of(output)
+    # Named before it is made: whenever a signal comes, what is to be removed is known.
+    aside = os.path.join(directory, f".{os.path.basename(output)}.{secrets.token_hex(8)}")
     try:
-        descriptor, aside = tempfile.mkstemp(prefix=f".{os.path.basename(output)}.", dir=directory)
-    except OSError as error:
-        raise UsageError(f"--output {output}: {error.strerror}") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+        with _new_file(aside, output) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o666 & ~_umask())
         if os.path.exists(output) and not force:
             raise CommandFailed(f"{output} has appeared meanwhile; it was not replaced")
         os.replace(aside, output)
     except BaseException:
-        os.unlink(aside)
+        with suppress(FileNotFoundError):
+            os.unlink(aside)
         raise
     RealFileSystem().flush_directory(directory)
 
 
-def _umask() -> int:
-    """The process's mask for new files, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _new_file(path: str, output: str) -> BinaryIO:
+    try:
+        return open(path, "xb")
+    except OSError as error:
+        raise UsageError(f"--output {output}: {error.strerror}") from None
 
 
 # ------------------------------------------------------------------------ what is said
