@@ -1,0 +1,39 @@
+"""What `holdfast serve` asks of the process it runs in."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+ROUNDS: Final = 64
+MEGABYTE: Final = 1024 * 1024
+PAGES_PER_MEGABYTE: Final = 256
+
+PAGE_FAULTS_OF_FRAMES: Final = f"""
+import resource
+from holdfast.server.run import keep_freed_memory
+
+def faults(rounds):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        frame = bytearray({MEGABYTE})
+        records = bytes(frame)
+        del frame, records
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+assert keep_freed_memory()
+faults(1)
+print(faults({ROUNDS}))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_the_memory_of_one_large_request_serves_the_next() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PAGE_FAULTS_OF_FRAMES], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < ROUNDS * PAGES_PER_MEGABYTE / 4
