@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from holdfast.log.segment import Slice
+from holdfast.node.context import Part
+from holdfast.real import RealFileSystem
 from holdfast.server.server import Server
-from holdfast.server.transport import ClientProtocol
+from holdfast.server.transport import BULK_BYTES, ClientProtocol
 
-HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, PRODUCE, METADATA = 12, 68, 0, 3
+HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, PRODUCE, FETCH, METADATA = 12, 68, 0, 1, 3
 
 
 class Connection:
@@ -19,11 +23,12 @@ class Connection:
 
     is_saturated = False
 
-    def __init__(self, transmit: Callable[[list[bytes]], None]) -> None:
+    def __init__(self, transmit: Callable[[list[Part]], None], answer: Part) -> None:
         self._transmit = transmit
+        self._answer = answer
 
     def receive(self, frame: bytes, now: object) -> None:
-        self._transmit([b"answer"])
+        self._transmit([self._answer])
 
 
 class Transport:
@@ -46,10 +51,11 @@ class Transport:
 class CountingServer:
     """As much of a server as a connection uses to answer; it counts how often it was kept awake."""
 
-    frame_bytes_max = 1024
+    frame_bytes_max = 2 * BULK_BYTES
 
-    def __init__(self) -> None:
-        self.receive_view = memoryview(bytearray(1024))
+    def __init__(self, answer: Part) -> None:
+        self._answer = answer
+        self.receive_view = memoryview(bytearray(2 * BULK_BYTES))
         self.loop = self.node = self
         self.kept_awake = 0
 
@@ -60,7 +66,7 @@ class CountingServer:
         return None
 
     def connect(self, listener: str, address: str, transmit: Any, close: Any) -> Connection:
-        return Connection(transmit)
+        return Connection(transmit, self._answer)
 
     def connected(self, protocol: ClientProtocol) -> None:
         return None
@@ -69,12 +75,12 @@ class CountingServer:
         self.kept_awake += 1
 
 
-def kept_awake_by(*api_keys: int) -> int:
-    server, transport = CountingServer(), Transport()
+def kept_awake_by(*api_keys: int, request_bytes: int = 8, answer: Part = b"answer") -> int:
+    server, transport = CountingServer(answer), Transport()
     protocol = ClientProtocol(cast(Server, server), "PLAINTEXT")
     protocol.connection_made(cast(Any, transport))
     for api_key in api_keys:
-        frame = struct.pack(">ihhi", 8, api_key, 0, 1)
+        frame = struct.pack(">ihhi", request_bytes, api_key, 0, 1) + bytes(request_bytes - 8)
         server.receive_view[: len(frame)] = frame
         protocol.buffer_updated(len(frame))
     assert len(transport.written) == len(api_keys)
@@ -90,3 +96,18 @@ def test_an_answer_keeps_the_loop_awake_for_what_the_client_asks_next(api_key: i
 def test_a_heartbeat_does_not(api_key: int) -> None:
     assert kept_awake_by(api_key) == 0
     assert kept_awake_by(api_key, PRODUCE, api_key) == 1
+
+
+def test_a_request_in_bulk_does_not() -> None:
+    assert kept_awake_by(PRODUCE, request_bytes=BULK_BYTES - 1) == 1
+    assert kept_awake_by(PRODUCE, request_bytes=BULK_BYTES) == 0
+
+
+def test_an_answer_in_bulk_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "segment"
+    path.write_bytes(bytes(BULK_BYTES))
+    file = RealFileSystem().open(str(path), "read")
+    if file.pread_cached(BULK_BYTES, 0) is None:
+        pytest.skip("this file system does not tell what is cached")
+    assert kept_awake_by(FETCH, answer=Slice(file, 0, BULK_BYTES - 1)) == 1
+    assert kept_awake_by(FETCH, answer=Slice(file, 0, BULK_BYTES)) == 0

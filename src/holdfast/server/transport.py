@@ -35,6 +35,8 @@ WRITE_HIGH_BYTES: Final = 512 * 1024
 """Unsent bytes after which nothing more is read from files or from the socket."""
 OUTGOING_PARTS_MAX: Final = 256
 """Pieces of answers that wait for a file to be read, after which no more requests are taken."""
+BULK_BYTES: Final = 64 * 1024
+"""A request or a slice from which on its client is after throughput: it has work to do before it asks again."""
 LENGTH_BYTES: Final = 4
 PULSES: Final = (b"\x00\x0c", b"\x00\x44")
 """How requests begin after whose answer a client is silent for seconds: Heartbeat and ConsumerGroupHeartbeat."""
@@ -58,8 +60,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._reading = True
         self._socket_paused = False
         self._consuming = False
-        self._is_pulse = False
-        """The last request was a heartbeat: staying awake for the next one would cost more than the heartbeat."""
+        self._is_unhurried = False
+        """No reason to stay awake for the next request: the last one was a heartbeat, or this is bulk."""
         self.waits_for_memory = False
         self.last_active = 0.0
         """The loop's time when a byte last came or unsent bytes drained: what idleness is counted from."""
@@ -145,7 +147,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _receive(self, frame: bytes | bytearray) -> None:
         connection = self.connection
         assert connection is not None
-        self._is_pulse = frame[:2] in PULSES
+        self._is_unhurried = len(frame) >= BULK_BYTES or frame[:2] in PULSES
         connection.receive(frame, self._server.now())
         if connection.is_saturated or len(self._outgoing) >= OUTGOING_PARTS_MAX:
             self._pause()
@@ -168,7 +170,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._outgoing += parts
         if self._writable:
             self._send()
-            if not self._is_pulse:
+            if not self._is_unhurried:
                 self._server.stay_awake()
 
     def _send(self) -> None:
@@ -203,6 +205,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _cached(self, part: Slice) -> Buffer | None:
         """The beginning of a slice, whose rest is put back in front; None when a thread has to read it first."""
         wanted = min(part.length, SLICE_BYTES)
+        self._is_unhurried = self._is_unhurried or wanted >= BULK_BYTES
         file = cast(RealFile, part.file)
         try:
             data = file.pread_cached(wanted, part.position)
