@@ -175,7 +175,7 @@ def test_a_defect_in_one_answer_costs_no_other_that_waits_for_the_same_flush(
 
     monkeypatch.setattr(k00_produce.Production, "response", response)
     for asking in (client, *others):
-        asking.begin_produce("t", BATCH)
+        asking.begin(0, 8, **client.produce_fields("t", {0: BATCH}))
     node.settle()
     assert client.closed
     assert [len(other.frames) for other in others] == [1, 1, 1]

@@ -27,6 +27,7 @@ from holdfast.node.context import (
     Response,
 )
 from holdfast.seams import Buffer, Now
+from holdfast.wire.apis import API_VERSIONS, PRODUCE
 from holdfast.wire.messages import encode_response, parse_request_header, response_header
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Connection:
     ) -> None:
         self.node = node
         self.info = info
-        self._transmit = transmit
+        self.transmit = transmit
         self._close = close
         self._under_way: deque[Exchange] = deque()
         self._under_way_max = node.config.holdfast_requests_in_flight_max
@@ -131,10 +132,11 @@ class Connection:
         except MalformedFrame as error:
             self.close(str(error))
             return
-        exchange = Exchange(self, header.api_key, header.version, header.correlation_id)
-        self._under_way.append(exchange)
-        context = RequestContext(self.info, header.client_id, header.api_key, header.version)
         try:
+            if header.api_key == PRODUCE and self.node.usual_produce.begin(self, header, frame, now):
+                return
+            exchange = self.enqueue(header.api_key, header.version, header.correlation_id)
+            context = RequestContext(self.info, header.client_id, header.api_key, header.version)
             answer = self.node.handle(context, frame, header.body_offset, now)
         except MalformedFrame as error:
             self.close(str(error))
@@ -149,9 +151,15 @@ class Connection:
             exchange.drop()
         else:
             # ApiVersions falls back to version 0 for versions it does not know.
-            if header.api_key == 18:
+            if header.api_key == API_VERSIONS:
                 exchange.version = self.node.api_versions_answer_version(header.version)
             exchange.deliver(answer)
+
+    def enqueue(self, api_key: int, version: int, correlation_id: int) -> Exchange:
+        """A place among the answers, in the order of the requests."""
+        exchange = Exchange(self, api_key, version, correlation_id)
+        self._under_way.append(exchange)
+        return exchange
 
     def flush_answered(self) -> None:
         """Send every response that is ready and next in order."""
@@ -160,7 +168,7 @@ class Connection:
         while under_way and under_way[0].parts is not None:
             out += under_way.popleft().parts or ()
         if out and not self.is_closed:
-            self._transmit(out)
+            self.transmit(out)
 
     def give_up(self, api_key: int, version: int, error: Exception) -> None:
         """A request ran into a defect of ours: it is told with its place, and only this connection ends."""

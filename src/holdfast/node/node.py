@@ -49,6 +49,7 @@ from holdfast.node.producer_ids import ProducerIdSource
 from holdfast.node.removal import remove_below_start
 from holdfast.node.timers import Timers
 from holdfast.node.transaction_service import TransactionService
+from holdfast.node.usual_produce import UsualProduce
 from holdfast.partition.offsets import CommitWaiter
 from holdfast.seams import Buffer, FileSystem, Flusher, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
@@ -126,6 +127,7 @@ class Node:
         self._log_starts_due: set[LogDirectory] = set()
         """Where a full disk refused the checkpoint of log starts."""
         self._topic_configs: dict[str, TopicConfig] = {}
+        self.usual_produce = UsualProduce(self)
         self._productions: deque[tuple[Production, int]] = deque()
         self._connections = 0
         self._now = Now(0, 0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+PRODUCE: Final = 0
 API_VERSIONS: Final = 18
 """ApiVersions, whose response header never carries tagged fields: its reader does not know our version
 yet."""

@@ -177,17 +177,18 @@ RUN_WINDOW: Final = 512
 """How many records of one size are counted at a stroke; bounds what a batch of adversarial sizes can cost."""
 
 
-def count_records(data: Buffer, start: int = 0) -> int:
-    """How many records `data` holds from `start` on, found by walking their lengths; they must fill it exactly.
+def count_records(data: Buffer, start: int = 0, end: int | None = None) -> int:
+    """How many records `data` holds from `start` to `end`, found by walking their lengths; they must fill it exactly.
 
     Producers tend to send records of one size. After a few neighbours of the same length, the run they belong to
     is counted with strided slices, an order of magnitude faster than stepping from one to the next.
     """
-    if not isinstance(data, bytes):
+    if not isinstance(data, bytes | bytearray):
         data = bytes(data)
     count = previous = alike = 0
     position = start
-    end = len(data)
+    if end is None:
+        end = len(data)
     try:
         while position < end:
             # Most lengths fit one or two bytes of zigzag varint; the last branch is the general case.
@@ -213,7 +214,7 @@ def count_records(data: Buffer, start: int = 0) -> int:
             if alike == RUN_BEGINS:
                 alike = 0
                 step = width + (length >> 1)
-                run = _run_length(data, position, step, data[position - step : position - step + width])
+                run = _run_length(data, position, end, step, data[position - step : position - step + width])
                 position += run * step
                 count += run
     except IndexError:
@@ -223,11 +224,13 @@ def count_records(data: Buffer, start: int = 0) -> int:
     return count
 
 
-def _run_length(data: bytes, position: int, step: int, prefix: bytes) -> int:
-    """How many records from `position` on, `step` bytes apart, begin with the same length prefix."""
+def _run_length(
+    data: bytes | bytearray, position: int, end: int, step: int, prefix: bytes | bytearray
+) -> int:
+    """How many records from `position` to `end`, `step` bytes apart, begin with the same length prefix."""
     run = RUN_WINDOW
     for at in range(len(prefix)):
-        column = data[position + at : position + RUN_WINDOW * step : step]
+        column = data[position + at : min(position + RUN_WINDOW * step, end) : step]
         run = min(run, len(column) - len(column.lstrip(prefix[at : at + 1])))
     return run
 

@@ -90,7 +90,7 @@ class Production:
     def settle(self, outcomes: list[Outcome], at: int, error: Exception | None) -> None:
         """The batch of `outcomes[at]` is committed, or its outcome is unknown for good."""
         if error is not None:
-            outcomes[at] = _failure(outcomes[at].partition, error)
+            outcomes[at] = failure(outcomes[at].partition, error)
             self.has_failures = True
         self.waiting -= 1
         if not self.waiting and self.later is not None:
@@ -104,9 +104,7 @@ class Production:
         for _, outcomes in self.topics:
             for at, outcome in enumerate(outcomes):
                 if isinstance(outcome, Produced):
-                    outcomes[at] = Failed(
-                        outcome.partition, ErrorCode.request_timed_out, "not flushed within the time-out"
-                    )
+                    outcomes[at] = not_flushed_in_time(outcome.partition)
         self.later.resolve(self.response())
 
 
@@ -151,7 +149,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
                     raise ApiError(ErrorCode.unknown_topic_id, f"no topic has the id {topic.topic_id}")
                 _produce_one(node, production, outcomes, name, data, acks, now, enlistment)
             except (ApiError, InvalidRecords, LogDirectoryOffline) as error:
-                outcomes.append(_failure(data.index, error))
+                outcomes.append(failure(data.index, error))
                 production.has_failures = True
     if enlistment is not None and enlistment.waiting:
         _await_coordinator(node, production, enlistment, acks, now)
@@ -233,7 +231,7 @@ def _produce_one(
         try:
             stored = log.append(header, batch, hosted.leader_epoch, now)
         except OSError as error:
-            raise _write_failed(node, hosted, error) from error
+            raise write_failed(node, hosted, error) from error
         log_append_time = stored.max_timestamp if stored.is_log_append_time else -1
         produced = Produced(index, stored.base_offset, log_append_time, log.start_offset)
         end_offset = log.end_offset
@@ -248,19 +246,23 @@ def _produce_one(
         hosted.offsets.when_committed(end_offset, lambda error: production.settle(outcomes, at, error))
 
 
-def _write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
+def write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
     """A full disk refuses the batch and stays in service; anything else takes the directory offline."""
     if error.errno not in REFUSED_ERRNOS:
         node.directory_failed(hosted.directory, error)
     return ApiError(ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}")
 
 
-def _failure(index: int, error: Exception) -> Failed:
+def failure(index: int, error: Exception) -> Failed:
     if isinstance(error, ApiError):
         return Failed(index, error.code, error.message)
     if isinstance(error, InvalidRecords):
         return Failed(index, error.code, error.message, error.record_indexes)
     return Failed(index, ErrorCode.kafka_storage_error, str(error))
+
+
+def not_flushed_in_time(index: int) -> Failed:
+    return Failed(index, ErrorCode.request_timed_out, "not flushed within the time-out")
 
 
 def _fields(outcome: Outcome) -> Fields:
