@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import FAILURES_KEPT_MAX, Delivery
-from holdfast.client.direct import DirectSender
+from holdfast.client.direct import SERVED_MAX, DirectSender
 from holdfast.client.errors import DeliveryFailed, SendTimeout
 from holdfast.client.producer import Producer
 from holdfast.errors import ConfigError, UsageError
@@ -54,6 +54,26 @@ def test_every_delivery_is_settled_without_anybody_polling(
     assert everything.wait(30)
     assert called == list(range(200))
     assert sender.flush(0) == 0
+
+
+def test_a_sender_hears_of_a_batch_in_pieces_and_of_every_message_once_and_in_order(
+    sender: DirectSender, cluster: FakeCluster
+) -> None:
+    cluster.hold_reports()
+    called: list[int] = []
+    for number in range(4 * SERVED_MAX):
+        send(sender, b"%d" % number).then(lambda delivery: called.append(delivery.wait(0).offset))
+    # From here on nobody but this thread serves.
+    sender._is_closed = True
+    sender._wake.set()
+    sender._poller.join()
+    cluster.release_reports()
+    sender._attend()
+    assert len(called) == SERVED_MAX
+    assert sender.flush(30) == 0
+    assert called == list(range(4 * SERVED_MAX))
+    assert sender.delivered == 4 * SERVED_MAX
+    sender._is_closed = False
 
 
 def test_a_fatal_error_fails_what_was_under_way_and_the_next_message_goes_out(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dis
 import errno
 import gc
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -20,12 +24,14 @@ from holdfast.client.spool import feed as feed_module
 from holdfast.client.spool import idempotent as idempotent_module
 from holdfast.client.spool import sender as sender_module
 from holdfast.client.spool.format import Headers
+from holdfast.client.spool.groups import SpooledDelivery
 from holdfast.client.spool.home import SpoolHome
 from holdfast.client.spool.progress import read_progress
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
-from holdfast.client.spool.store import SpoolFull
+from holdfast.client.spool.store import SpoolFailed, SpoolFull
 from holdfast.client.spool.writer import GROUP_BYTES_MAX
+from holdfast.errors import HoldfastError
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
 from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
@@ -572,3 +578,113 @@ def test_a_damaged_spool_is_said_and_left_alone_and_sending_goes_on(
     assert any("damaged at byte" in line for line in again.lines)
     again.send(b"after").wait(30)
     assert segment.read_bytes() == data
+
+
+SIGNALS = frozenset(dis.opmap[name] for name in ("CALL", "RESUME", "JUMP_BACKWARD"))
+"""Behind these instructions Python looks for signals; `with lock` is safe in its own other places."""
+
+
+def interrupted_at(point: int, send: Callable[[], Delivery], codes: Collection[CodeType]) -> Delivery | None:
+    """Call `send`, with a signal at so many places of `codes` where one may arrive; None when it got that far."""
+    left = point
+    before = -1
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left, before
+        if event == "opcode":
+            left -= before in SIGNALS
+            before = frame.f_code.co_code[frame.f_lasti]
+            if not left:
+                raise KeyboardInterrupt
+        return count
+
+    def begin(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal before
+        if frame.f_code not in codes:
+            return None
+        before = dis.opmap["RESUME"]
+        frame.f_trace_opcodes = True
+        return count
+
+    traced = sys.gettrace()
+    sys.settrace(begin)
+    try:
+        return send()
+    except KeyboardInterrupt:
+        return None
+    finally:
+        sys.settrace(traced)
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("is_usual", [True, False])
+def test_an_interrupt_anywhere_in_sending_loses_nothing_that_was_taken_and_blocks_nobody(
+    open_spool: Callable[..., Spool], cluster: FakeCluster, is_usual: bool, has_room: bool
+) -> None:
+    spool = open_spool()
+    spool.send(b"first").wait(30)
+    writer = spool.sender._own.writer
+    method: Any = spool.sender.method(unexpected, 30.0)
+    codes = ((method if is_usual else writer.send).__code__, writer._look.__code__, writer._reserve.__code__)
+    taken = [b"first"]
+    point = 0
+    while len(taken) == 1:
+        point += 1
+        value = b"%d" % point
+        wait_until(lambda: writer._is_wanted, "the thread that writes rests")
+        if not has_room:
+            writer._handed_max = 0  # as far as is known: they have to look
+        call = partial(method, "orders", value) if is_usual else partial(spool.send, value)
+        if interrupted_at(point, call, codes) is not None:
+            taken.append(value)
+    assert point > 5, "the interrupts came where messages are handed over"
+    assert spool.flush() == 0
+    spool.send(b"last").wait(30)
+    arrived = in_order(cluster)
+    assert len(set(arrived)) == len(arrived), "nothing twice"
+    assert [value for value in arrived if value in taken] == taken
+    assert arrived[-1] == b"last"
+    wait_until(lambda: writer._taken_bytes == writer._handed_bytes, "no room is held for what never came")
+
+
+def unexpected(*message: object, **named: object) -> Delivery:
+    raise AssertionError("a usual message")
+
+
+def test_senders_that_race_with_the_end_are_refused_or_their_messages_are_stored(
+    open_spool: Callable[..., Spool], cluster: FakeCluster
+) -> None:
+    for _ in range(5):
+        spool = open_spool()
+        begun = threading.Barrier(5)
+        stored: list[Delivery] = []
+
+        def send_until_refused(begun: threading.Barrier, spool: Spool, stored: list[Delivery]) -> None:
+            begun.wait(30)
+            with pytest.raises(HoldfastError):
+                while True:
+                    stored.append(spool.send(b"x"))
+
+        threads = [threading.Thread(target=send_until_refused, args=(begun, spool, stored)) for _ in range(4)]
+        for each in threads:
+            each.start()
+        begun.wait(30)
+        wait_until(lambda stored=stored: len(stored) > 100, "they send")  # type: ignore[misc]
+        spool.sender.close()
+        for each in threads:
+            each.join(30)
+        assert stored
+        assert all(delivery.is_stored for delivery in stored)
+
+
+def test_a_message_handed_over_after_the_end_is_taken_back(open_spool: Callable[..., Spool]) -> None:
+    """What no thread switch brings about, and nothing may depend on: a sender that slept from check to queue."""
+    spool = open_spool()
+    spool.send(b"first").wait(30)
+    writer = spool.sender._own.writer
+    spool.sender.close()
+    late = SpooledDelivery(spool.sender._waiting, "orders", None, None, b"late", (), -1)
+    writer._handed.append(late)
+    with pytest.raises(SpoolFailed):
+        writer._look(late)
+    assert not writer.unstored

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 from confluent_kafka import Message as Reported
 from hypothesis import given
@@ -126,3 +127,31 @@ def test_whoever_takes_over_knows_only_of_what_has_arrived(
     window.advance({})
     assert window.progress() == Progress(spool[-1].end, counters)
     assert (window.bytes, window.done) == (0, len(everything))
+
+
+def test_what_is_done_is_forgotten_as_fast_as_one_is_told_to() -> None:
+    counters: dict[PartitionKey, int] = {}
+    window = Window(NOTHING)
+    under_way: list[weakref.ref[SpooledDelivery]] = []
+    for start in (0, 10, 20):
+        group = group_of([0] * 10, start, counters)
+        window.add(group)
+        under_way += map(weakref.ref, group.items)
+        for item in group.items:
+            confirm(item)
+        del item, group
+
+    def kept() -> int:
+        return sum(each() is not None for each in under_way)
+
+    assert window.advance({})
+    assert kept() == 30
+    window.forget(4)
+    assert kept() == 26
+    window.forget(6)
+    assert kept() == 20
+    window.forget(15)
+    assert kept() == 5
+    window.forget()
+    assert kept() == 0
+    assert window.done == 30

@@ -34,6 +34,8 @@ BUSY_MESSAGES: Final = 16
 """An application that sends so many between two looks is busy."""
 SERVE_MASK: Final = 255
 """The thread that sends serves after every 256th message, or when our thread says that it is time."""
+SERVED_MAX: Final = 288
+"""What it serves then: a few more reports than it has sent messages since. See `_Enough`."""
 FULL_WAIT_SECONDS: Final = 0.05
 """How long to serve reports before trying again to hand a message to a full queue."""
 PURGE_SECONDS: Final = 10.0
@@ -85,32 +87,36 @@ def _refuse_late(topic: str, *message: object) -> None:
     raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
 
 
-class _DirectDelivery(Delivery):
-    """A delivery that is called by librdkafka to report on its message."""
+class _Enough(Exception):
+    """So many reports were served; librdkafka keeps the others, in their order, for the next poll.
 
-    __slots__ = ("_sender",)
+    Reports come by the batch, ten thousand at a time. Python's cycle collector goes by how many more objects were made
+    than freed: an application that frees about as many messages as it makes does not set it to work, and one that frees
+    them ten thousand at a time has it walk over all that is under way. Nor does the application stand still for long.
+    """
 
-    def __init__(
-        self, sender: DirectSender, waiting: Waiting, topic: str, partition: int | None, key: bytes | None
-    ) -> None:
-        # `DirectSender.method` sets the same without a call.
-        self._sender = sender
-        self._waiting = waiting
-        self.topic = topic
-        self.partition = partition
-        self.key = key
-        self._place: Any = None
-        self.error = self._hooks = None
 
-    def __call__(self, error: KafkaError | None, message: Any) -> None:
+def _kind_of(sender: DirectSender, waiting: Waiting) -> Callable[[], Delivery]:
+    """Makes deliveries that librdkafka calls to report on their messages.
+
+    They are empty: whoever makes one sets all that there is to it, without a call. What all of them share stands with
+    the kind and not in each of them.
+    """
+
+    def report(self: Delivery, error: KafkaError | None, message: Any) -> None:
         if error is None:
             message.set_value(None)
             self._place = message
-            self._sender.delivered += 1
             if self._hooks is not None:
                 self.call_back()
+            sender.delivered = delivered = sender.delivered + 1
+            if delivered == sender.enough:
+                raise _Enough
         else:
-            self._sender.refuse(self, error)
+            sender.refuse(self, error)
+
+    shared = {"__slots__": (), "_waiting": waiting, "__init__": object.__init__, "__call__": report}
+    return type("Delivery", (Delivery,), shared)
 
 
 class DirectSender:
@@ -123,8 +129,11 @@ class DirectSender:
         self._produce: Any = self._producer.produce
         self._replacing = threading.Lock()
         self._waiting = Waiting(self._serve)
+        self._kind = _kind_of(self, self._waiting)
         self._sent = 0
         self.delivered = 0
+        self.enough = 0
+        """At which number of delivered messages no more are heard of for now."""
         self._failures = Failures()
         self._is_ending = False
         """Whether reports are of messages that are given up."""
@@ -173,6 +182,8 @@ class DirectSender:
                 producer.flush(seconds)
             else:
                 producer.poll(seconds)
+        except _Enough:
+            pass
         except KafkaException as broken:
             self._replace(producer, broken)
 
@@ -199,7 +210,11 @@ class DirectSender:
         timestamp_ms: int,
         timeout: float,
     ) -> Delivery:
-        delivery = _DirectDelivery(self, self._waiting, topic, partition, key)
+        delivery = self._kind()
+        delivery.topic = topic
+        delivery.key = key
+        delivery.partition = partition
+        delivery.error = delivery._place = delivery._hooks = None
         try:
             if partition is None and not headers and timestamp_ms <= 0:
                 # Most messages; what is not said need not be looked at.
@@ -228,9 +243,7 @@ class DirectSender:
         A message costs about two microseconds in all; a call of one Python function by another, and the making of an
         object by its `__init__`, are a tenth of that each.
         """
-        new = object.__new__
-        kind = _DirectDelivery
-        waiting = self._waiting
+        kind = self._kind
 
         def send(
             topic: str,
@@ -251,9 +264,7 @@ class DirectSender:
                 return otherwise(
                     topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
                 )
-            delivery = new(kind)
-            delivery._sender = self
-            delivery._waiting = waiting
+            delivery = kind()
             delivery.topic = topic
             delivery.key = key
             delivery.partition = delivery.error = delivery._place = delivery._hooks = None
@@ -271,14 +282,16 @@ class DirectSender:
     def _attend(self) -> None:
         """What the thread that sends does now and then: serve reports, and wake our own thread."""
         self._is_due = False
+        self.enough = self.delivered + SERVED_MAX
         self._waiting.serve(0)
+        self.enough = 0
         if self._is_idle:
             self._is_idle = False
             self._wake.set()
 
     def _hand_over_again(
         self,
-        delivery: _DirectDelivery,
+        delivery: Delivery,
         problem: BufferError | KafkaException,
         value: bytes | None,
         headers: Headers,
@@ -310,7 +323,7 @@ class DirectSender:
         self,
         producer: Any,
         problem: BufferError | KafkaException,
-        delivery: _DirectDelivery,
+        delivery: Delivery,
         deadline: float,
     ) -> bool:
         if isinstance(problem, KafkaException):

@@ -187,9 +187,15 @@ class FakeProducer:
             if reports:
                 self._reports.clear()
             cluster.lock.notify_all()
-        for queued, error, offset in reports:
+        for number, (queued, error, offset) in enumerate(reports, start=1):
             if queued.report is not None:
-                queued.report(error, _reported(queued, offset))
+                try:
+                    queued.report(error, _reported(queued, offset))
+                except BaseException:
+                    # As librdkafka does: the others are kept for the next poll.
+                    with cluster.lock:
+                        self._reports.extendleft(reversed(reports[number:]))
+                    raise
         return len(reports)
 
     def _has_something(self) -> bool:

@@ -238,6 +238,7 @@ class Deliverer(ABC):
         self._wake.clear()
         if self._window.advance(self._store.counters):
             self._waiting.wake()
+        self._window.forget()
 
     # Set aside
 
@@ -306,6 +307,7 @@ class Deliverer(ABC):
         if progress != self._written or durably:
             write_progress(self._fs, self._store.directory, progress, durably=durably)
             self._written = progress
+        self._window.forget()
         self._store.trim(progress.prefix)
         self._on_progress(progress.prefix)
         self._waiting.wake()

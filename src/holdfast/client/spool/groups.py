@@ -9,7 +9,7 @@ one thread at a time hears reports, and only it changes `left`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError
@@ -95,6 +95,15 @@ class SpooledDelivery(Delivery):
         return Message(
             self.topic, partition, self.key, self.value, self.headers, self.timestamp_ms, self.sequence
         )
+
+
+def kind_of(waiting: Waiting) -> Callable[[], SpooledDelivery]:
+    """Makes deliveries that are empty: whoever makes one sets all that there is to it, without a call.
+
+    What all of them share, and nobody asks for often, stands with the kind and not in each of them.
+    """
+    shared = {"__slots__": (), "_waiting": waiting, "__init__": object.__init__}
+    return type("SpooledDelivery", (SpooledDelivery,), shared)
 
 
 FailedItems: TypeAlias = deque[tuple[SpooledDelivery, KafkaError]]

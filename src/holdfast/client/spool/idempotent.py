@@ -53,6 +53,8 @@ BUSY_ROUNDS: Final = 4
 ASSIST_MESSAGES: Final = 1024
 """What one assistance sends at most: more than what was stored since the last one, less than anybody would notice."""
 OWN_MESSAGES: Final = 1024
+FORGET_MESSAGES: Final = 320
+"""How many messages that are done are freed at a time while the application sends: a few more than it has sent."""
 AT_ONCE_MESSAGES: Final = 32
 """So few messages are sent by the thread that stored them: nobody else needs to wake up."""
 BATCH_BYTES: Final = 1_000_000
@@ -61,6 +63,19 @@ BATCH_BYTES_MIN: Final = 16 * 1024
 
 _SIZE_CODES: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 _PURGED: Final = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
+
+
+class _Marks(dict[int | None, bytes]):
+    """For each partition its `hf-id`, in which the sequence is left open."""
+
+    def __init__(self, spool_id: bytes) -> None:
+        super().__init__()
+        self._id = spool_id.replace(b"%", b"%%")
+
+    def __missing__(self, partition: int | None) -> bytes:
+        assert partition is not None, "undecided messages are not sent"
+        mark = self[partition] = b"%b:%d:%%d" % (self._id, partition)
+        return mark
 
 
 class IdempotentDeliverer(Deliverer):
@@ -80,8 +95,7 @@ class IdempotentDeliverer(Deliverer):
         """For how many rounds the application still counts as busy: it may only be waiting for Python's lock."""
         self._suspects: list[tuple[SpooledDelivery, KafkaError]] = []
         """Refused together with others: nobody knows yet which of them was meant."""
-        self._marks: dict[int | None, bytes] = {}
-        """For each partition its `hf-id`, in which the sequence is left open."""
+        self._marks = _Marks(self._id)
         self._batch_bytes = int(self._settings.get("batch.size", BATCH_BYTES))
         self._producer: Any = self._make_producer()
 
@@ -104,7 +118,7 @@ class IdempotentDeliverer(Deliverer):
     def assist(self) -> None:
         self.is_due = False
         self._send_some(ASSIST_MESSAGES, from_disk=False)
-        self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0)
+        self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0, FORGET_MESSAGES)
 
     def attend(self, waiting: Waiting) -> None:
         waiting.serve_with(self._help)
@@ -235,11 +249,7 @@ class IdempotentDeliverer(Deliverer):
         try:
             for item in self._items[begun:stop]:
                 partition = item.partition
-                mark = marks.get(partition)
-                if mark is None:
-                    assert partition is not None, "undecided messages are not sent"
-                    mark = marks[partition] = b"%b:%d:%%d" % (self._id.replace(b"%", b"%%"), partition)
-                alone[ID_HEADER] = mark = mark % item.sequence
+                alone[ID_HEADER] = mark = marks[partition] % item.sequence
                 produce(
                     item.topic,
                     item.value,
@@ -264,8 +274,8 @@ class IdempotentDeliverer(Deliverer):
 
     # Reports
 
-    def _serve(self, seconds: float) -> None:
-        """Hear reports, unless another thread does."""
+    def _serve(self, seconds: float, forget: int | None = None) -> None:
+        """Hear reports, unless another thread does; and forget what is done, or so many messages of it."""
         if not self._serving.acquire(blocking=False):
             if seconds:
                 time.sleep(min(seconds, ASIDE_SECONDS))
@@ -276,6 +286,7 @@ class IdempotentDeliverer(Deliverer):
             self._window.advance(self._store.counters)
         finally:
             self._serving.release()
+        self._window.forget(forget)
         if self._failures or self._broken is not None:
             self._wake.set()
         self._waiting.wake()

@@ -305,6 +305,7 @@ class TransactionalDeliverer(Deliverer):
 
     def _after_settling(self) -> None:
         self._window.advance(self._store.counters)
+        self._window.forget()
         self._waiting.wake()
 
     def _look_at_refusals(self, batch: Sequence[SpooledDelivery]) -> None:

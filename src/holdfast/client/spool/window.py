@@ -33,6 +33,8 @@ class Window:
         """How many messages are in groups that are not done; see `recount`."""
         self._gone = 0
         """How many messages were done in groups that have been let go of."""
+        self._let_go: deque[list[SpooledDelivery]] = deque()
+        """Their messages; see `forget`."""
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -63,6 +65,7 @@ class Window:
             while self._groups and self._groups[0].is_done(moved):
                 first = self._groups.popleft()
                 # Messages and their group know each other: without this, only the cycle collector would free them.
+                self._let_go.append(first.items)
                 first.items = []
                 self._gone += first.count
                 self.bytes -= first.bytes
@@ -70,6 +73,25 @@ class Window:
                 _raise(self._confirmed, first.following)
                 self.prefix = first.end
             return self.prefix != before
+
+    def forget(self, count: int | None = None) -> None:
+        """Forget messages of groups that were let go of, all of them or about so many.
+
+        Python's cycle collector goes by how many more objects were made than freed. While an application sends, as
+        many messages are freed as it makes, and the collector need not look at those that are under way.
+        """
+        while self._let_go and (count is None or count > 0):
+            try:
+                items = self._let_go[0]
+                if count is not None and len(items) > count:
+                    del items[-count:]
+                    return
+                self._let_go.popleft()
+            except IndexError:
+                # Another thread forgets, too.
+                return
+            if count is not None:
+                count -= len(items)
 
     def recount(self) -> None:
         """Count only what is really left: in one group, some may be done and others wait for long."""

@@ -1,5 +1,12 @@
 """Storing: many senders, one thread that writes, one flush for all that gathered while the last one ran.
 
+Senders hand messages over without a lock, which would cost them more than all else they do here together: a message is
+counted and appended to a queue, each in one step that no other thread can divide. Two flags keep this safe, whoever is
+interrupted where: the thread says that it rests, or is over, before it looks at the queue for the last time, and a
+sender asks for that after its message is in the queue. So a message is seen by the thread, or its sender sees that it
+has to wake the thread, or to take the message back. What was counted and never handed over, because a signal came in
+between, is forgotten when the thread rests.
+
 `send` hands a message over and returns; the message is stored when its delivery says so. The spool is bounded: when it
 is full, `send` waits for room, which delivering makes, and gives up with `SpoolFull` when its time has passed.
 
@@ -27,7 +34,7 @@ from holdfast.client.spool.format import (
     check_headers,
     check_topic,
 )
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, kind_of
 from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
 from holdfast.client.spool.undecided import Mover
 from holdfast.errors import StorageError, UsageError
@@ -61,20 +68,26 @@ class SpoolWriter:
         self._deliverer = deliverer
         self._topics: set[str] = set()
         """Names that were found good; none once the writer is closed."""
+        self._handed: deque[SpooledDelivery] = deque()
+        """What was handed over and not taken by the thread yet, in order."""
+        self._handed_bytes = 0
+        """What was ever handed over."""
+        self._handed_max = 0
+        """How far that may go before somebody looks for room; see `_measure`."""
+        self._is_wanted = False
+        """Whether whoever hands a message over has to look after it; see `_look`."""
         self._lock = threading.Lock()
         self._something = threading.Condition(self._lock)
         self._room = threading.Condition(self._lock)
-        self._filling = StoredGroup()
-        self._pending: deque[StoredGroup] = deque((self._filling,))
-        """Groups to be written; the last one is being filled."""
-        self._filling_max = GROUP_BYTES_MAX
-        """How large the group may get that is being filled, before somebody looks for room."""
-        self._waiting_bytes = 0
-        """What the groups in front of it take."""
+        self._taken_bytes = 0
+        """What the thread has taken of all that was handed over."""
+        self._writing: StoredGroup | None = None
+        """What the thread has taken and not written yet."""
         self._prefix = store.start
         self._stored_bytes = 0
-        self._is_resting = False
         self._is_closing = False
+        self._is_over = False
+        """Whether the thread will take nothing more."""
         self._failure: str | None = None
         self.failures = Failures()
         self._thread = threading.Thread(target=self._run, name="holdfast-spool", daemon=True)
@@ -102,18 +115,14 @@ class SpoolWriter:
         if topic not in self._topics or headers or partition is not None or size > MESSAGE_BYTES_MAX:
             size = self._check(topic, partition, headers, size)
         delivery = SpooledDelivery(self._waiting, topic, partition, key, value, headers, timestamp_ms)
-        with self._lock:
-            group = self._filling
-            total = group.bytes + size
-            if total > self._filling_max:
-                group = self._find_room(size, timeout)
-                total = group.bytes + size
-            delivery.group = group
-            group.items.append(delivery)
-            group.bytes = total
-            if self._is_resting:
-                self._is_resting = False
-                self._something.notify()
+        handed_bytes = self._handed_bytes + size
+        if handed_bytes > self._handed_max:
+            self._reserve(size, timeout)
+        else:
+            self._handed_bytes = handed_bytes
+        self._handed.append(delivery)
+        if self._is_wanted:
+            self._look(delivery)
         deliverer = self._deliverer
         deliverer.sends = sends = deliverer.sends + 1
         if deliverer.is_due or not sends & ASSIST_MASK:
@@ -125,9 +134,8 @@ class SpoolWriter:
 
         See `DirectSender.method`: every step that is left out here is seen in how many messages a second go through.
         """
-        new = object.__new__
-        kind = SpooledDelivery
-        waiting, topics, lock, deliverer = self._waiting, self._topics, self._lock, self._deliverer
+        kind = kind_of(self._waiting)
+        topics, append, deliverer = self._topics, self._handed.append, self._deliverer
 
         def send(
             topic: str,
@@ -148,29 +156,24 @@ class SpoolWriter:
                 return otherwise(
                     topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
                 )
-            delivery = new(kind)
-            delivery._waiting = waiting
+            delivery = kind()
             delivery.topic = topic
             delivery.key = key
             delivery.value = value
             delivery.headers = ()
             delivery.timestamp_ms = timestamp_ms
-            delivery.sequence = -1
-            delivery.partition = delivery.error = delivery._place = delivery._hooks = None
+            delivery.partition = delivery.group = delivery.error = delivery._place = delivery._hooks = None
             size = OVERHEAD_BYTES + len(value)
             if key is not None:
                 size += len(key)
-            with lock:
-                delivery.group = group = self._filling
-                total = group.bytes + size
-                if total > self._filling_max:
-                    delivery.group = group = self._find_room(size, timeout)
-                    total = group.bytes + size
-                group.items.append(delivery)
-                group.bytes = total
-                if self._is_resting:
-                    self._is_resting = False
-                    self._something.notify()
+            handed_bytes = self._handed_bytes + size
+            if handed_bytes > self._handed_max:
+                self._reserve(size, timeout)
+            else:
+                self._handed_bytes = handed_bytes
+            append(delivery)
+            if self._is_wanted:
+                self._look(delivery)
             deliverer.sends = sends = deliverer.sends + 1
             if deliverer.is_due or not sends & ASSIST_MASK:
                 deliverer.assist()
@@ -194,51 +197,61 @@ class SpoolWriter:
         self._topics.add(topic)
         return size
 
-    def _find_room(self, size: int, timeout: float) -> StoredGroup:
-        """The group for a message that does not fit into what is being filled; waits until there is room."""
+    def _reserve(self, size: int, timeout: float) -> None:
+        """Count a message for which there may be no room; waits until there is."""
         if size > MESSAGE_BYTES_MAX:
             raise UsageError(f"no Kafka message can have {size} bytes")
         deadline = time.monotonic() + timeout
         has_assisted = False
         while True:
-            if self._failure is not None or self._is_closing:
-                raise SpoolFailed(self._failure or "the producer is being closed; the message was not taken")
-            pending = self._waiting_bytes + self._filling.bytes
-            used = self._stored_bytes + pending
-            if used + size <= self._max_bytes and pending <= PENDING_BYTES_MAX:
-                if self._filling.items:
-                    self._fill_another()
-                return self._filling
-            left = deadline - time.monotonic()
-            if left <= 0 or size > self._max_bytes:
-                raise SpoolFull(
-                    f"{self._store.directory} holds {used} bytes that are not delivered yet, and spool_max_bytes is "
-                    f"{self._max_bytes}; the message was not taken"
-                )
-            if has_assisted:
-                self._deliverer.hurry()
-                self._room.wait(left)
-            else:
+            with self._lock:
+                if self._failure is not None or self._is_closing:
+                    raise SpoolFailed(
+                        self._failure or "the producer is being closed; the message was not taken"
+                    )
+                pending = self._handed_bytes - self._taken_bytes + self._writing_bytes
+                used = self._stored_bytes + pending
+                if used + size <= self._max_bytes and pending <= PENDING_BYTES_MAX:
+                    self._handed_bytes += size
+                    return
+                left = deadline - time.monotonic()
+                if left <= 0 or size > self._max_bytes:
+                    raise SpoolFull(
+                        f"{self._store.directory} holds {used} bytes that are not delivered yet, and spool_max_bytes "
+                        f"is {self._max_bytes}; the message was not taken"
+                    )
+                if has_assisted:
+                    self._deliverer.hurry()
+                    self._room.wait(left)
+            if not has_assisted:
                 # There is something better to do than to wait.
-                self._lock.release()
-                try:
-                    self._deliverer.assist()
-                finally:
-                    self._lock.acquire()
+                self._deliverer.assist()
             has_assisted = not has_assisted
 
-    def _fill_another(self) -> None:
-        """What was filled until now is complete."""
-        self._waiting_bytes += self._filling.bytes
-        self._filling = StoredGroup()
-        self._pending.append(self._filling)
-        self._measure()
+    def _look(self, delivery: SpooledDelivery) -> None:
+        """After a message was handed over: wake the thread; or take the message back when there is none any more."""
+        with self._lock:
+            if not self._is_over:
+                # In this order: if a signal comes in between, whoever sends next, or waits, does it again.
+                self._something.notify()
+                self._is_wanted = False
+                return
+            try:
+                self._handed.remove(delivery)
+            except ValueError:
+                # Taken, or refused with the others.
+                return
+        raise SpoolFailed(self._failure or "the producer is being closed; the message was not taken")
+
+    @property
+    def _writing_bytes(self) -> int:
+        return 0 if self._writing is None else self._writing.bytes
 
     def _measure(self) -> None:
-        """How much the group that is being filled may take; the first message of a group always looks for room."""
+        """How much may be handed over until somebody looks for room. Needs the lock."""
         self._stored_bytes = self._store.end - self._prefix
-        room = min(self._max_bytes - self._stored_bytes, PENDING_BYTES_MAX) - self._waiting_bytes
-        self._filling_max = -1 if self._is_closing else min(room, GROUP_BYTES_MAX)
+        room = min(self._max_bytes - self._stored_bytes, PENDING_BYTES_MAX)
+        self._handed_max = -1 if self._is_closing else self._taken_bytes - self._writing_bytes + room
 
     def progressed(self, prefix: int) -> None:
         """Everything in front of `prefix` was let go of: there may be room."""
@@ -249,23 +262,26 @@ class SpoolWriter:
 
     def learnt(self) -> None:
         """Somebody knows more about topics: there may be something to move."""
+        self._wake()
+
+    def _wake(self) -> None:
         with self._lock:
-            self._is_resting = False
             self._something.notify()
 
     @property
     def unstored(self) -> list[SpooledDelivery]:
         """What was handed over and is not on disk yet."""
         with self._lock:
-            return [item for group in self._pending for item in group.items]
+            return [*(() if self._writing is None else self._writing.items), *self._handed.copy()]
 
     def wait_stored(self, timeout: float | None) -> bool:
         """Wait until everything put so far is stored or refused."""
+        self._wake()
         return self._waiting.wait(self._is_quiet, timeout, reports=False)
 
     def _is_quiet(self) -> bool:
         with self._lock:
-            return not self._waiting_bytes and not self._filling.items
+            return self._writing is None and not self._handed
 
     def close(self) -> None:
         """Store what is left, and end."""
@@ -295,18 +311,44 @@ class SpoolWriter:
     def _next_group(self) -> StoredGroup | None:
         """What gathered meanwhile, empty when there is only something to move; None when it is time to end."""
         with self._lock:
-            if not self._filling.items and not self._is_closing and not self._mover.has_work:
-                self._is_resting = True
-                self._something.wait(MOVE_RETRY_SECONDS if self._mover.is_waiting else None)
-                self._is_resting = False
-            group = self._pending[0]
-            if group.items and group is self._filling:
-                self._fill_another()
-            return None if self._is_closing and not group.items else group
+            if not self._handed and not self._is_closing and not self._mover.has_work:
+                self._rest()
+            if not self._handed and self._is_closing:
+                self._is_over = self._is_wanted = True
+            # Looked at once more: whoever handed something over before that was said takes it for taken.
+            if self._handed:
+                return self._take()
+            return None if self._is_over else StoredGroup()
+
+    def _rest(self) -> None:
+        """Wait for something to do."""
+        self._is_wanted = True
+        # Whoever hands something over from now on wakes this thread; what was handed over before is seen here.
+        if not self._handed:
+            # Nothing is on its way: what was counted and never handed over, by a call that was interrupted, is not.
+            self._taken_bytes = self._handed_bytes
+            self._measure()
+            self._something.wait(MOVE_RETRY_SECONDS if self._mover.is_waiting else None)
+        self._is_wanted = False
+
+    def _take(self) -> StoredGroup:
+        """A group of what was handed over, about as large as a group may be."""
+        group = StoredGroup()
+        group.bytes = max(0, self._handed_bytes - self._taken_bytes)
+        count = len(self._handed)
+        if group.bytes > GROUP_BYTES_MAX and count > 1:
+            part = max(1, count * GROUP_BYTES_MAX // group.bytes)
+            group.bytes = group.bytes * part // count
+            count = part
+        take = self._handed.popleft
+        group.items = [take() for _ in range(count)]
+        self._taken_bytes += group.bytes
+        self._writing = group
+        return group
 
     def _write(self, group: StoredGroup) -> None:
         items = group.items
-        self._complete(items)
+        self._complete(group)
         try:
             self._store_group(group)
         except StorageError as error:
@@ -317,13 +359,14 @@ class SpoolWriter:
             self._deliverer.stored(group)
         self._written()
 
-    def _complete(self, items: list[SpooledDelivery]) -> None:
-        """Give every message its time and its partition."""
+    def _complete(self, group: StoredGroup) -> None:
+        """Give every message its group, its time and its partition."""
         now_ms = time.time_ns() // 1_000_000
         choose = self._partitioner.choose
         topic, count = "", None
         known: Mapping[bytes | None, int] = {}
-        for item in items:
+        for item in group.items:
+            item.group = group
             if item.timestamp_ms <= 0:
                 item.timestamp_ms = now_ms
             if item.partition is None:
@@ -344,8 +387,7 @@ class SpoolWriter:
 
     def _written(self) -> None:
         with self._lock:
-            self._pending.popleft()
-            self._waiting_bytes = sum(each.bytes for each in self._pending if each is not self._filling)
+            self._writing = None
             self._measure()
             self._room.notify_all()
 
@@ -366,13 +408,13 @@ class SpoolWriter:
         """Nothing more is stored: everybody is told."""
         with self._lock:
             self._failure = f"nothing more is stored: {error!r}"
-            self._is_closing = True
-            groups, self._pending = self._pending, deque((StoredGroup(),))
-            self._filling = self._pending[0]
-            self._waiting_bytes = 0
+            self._is_closing = self._is_over = self._is_wanted = True
+            writing, self._writing = self._writing, None
+            handed = list(self._handed)
+            self._handed.clear()
             self._measure()
             self._room.notify_all()
-        for group in groups:
-            if not group.is_stored:
-                self._refuse(group.items, error)
+        if writing is not None and not writing.is_stored:
+            self._refuse(writing.items, error)
+        self._refuse(handed, error)
         self._waiting.wake()
