@@ -32,8 +32,9 @@ settings.register_profile(
 )
 settings.load_profile("holdfast")
 
-# A Spark that lives for minutes is sooner done without the second compiler and with one collector's thread.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# A Spark that lives for minutes is sooner done without the second compiler and with one collector's thread. That the
+# options speak of sharing keeps runs from having an archive of classes made when they are over.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto")
 
 BESIDE_APACHE_KAFKA = (
     "tests/cli/test_consume_groups.py",

@@ -270,11 +270,14 @@ def _expression_problem(text: str, rows: DataFrame) -> str | None:
 @contextmanager
 def checking_session(definition: PipelineDefinition) -> Iterator[SparkSession]:
     """A small local session whose files go away with it."""
+    from holdfast.pipeline.class_archive import made_archive
+    from holdfast.pipeline.java import find_java
     from holdfast.pipeline.session import spark_session
 
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as home:
         settings = {name: text for name, text in definition.spark.items() if not is_reference(text)}
-        session = spark_session(definition.name, home, master="local[1]", settings=settings)
+        archive = made_archive(find_java(), settings)
+        session = spark_session(definition.name, home, master="local[1]", settings=settings, archive=archive)
         try:
             yield session
         finally:

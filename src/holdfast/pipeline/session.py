@@ -16,11 +16,12 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.class_archive import ClassArchive
 from holdfast.pipeline.cluster.places import is_remote
 from holdfast.pipeline.java import find_java
 from holdfast.pipeline.worker_python import quick_python
@@ -86,34 +87,52 @@ def spark_session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
     tell: Callable[[str], None] | None = None,
+    archive: ClassArchive | None = None,
 ) -> SparkSession:
-    """A session for the pipeline of this name, whose noise goes to `<home>/spark.log`; `tell` is told of long work."""
+    """A session for the pipeline of this name, whose noise goes to `<home>/spark.log`; `tell` is told of long work.
+
+    With an `archive` a driver of tasks on this machine starts from it, or notes what it is to be made of.
+    """
     os.environ["JAVA_HOME"] = find_java()
     require_spark()
     settings = settings or {}
     home = os.path.abspath(home)
     os.makedirs(home, exist_ok=True)
     master = master or settings.get("spark.master") or "local[*]"
-    chosen = session_settings(home, master, settings)
-    chosen.pop("spark.master", None)
+    sharing = [] if archive is None or is_remote(master) else archive.java_options()
+    chosen = session_settings(home, master, settings, sharing)
     python = sys.executable
     if is_remote(master):
         python = worker_python(settings)
-        archive = Path(shipped_package(home, settings, tell)).as_uri()
-        chosen = {**chosen, **shipping(archive, chosen)}
+        address = Path(shipped_package(home, settings, tell)).as_uri()
+        chosen = {**chosen, **shipping(address, chosen)}
         if tell is not None:
             tell(f"asking {master} for executors")
     elif master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         python = quick_python(home)
 
+    chosen = {"spark.app.name": f"holdfast {name}", **chosen, "spark.master": master}
+    from pyspark.errors import PySparkRuntimeError
+
+    with _python_of_workers(python), standard_error_to(os.path.join(home, "spark.log")):
+        try:
+            return _started(chosen)
+        except PySparkRuntimeError as error:
+            if archive is None or not sharing or error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            archive.discard()
+            chosen["spark.driver.extraJavaOptions"] = java_options(home, master, settings)
+            return _started(chosen)
+
+
+def _started(settings: Mapping[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(f"holdfast {name}").master(master)
-    for key, value in chosen.items():
+    builder = SparkSession.builder
+    for key, value in settings.items():
         builder = builder.config(key, value)
-    with _python_of_workers(python), standard_error_to(os.path.join(home, "spark.log")):
-        return builder.getOrCreate()
+    return builder.getOrCreate()
 
 
 @contextlib.contextmanager
@@ -184,7 +203,9 @@ def refuse_fixed(settings: Mapping[str, str]) -> None:
             )
 
 
-def session_settings(home: str, master: str, settings: Mapping[str, str]) -> dict[str, str]:
+def session_settings(
+    home: str, master: str, settings: Mapping[str, str], sharing: Sequence[str] = ()
+) -> dict[str, str]:
     """Every setting of the session; those of the definition win over defaults, and cannot change what is fixed."""
     refuse_fixed(settings)
     local = LOCAL_DEFAULTS if master.startswith("local") else {}
@@ -195,13 +216,19 @@ def session_settings(home: str, master: str, settings: Mapping[str, str]) -> dic
         **settings,
         **FIXED,
     }
-    java_options = [f"-Dlog4j2.configurationFile={_log_settings(home)}", "-XX:+IgnoreUnrecognizedVMOptions"]
-    if local:
-        java_options.append(TRUSTED_ARROW)
-    # Of two that contradict each other Java takes the later one, which is the definition's.
-    java_options.append(settings.get("spark.driver.extraJavaOptions", ""))
-    ours["spark.driver.extraJavaOptions"] = " ".join(filter(None, java_options))
+    ours["spark.driver.extraJavaOptions"] = java_options(home, master, settings, sharing)
     return ours
+
+
+def java_options(home: str, master: str, settings: Mapping[str, str], sharing: Sequence[str] = ()) -> str:
+    """Of the driver's JVM; `sharing` are those that concern an archive of classes."""
+    options = [f"-Dlog4j2.configurationFile={_log_settings(home)}", "-XX:+IgnoreUnrecognizedVMOptions"]
+    if master.startswith("local"):
+        options.append(TRUSTED_ARROW)
+    options += sharing
+    # Of two that contradict each other Java takes the later one, which is the definition's.
+    options.append(settings.get("spark.driver.extraJavaOptions", ""))
+    return " ".join(filter(None, options))
 
 
 def require_spark() -> None:

@@ -197,17 +197,23 @@ def open_session(
     if spark is not None:
         yield spark
         return
+    from holdfast.pipeline.class_archive import class_archive
+    from holdfast.pipeline.java import find_java
     from holdfast.pipeline.session import spark_session
 
     def tell(what: str) -> None:
         if progress is not None:
             progress(Preparing(what))
 
-    session = spark_session(definition.name, home.path, master=master, settings=definition.spark, tell=tell)
+    archive = None if is_remote(master) else class_archive(find_java(), definition.spark)
+    session = spark_session(
+        definition.name, home.path, master=master, settings=definition.spark, tell=tell, archive=archive
+    )
     try:
         if is_remote(master):
             probe(session, home.path, session.version)
-        yield session
+        with contextlib.nullcontext() if archive is None else archive.learning(session):
+            yield session
     finally:
         session.stop()
 
