@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyspark.errors import PySparkRuntimeError
@@ -173,6 +174,40 @@ def test_another_process_makes_an_archive_that_java_starts_from(archive: ClassAr
     assert maps(archive)
     assert sorted(os.listdir(archive.directory)) == ["key.jsa", "key.lock"]
     assert os.stat(archive.path).st_mode & 0o077 == 0
+
+
+class Started:
+    """What is asked of a session: the class path of its JVM."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, name: str) -> str:
+        return ""
+
+
+class Asked(ClassArchive):
+    """Counts how often it is to be made."""
+
+    def make_beside(self, class_path: str) -> None:
+        with open(self.refusal_path, "a", encoding="ascii") as file:
+            file.write("asked\n")
+
+
+def test_it_is_made_at_the_clean_end_of_a_run_that_noted_its_classes(
+    archive: ClassArchive, classes: str
+) -> None:
+    asked = Asked(archive.java_home, archive.directory, archive.key)
+    with contextlib.suppress(RuntimeError), asked.learning(cast("SparkSession", Started())):
+        raise RuntimeError
+    assert not os.path.exists(classes)
+    with asked.learning(cast("SparkSession", Started())):  # which noted nothing
+        pass
+    assert not os.path.exists(asked.refusal_path)
+    Path(classes).write_text(NAMES, encoding="ascii")
+    with asked.learning(cast("SparkSession", Started())):
+        assert not os.path.exists(asked.refusal_path)
+    assert Path(asked.refusal_path).read_text(encoding="ascii") == "asked\n"
 
 
 def test_a_java_that_cannot_make_one_is_noted(archive: ClassArchive, classes: str, tmp_path: Path) -> None:
