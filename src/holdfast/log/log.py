@@ -181,10 +181,16 @@ class Log:
         if not size:
             return False
         config = self.config
-        return (
+        if (
             size + LOG_OVERHEAD + header.batch_length > config.segment_bytes
             or len(active.index) * OFFSET_ENTRY_BYTES >= config.segment_index_bytes
-            or self._age_ms(active, header.max_timestamp, now) > config.segment_ms - self.roll_jitter_ms
+        ):
+            return True
+        age_ms = self._age_ms(active, header.max_timestamp, now)
+        # The jitter is worked out only for a segment that is old enough with all there could be of it.
+        return (
+            age_ms > config.segment_ms - config.segment_jitter_ms
+            and age_ms > config.segment_ms - self.roll_jitter_ms
         )
 
     @property

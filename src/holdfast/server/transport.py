@@ -15,6 +15,7 @@ not its whole answer.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
@@ -38,6 +39,7 @@ OUTGOING_PARTS_MAX: Final = 256
 BULK_BYTES: Final = 64 * 1024
 """A request or a slice from which on its client is after throughput: it has work to do before it asks again."""
 LENGTH_BYTES: Final = 4
+_LENGTH: Final = struct.Struct(">i").unpack_from
 PULSES: Final = (b"\x00\x0c", b"\x00\x44")
 """How requests begin after whose answer a client is silent for seconds: Heartbeat and ConsumerGroupHeartbeat."""
 
@@ -104,7 +106,14 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 self._receive(frame)
             return
         if not self._rest:
-            self._consume(self._server.receive_view, count)
+            view = self._server.receive_view
+            # A client that waits for its answers sends one whole frame at a time.
+            length = count - LENGTH_BYTES
+            is_whole = 0 < length <= self._server.frame_bytes_max and _LENGTH(view)[0] == length
+            if is_whole and self._reading:
+                self._receive(bytes(view[LENGTH_BYTES:count]))
+            else:
+                self._consume(view, count)
         else:
             data = self._rest + self._server.receive_view[:count]
             self._consume(memoryview(data), len(data))
@@ -117,7 +126,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._consuming = True
         while have - position >= LENGTH_BYTES and self._reading:
             start = position + LENGTH_BYTES
-            length = int.from_bytes(data[position:start], "big", signed=True)
+            (length,) = _LENGTH(data, position)
             if length < 0 or length > self._server.frame_bytes_max:
                 self._close(f"a frame of {length} bytes is not between 0 and {self._server.frame_bytes_max}")
                 return
@@ -167,11 +176,25 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # Sending
 
     def _transmit(self, parts: list[Part]) -> None:
-        self._outgoing += parts
         if self._writable:
-            self._send()
+            first = parts[0]
+            if len(parts) == 1 and not self._outgoing and not isinstance(first, Slice):
+                self._write(first)
+            else:
+                self._outgoing += parts
+                self._send()
             if not self._is_unhurried:
                 self._server.stay_awake()
+        else:
+            self._outgoing += parts
+
+    def _write(self, data: Buffer) -> None:
+        """An answer in one piece, with none before it that waits: the usual case."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(data)
+            if not self._reading:
+                self.resume()
 
     def _send(self) -> None:
         transport = self._transport
