@@ -15,6 +15,8 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import holdfast.client.processor
+from holdfast.client.consuming.assignment import messages
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.messages import Message
 from holdfast.client.processor import Output, Processor, ProcessorFenced
@@ -100,6 +102,29 @@ def test_every_message_is_processed_once(broker: BrokerProcess) -> None:
     processor.run(double)
     stopper.join()
     assert visible(broker, "doubled") == [2 * number for number in range(200)]
+
+
+def test_messages_from_before_the_position_are_not_processed_again(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka reads a partition that was lost and came back from its beginning, now and then."""
+    create(broker, "stale", "stale-copy")
+    fill(broker, "stale", 200)
+    given: list[Any] = []
+
+    def with_stale(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
+        for raw in messages(consumer, seconds, most):
+            yield raw
+            given.append(raw)
+            if len(given) % 7 == 0:
+                yield from (given[0], raw)
+
+    monkeypatch.setattr(holdfast.client.processor, "messages", with_stale)
+    processor = Processor(broker.bootstrap_servers, group="stale", topics=["stale"], commit_messages=10)
+    stopping = stop_after(processor, 200)
+    processor.run(copy_to("stale-copy"))
+    stopping.join()
+    assert visible(broker, "stale-copy") == list(range(200))
 
 
 def test_a_failure_takes_its_transaction_back_and_the_next_run_goes_on(broker: BrokerProcess) -> None:

@@ -298,6 +298,9 @@ class _Running:
         key = (raw.topic(), raw.partition())
         if key not in self._starts or key in self._preparing or key in self._held:
             return
+        if raw.offset() < self._next.get(key, self._starts[key]):
+            # librdkafka may read a partition that came back from where an earlier assignment would have begun.
+            return
         self._process(from_raw(raw))
 
     def _process(self, message: Message) -> None:
