@@ -176,7 +176,12 @@ class UsualProduce:
             size = frame[end]
             start = end + 1
             if size >= 0x80:
-                size, start = decode_uvarint(frame, end)
+                more = frame[start]
+                if more < 0x80:
+                    size += (more << 7) - 0x80
+                    start += 1
+                else:
+                    size, start = decode_uvarint(frame, end)
             size -= 1
             end = start + size
             fields = _read_header(frame, start)

@@ -145,6 +145,9 @@ FEATURES: Final = (
 )
 
 BY_KEY: Final = {api.key: api for api in APIS}
+NEVER: Final = 1 << 16
+FLEXIBLE_FROM: Final = {api.key: NEVER if api.flexible_from is None else api.flexible_from for api in APIS}
+"""From which version on an API's header and body carry tagged fields."""
 BY_NAME: Final = {api.name: api for api in APIS}
 
 
@@ -156,16 +159,14 @@ def is_served(api_key: int, version: int) -> bool:
 
 def request_header_version(api_key: int, version: int) -> int:
     """2 when the request's header carries tagged fields, else 1."""
-    api = BY_KEY.get(api_key)
-    return 2 if api is not None and api.is_flexible(version) else 1
+    return 2 if version >= FLEXIBLE_FROM.get(api_key, NEVER) else 1
 
 
 def response_header_version(api_key: int, version: int) -> int:
     """1 when the response's header carries tagged fields, else 0."""
     if api_key == API_VERSIONS:
         return 0
-    api = BY_KEY.get(api_key)
-    return 1 if api is not None and api.is_flexible(version) else 0
+    return 1 if version >= FLEXIBLE_FROM.get(api_key, NEVER) else 0
 
 
 def supported_features(api_versions_version: int) -> tuple[Feature, ...]:

@@ -53,6 +53,9 @@ class RequestHeader(NamedTuple):
     """Where in the frame the body begins."""
 
 
+_flexible_from = apis.FLEXIBLE_FROM.get
+
+
 def parse_request_header(buffer: Buffer) -> RequestHeader:
     """The header of one frame (without its length prefix)."""
     try:
@@ -71,7 +74,7 @@ def parse_request_header(buffer: Buffer) -> RequestHeader:
             raise MalformedFrame(f"client id is not UTF-8: {error}") from None
     elif client_id_size != -1:
         raise MalformedFrame(f"client id of {client_id_size} bytes")
-    if apis.request_header_version(api_key, version) == 2:
+    if version >= _flexible_from(api_key, apis.NEVER):
         position = _skip_tagged_fields(buffer, position)
     return RequestHeader(api_key, version, correlation_id, client_id, position)
 
