@@ -32,10 +32,13 @@ IDLE_SECONDS: Final = 1.0
 """Between two looks at a producer that has nothing under way: it may have errors to log."""
 BUSY_MESSAGES: Final = 16
 """An application that sends so many between two looks is busy."""
+FAST_MESSAGES: Final = 500
+"""And one that sends so many is fast: more than about fifty thousand a second. See `evenly`."""
+BEHIND_SHARE: Final = 256
+"""What part of all that is under way a fast application hears of at a time beside: after a broker was away, what it is
+behind melts within a second."""
 SERVE_MASK: Final = 255
 """The thread that sends serves after every 256th message, or when our thread says that it is time."""
-SERVED_MAX: Final = 288
-"""What it serves then: a few more reports than it has sent messages since. See `_Enough`."""
 FULL_WAIT_SECONDS: Final = 0.05
 """How long to serve reports before trying again to hand a message to a full queue."""
 PURGE_SECONDS: Final = 10.0
@@ -87,13 +90,18 @@ def _refuse_late(topic: str, *message: object) -> None:
     raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
 
 
-class _Enough(Exception):
-    """So many reports were served; librdkafka keeps the others, in their order, for the next poll.
+def evenly(sent: int) -> int:
+    """How many messages to be done with, for an application that has sent so many since it was asked last.
 
     Reports come by the batch, ten thousand at a time. Python's cycle collector goes by how many more objects were made
     than freed: an application that frees about as many messages as it makes does not set it to work, and one that frees
     them ten thousand at a time has it walk over all that is under way. Nor does the application stand still for long.
     """
+    return sent + sent // 16 + 1
+
+
+class _Enough(Exception):
+    """So many reports were served; librdkafka keeps the others, in their order, for the next poll."""
 
 
 def _kind_of(sender: DirectSender, waiting: Waiting) -> Callable[[], Delivery]:
@@ -140,6 +148,9 @@ class DirectSender:
         self._is_due = False
         """Whether the thread that sends next shall serve."""
         self._is_idle = False
+        self._is_fast = False
+        self._attended_at = 0
+        """What had been sent when the application served last."""
         self._counting = threading.Lock()
         self._flushing = 0
         """How many wait for everything: nothing waits for company (linger.ms) meanwhile."""
@@ -153,6 +164,7 @@ class DirectSender:
     def _run(self) -> None:
         seen = 0
         while not self._is_closed:
+            self._is_fast = self._sent - seen >= FAST_MESSAGES
             if self._sent - seen >= BUSY_MESSAGES:
                 seen = self._sent
                 self._is_due = True
@@ -282,7 +294,9 @@ class DirectSender:
     def _attend(self) -> None:
         """What the thread that sends does now and then: serve reports, and wake our own thread."""
         self._is_due = False
-        self.enough = self.delivered + SERVED_MAX
+        sent, self._attended_at = self._sent - self._attended_at, self._sent
+        if self._is_fast:
+            self.enough = self.delivered + evenly(sent) + self.left // BEHIND_SHARE
         self._waiting.serve(0)
         self.enough = 0
         if self._is_idle:
@@ -394,6 +408,9 @@ class DirectSender:
         while len(producer) and time.monotonic() < deadline:
             try:
                 producer.poll(FULL_WAIT_SECONDS)
+            except _Enough:
+                # Somebody else is still sending.
+                continue
             except KafkaException as error:
                 if not is_fatal(error.args[0]):
                     raise

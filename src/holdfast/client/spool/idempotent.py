@@ -29,7 +29,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from holdfast.client.delivery import Waiting
-from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, is_fatal
+from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, evenly, is_fatal
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, PURGE_SECONDS, Deliverer
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
@@ -53,8 +53,6 @@ BUSY_ROUNDS: Final = 4
 ASSIST_MESSAGES: Final = 1024
 """What one assistance sends at most: more than what was stored since the last one, less than anybody would notice."""
 OWN_MESSAGES: Final = 1024
-FORGET_MESSAGES: Final = 320
-"""How many messages that are done are freed at a time while the application sends: a few more than it has sent."""
 AT_ONCE_MESSAGES: Final = 32
 """So few messages are sent by the thread that stored them: nobody else needs to wake up."""
 BATCH_BYTES: Final = 1_000_000
@@ -90,6 +88,8 @@ class IdempotentDeliverer(Deliverer):
         """What the producer did not take, not looked at yet."""
         self._broken: str | None = None
         self._recount_due = 0.0
+        self._assisted_at = 0
+        """What the application had sent when it assisted last."""
         self._seen = 0
         self._busy_rounds = 0
         """For how many rounds the application still counts as busy: it may only be waiting for Python's lock."""
@@ -118,7 +118,8 @@ class IdempotentDeliverer(Deliverer):
     def assist(self) -> None:
         self.is_due = False
         self._send_some(ASSIST_MESSAGES, from_disk=False)
-        self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0, FORGET_MESSAGES)
+        sent, self._assisted_at = self.sends - self._assisted_at, self.sends
+        self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0, evenly(sent))
 
     def attend(self, waiting: Waiting) -> None:
         waiting.serve_with(self._help)
