@@ -13,7 +13,13 @@ import pytest
 from holdfast.real import RealFile, RealFileSystem
 from holdfast.seams import FlushJob, FlushTarget
 from holdfast.server import flusher as module
-from holdfast.server.flusher import AdaptiveFlusher
+from holdfast.server.flusher import (
+    FORGIVEN_AFTER_MAX,
+    FORGIVEN_AFTER_MIN,
+    TRY_APART_EVERY,
+    AdaptiveFlusher,
+    ManyFiles,
+)
 
 
 class Target:
@@ -138,3 +144,28 @@ async def test_a_whole_file_system_that_fails_fails_every_job(
     files = [fs.open(str(tmp_path / str(number)), "create") for number in range(3)]
     assert await flush(flusher, *files) == [failure] * 3
     flusher.close()
+
+
+def turns_at_once(many: ManyFiles, slow: Callable[[int], bool], turns: int) -> list[int]:
+    """Of so many turns with sixteen files those that are flushed at once, where a flush of all takes 0.4 ms, or 50."""
+    found = []
+    for turn in range(turns):
+        if many.are_flushed_at_once(16, 0.00013):
+            many.took(0.05 if slow(turn) else 0.0004)
+            found.append(turn)
+    return found
+
+
+def test_one_slow_flush_of_everything_is_soon_forgiven() -> None:
+    found = turns_at_once(ManyFiles(), lambda turn: turn == 100, 400)
+    assert found == [*range(101), *range(101 + FORGIVEN_AFTER_MIN, 400)]
+
+
+def test_flushing_everything_is_hardly_tried_where_it_stays_slow() -> None:
+    found = turns_at_once(ManyFiles(), lambda turn: True, 10 * FORGIVEN_AFTER_MAX)
+    assert 8 <= len(found) <= 18
+
+
+def test_each_file_by_itself_is_tried_now_and_then() -> None:
+    found = turns_at_once(ManyFiles(), lambda turn: False, 4 * TRY_APART_EVERY)
+    assert len(found) == 4 * TRY_APART_EVERY - 4

@@ -7,7 +7,8 @@ until they are quick again. So do background flushes.
 
 A turn with several files has the choice of flushing each, side by side in threads, or the whole file system at once
 (`syncfs`). The second is an order of magnitude cheaper for a dozen files, unless others have left much unwritten on
-the same file system. Both are timed, and the one that has been quicker is used; the other gets a try now and then.
+the same file system. Both are timed, and the one that has been quicker is used. The other gets a try now and then: soon
+after a single slow flush of everything, which has written what others had left and made the next one quick.
 
 Either way nothing is reported from inside `submit`, and a finished job is reported once, on the loop's thread.
 """
@@ -31,8 +32,12 @@ NEWEST_SHARE: Final = 0.1
 """How much the newest flush counts in the average: a single slow one changes nothing, ten in a row do."""
 ALL_AT_ONCE_FROM: Final = 3
 """From this many files in a turn on, flushing the whole file system is worth a try."""
-TRY_OTHER_WAY_EVERY: Final = 500
-"""How many turns with several files go the way that has been quicker before the other is tried again."""
+FORGIVEN_AFTER_MIN: Final = 16
+FORGIVEN_AFTER_MAX: Final = 1024
+"""Turns with several files until a slow flush of the whole file system is forgotten. A single one may have written what
+others had left; each one more in a row doubles the time."""
+TRY_APART_EVERY: Final = 500
+"""Turns with several files that are flushed at once before each is flushed by itself again, to know what that takes."""
 
 
 class AdaptiveFlusher:
@@ -46,9 +51,7 @@ class AdaptiveFlusher:
         self._call_soon = call_soon
         self._submitted: list[FlushJob] = []
         self._average_seconds = 0.0
-        self._all_seconds = 0.0
-        """How long flushing the whole file system has taken."""
-        self._choices = 0
+        self._many = ManyFiles()
 
     def submit(self, job: FlushJob) -> None:
         if job.is_background:
@@ -61,7 +64,7 @@ class AdaptiveFlusher:
     def _begin(self) -> None:
         """Everything the node wanted flushed in this turn has been submitted, and requests came meanwhile."""
         jobs, self._submitted = [job.gathered() for job in self._submitted], []
-        if len(jobs) >= ALL_AT_ONCE_FROM and self._all_at_once_pays(len(jobs)):
+        if len(jobs) >= ALL_AT_ONCE_FROM and self._many.are_flushed_at_once(len(jobs), self._average_seconds):
             file_system = _common_file_system(jobs)
             if file_system is not None:
                 self._flush_all_at_once(jobs, file_system)
@@ -77,27 +80,19 @@ class AdaptiveFlusher:
 
     # Several files
 
-    def _all_at_once_pays(self, count: int) -> bool:
-        self._choices += 1
-        cheaper = self._all_seconds < count * self._average_seconds / 2
-        return cheaper != (self._choices % TRY_OTHER_WAY_EVERY == 0)
-
     def _flush_all_at_once(self, jobs: list[FlushJob], file_system: RealFile) -> None:
         def done(error: OSError | None) -> None:
             for job in jobs:
                 job.done(error)
 
         target = cast(
-            File, _WholeFileSystem(file_system, self._took_all)
+            File, _WholeFileSystem(file_system, self._many.took)
         )  # all that is asked of it is `flush`
         whole = FlushJob((target,), done, is_background=True)
-        if self._all_seconds > INLINE_SECONDS_MAX:
+        if self._many.seconds > INLINE_SECONDS_MAX:
             self._pool.submit(whole)
         else:
             done(carry_out(whole))
-
-    def _took_all(self, seconds: float) -> None:
-        self._all_seconds += NEWEST_SHARE * (seconds - self._all_seconds)
 
     def _took(self, seconds: float) -> None:
         self._average_seconds += NEWEST_SHARE * (seconds - self._average_seconds)
@@ -108,6 +103,36 @@ class AdaptiveFlusher:
         for job in jobs:
             job.done(carry_out(job))
         self._pool.close()
+
+
+class ManyFiles:
+    """Whether the files of a turn are flushed at once or each by itself: whatever has been quicker."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """How long flushing the whole file system has taken on average."""
+        self._is_apart = False
+        self._turns = 0
+        """How long that has been so."""
+        self._forgiven_after = FORGIVEN_AFTER_MIN
+
+    def took(self, seconds: float) -> None:
+        """The whole file system was flushed."""
+        self.seconds += NEWEST_SHARE * (seconds - self.seconds)
+
+    def are_flushed_at_once(self, count: int, seconds_each: float) -> bool:
+        self._turns += 1
+        is_apart = self.seconds >= count * seconds_each / 2
+        if is_apart and self._is_apart and self._turns > self._forgiven_after:
+            self._forgiven_after = min(2 * self._forgiven_after, FORGIVEN_AFTER_MAX)
+            self.seconds = 0.0
+            is_apart = False
+        if is_apart != self._is_apart:
+            self._is_apart = is_apart
+            self._turns = 1
+        elif not is_apart and self._turns == FORGIVEN_AFTER_MAX:
+            self._forgiven_after = FORGIVEN_AFTER_MIN
+        return not is_apart and self._turns % TRY_APART_EVERY != 0
 
 
 class _WholeFileSystem:
