@@ -16,7 +16,7 @@ def ours(home: Path, bootstrap: str, topic: str) -> None:
     from holdfast.pipeline import Pipeline
 
     (
-        Pipeline("resume", home=str(home / "home"))
+        Pipeline(f"resume-{topic}", home=str(home / "home"))  # a topic of its own in each round
         .read(
             topic,
             value={"format": "json", "fields": {"k": "string", "at": "timestamp"}},
