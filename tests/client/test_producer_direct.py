@@ -81,6 +81,14 @@ def test_a_sender_hears_of_a_batch_in_pieces_and_of_every_message_once_and_in_or
     sender._is_closed = False
 
 
+def test_whoever_holds_a_delivery_does_not_hold_the_value() -> None:
+    with Producer("nowhere", config={"test.mock.num.brokers": 1}) as producer:
+        held = producer.send("orders", b"x" * 100_000, key=b"7")
+        assert held.wait(30).offset == 0
+        assert held._place.value() is None
+        assert held.key == b"7"
+
+
 def test_a_fatal_error_fails_what_was_under_way_and_the_next_message_goes_out(
     sender: DirectSender, cluster: FakeCluster
 ) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from sys import getrefcount
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -41,6 +42,9 @@ SERVE_MASK: Final = 255
 """The thread that sends serves after every 256th message, or when our thread says that it is time."""
 FULL_WAIT_SECONDS: Final = 0.05
 """How long to serve reports before trying again to hand a message to a full queue."""
+UNHELD_REFERENCES: Final = 3
+"""To a delivery that nobody holds, while it is reported on: librdkafka's, the call's and that of whoever counts. Were
+they fewer than counted, values would be kept as long as their deliveries, and nothing else would be wrong."""
 PURGE_SECONDS: Final = 10.0
 """How long a broken producer may take to report on what it had under way."""
 
@@ -113,7 +117,9 @@ def _kind_of(sender: DirectSender, waiting: Waiting) -> Callable[[], Delivery]:
 
     def report(self: Delivery, error: KafkaError | None, message: Any) -> None:
         if error is None:
-            message.set_value(None)
+            if getrefcount(self) > UNHELD_REFERENCES:
+                # Somebody holds the delivery, and shall not hold the value with it.
+                message.set_value(None)
             self._place = message
             if self._hooks is not None:
                 self.call_back()
