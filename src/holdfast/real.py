@@ -1,4 +1,4 @@
-"""The real seams: this machine's disk, clock and chance."""
+"""The real seams: this machine's disk, clock and chance; and what the broker asks of the memory it runs in."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import shutil
 import time
 import uuid
 from collections.abc import Sequence
-from typing import cast
+from typing import Final, cast
 
 from holdfast.seams import Buffer, Now, OpenMode
+
+HEAP_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Freed memory that stays with the process. By itself the C library gives the end of its heap back after every large
+request and takes it again for the next one: 256 page faults for each megabyte, more work than storing it."""
+HEAP_BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Larger blocks go back to the system at once: the rare large request must not stay in memory."""
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
 
 _bytearray_of_size = ctypes.pythonapi.PyByteArray_FromStringAndSize
 _bytearray_of_size.restype = ctypes.py_object
@@ -200,3 +208,14 @@ def sync_file_system(fd: int) -> None:
     if _libc.syncfs(fd) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+
+
+def keep_freed_memory() -> bool:
+    """Have the C library keep some of what is freed; false when it is one that cannot be told."""
+    try:
+        mallopt = _libc.mallopt
+    except AttributeError:
+        return False
+    return bool(
+        mallopt(_M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES_MAX) and mallopt(_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
+    )

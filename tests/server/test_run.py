@@ -15,7 +15,7 @@ PAGES_PER_MEGABYTE: Final = 256
 
 PAGE_FAULTS_OF_FRAMES: Final = f"""
 import resource
-from holdfast.server.run import keep_freed_memory
+from holdfast.real import keep_freed_memory
 
 def faults(rounds):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

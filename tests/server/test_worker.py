@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from holdfast.server.worker import ProcessWorker
+from holdfast.server.worker_main import NICENESS, SCHED_SETATTR, SLICE_NS
 
 Outcome = tuple[Mapping[str, Any] | None, str | None]
 
@@ -120,6 +122,7 @@ async def test_closing_ends_the_child_and_reports_nothing(worker: ProcessWorker)
 PARENT = """
 import asyncio
 from holdfast.server.worker import ProcessWorker
+from holdfast.server.worker_main import NICENESS, SCHED_SETATTR, SLICE_NS
 
 async def main():
     worker = ProcessWorker(asyncio.get_running_loop())
@@ -168,3 +171,27 @@ def test_the_child_imports_neither_the_server_nor_the_protocols_messages() -> No
     heavy = {"asyncio", "typer", "rich", "pydantic", "uvloop", "confluent_kafka", "holdfast.wire.messages"}
     assert not heavy & set(modules)
     assert not [name for name in modules if name.startswith(("holdfast.node", "holdfast.server.server"))]
+
+
+@pytest.mark.asyncio
+async def test_the_background_process_lets_others_go_first(worker: ProcessWorker) -> None:
+    await submit(worker, "remove", {"paths": []})
+    assert worker.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, worker.pid) == NICENESS
+
+
+def test_the_kernel_takes_the_slice_asked_for() -> None:
+    number = SCHED_SETATTR.get(platform.machine())
+    if number is None or tuple(map(int, platform.release().split(".")[:2])) < (6, 12):
+        pytest.skip("this kernel has no slices to ask for")
+    program = (
+        "import ctypes, os\n"
+        "from holdfast.server.worker_main import SCHED_ATTRIBUTES, give_way\n"
+        "give_way()\n"
+        "found = ctypes.create_string_buffer(SCHED_ATTRIBUTES.size)\n"
+        f"ctypes.CDLL(None).syscall({number + 1}, 0, found, SCHED_ATTRIBUTES.size, 0)\n"
+        "print(*SCHED_ATTRIBUTES.unpack(found.raw))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    _, policy, _, nice, _, slice_ns, _, _ = map(int, done.stdout.split())
+    assert (policy, nice, slice_ns) == (os.SCHED_OTHER, NICENESS, SLICE_NS)

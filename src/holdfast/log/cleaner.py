@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import read_whole
-from holdfast.log.batches import Batch, read_batches
+from holdfast.log.batches import PIECE_BYTES, Batch, read_batches
 from holdfast.log.index import RELATIVE_OFFSET_MAX
 from holdfast.log.record_filter import keep_latest, largest_timestamp_delta, note_keys, shift_timestamps
 from holdfast.log.segment import (
@@ -407,7 +407,9 @@ class _Output:
     def _write(self) -> None:
         if not self._pending:
             return
-        self._file.pwritev([b"".join(self._pending)], self._written)
+        data = memoryview(b"".join(self._pending))
+        for start in range(0, len(data), PIECE_BYTES):
+            self._file.pwritev([data[start : start + PIECE_BYTES]], self._written + start)
         self._written += self._pending_bytes
         self._unflushed += self._pending_bytes
         self._pending, self._pending_bytes = [], 0

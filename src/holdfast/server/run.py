@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import gc
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.listeners import listeners_for
 from holdfast.config.properties import parse_properties
 from holdfast.errors import ConfigError
+from holdfast.real import keep_freed_memory
 from holdfast.server.server import Server
 
 DEFAULT_DATA_DIR = "data"
 GC_THRESHOLD = 50_000
 """Requests leave little garbage in cycles; looking for it rarely keeps pauses out of the tail."""
-HEAP_KEPT_BYTES: Final = 16 * 1024 * 1024
-"""Freed memory that stays with the process. By itself the C library gives the end of its heap back after every large
-request and takes it again for the next one: 256 page faults for each megabyte, more work than storing it."""
-HEAP_BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024
-"""Larger blocks go back to the system at once: the rare large request must not stay in memory."""
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
 
 
 class Options(Protocol):
@@ -61,17 +54,6 @@ def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
     if options.listen:
         overrides["listeners"] = ",".join(map(listeners_for, options.listen))
     return BrokerConfig.load(properties, overrides)
-
-
-def keep_freed_memory() -> bool:
-    """Have the C library keep some of what is freed; false when it is one that cannot be told."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    return bool(
-        mallopt(_M_MMAP_THRESHOLD, HEAP_BLOCK_BYTES_MAX) and mallopt(_M_TRIM_THRESHOLD, HEAP_KEPT_BYTES)
-    )
 
 
 def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None) -> int:
