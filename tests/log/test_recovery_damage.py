@@ -33,7 +33,7 @@ from holdfast.testing.plain_log import (
     state_of,
     topic_config,
 )
-from holdfast.wire.batch import HEADER_SIZE
+from holdfast.wire.batch import ATTRIBUTES_LOW_BYTE, HEADER_SIZE
 from holdfast.wire.codecs import Codec
 
 BATCHES = [
@@ -264,6 +264,17 @@ def test_any_damage_at_all_leaves_whole_unchanged_batches_or_a_refusal(data: st.
     for batch in state_of(log).batches:
         # The bytes under the checksum, and the format, are always those that were appended.
         assert batch[16:] in appended
+
+
+def test_a_clean_start_refuses_a_batch_that_damage_has_made_a_marker(written: Written) -> None:
+    """Without the snapshot of producers every batch is replayed, though none is verified."""
+    disk = written.disk.copy()
+    disk.open(written.paths[0], "write").pwritev([b"\x20"], ATTRIBUTES_LOW_BYTE)
+    for name in disk.list(DIRECTORY):
+        if name.endswith(".snapshot"):
+            disk.remove(f"{DIRECTORY}/{name}")
+    with pytest.raises(CorruptLog, match="no control batch"):
+        open_at(disk, config=CONFIG, clean=True)
 
 
 def test_a_tail_of_garbage_is_cut_and_kept_aside(written: Written) -> None:

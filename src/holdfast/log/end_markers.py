@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.log.producer_state import CompletedTransaction, ProducerStateMap
 from holdfast.log.scan import Found
 from holdfast.log.transaction_index import TransactionIndex
@@ -50,7 +51,11 @@ def replay_batch(
     if not header.attributes & CONTROL:
         producers.update(header, header.base_offset, now_ms)
         return None
-    marker = read_end_marker(file.pread(header.size, position))
+    try:
+        marker = read_end_marker(file.pread(header.size, position))
+    except InvalidRecords as error:
+        # Its header, perhaps all that was damaged, makes it one.
+        raise CorruptLog(f"{file.path} at {position}: no control batch: {error.message}") from None
     if marker is None:
         producers.note_emptied_marker(header, now_ms)
         return None
