@@ -232,6 +232,7 @@ class _Running:
             is_incremental=is_incremental(settings),
             say=say,
             memory=self._memory,
+            settings=settings,
         )
         self._producer = TransactionalProducer(processor._producer_settings, lambda: processor.is_stopping)
         self._next: dict[PartitionKey, int] = {}

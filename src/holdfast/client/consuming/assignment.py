@@ -14,14 +14,18 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer as RawConsumer
 
 from holdfast.client.consuming.memory import GroupMemory, Mark, without_flag
 from holdfast.client.errors import ClientError
+from holdfast.client.settings import shared_settings
 from holdfast.client.spool.format import PartitionKey
 
 LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
 """How long the broker has to say where a group is."""
+MEMBER_ANSWER_SECONDS: Final = 5.0
+"""How long it has to say so to a member, before it is asked by somebody who is none; see `_committed`."""
 PATIENCE_SECONDS: Final = 60.0
 """How long it is asked again when it cannot say; well below max.poll.interval.ms, within which a member must answer."""
 AGAIN_SECONDS: Final = 0.5
@@ -83,6 +87,10 @@ def messages(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
         raw = consumer.poll(0) if most > 0 else None
 
 
+def _without_position(committed: list[TopicPartition]) -> list[PartitionKey]:
+    return [(each.topic, each.partition) for each in committed if each.error is None and each.offset < 0]
+
+
 class Assignment:
     def __init__(
         self,
@@ -92,7 +100,10 @@ class Assignment:
         is_incremental: bool,
         say: Callable[[str], None],
         memory: GroupMemory | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
+        """`settings` are the consumer's own: with them another one can be made that asks in its place."""
+        self._settings = settings
         self._consumer = consumer
         self._lost_positions = lost_positions
         self._memory = memory
@@ -108,8 +119,13 @@ class Assignment:
         """Take partitions over, reading so many offsets before the position of each again."""
         starts: dict[PartitionKey, Start] = {}
         if partitions:
-            committed = self._patiently(lambda: self._consumer.committed(partitions, timeout=ANSWER_SECONDS))
+            committed = self._patiently(lambda: self._committed(partitions))
             forgotten = self._patiently(partial(self._forgotten, committed))
+            if forgotten:
+                # Another member may have had them since, and a position is stored before its mark is.
+                committed = self._patiently(lambda: self._committed(partitions))
+                missing = set(_without_position(committed))
+                forgotten = {key: mark for key, mark in forgotten.items() if key in missing}
             for each in committed:
                 mark = forgotten.get((each.topic, each.partition))
                 starts[each.topic, each.partition] = (
@@ -125,12 +141,36 @@ class Assignment:
         )
         return starts
 
+    def _committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where the group is.
+
+        A member asks under its epoch, and gets no answer if that has passed: if it was expelled, or its group has moved
+        on, while it learned of its partitions. The client asks again and again, and notices nothing until this call
+        has returned. Somebody who is no member is answered. What the member may do with it is decided when it commits.
+        """
+        if self._settings is None:
+            return list(self._consumer.committed(partitions, timeout=ANSWER_SECONDS))
+        try:
+            return list(self._consumer.committed(partitions, timeout=MEMBER_ANSWER_SECONDS))
+        except KafkaException as refused:
+            if refused.args[0].code() != KafkaError._TIMED_OUT:
+                raise
+        stranger = RawConsumer(
+            {
+                **shared_settings(self._settings),
+                "group.id": self._settings["group.id"],
+                "isolation.level": self._settings.get("isolation.level", "read_committed"),
+                "enable.auto.commit": False,
+            }
+        )
+        try:
+            return list(stranger.committed(partitions, timeout=ANSWER_SECONDS))
+        finally:
+            stranger.close()
+
     def _forgotten(self, committed: list[TopicPartition]) -> dict[PartitionKey, Mark]:
         """Partitions that this group had a position of, and has none any more."""
-        missing = [
-            (each.topic, each.partition) for each in committed if each.error is None and each.offset < 0
-        ]
-        return self._memory.find(missing) if self._memory is not None else {}
+        return self._memory.find(_without_position(committed)) if self._memory is not None else {}
 
     def _start_of_forgotten(self, mark: Mark) -> int:
         place = f"{mark.topic}-{mark.partition}"

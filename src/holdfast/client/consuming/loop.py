@@ -82,6 +82,7 @@ class Loop:
         is_incremental: bool,
         say: Callable[[str], None],
         memory: GroupMemory | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """`make_consumer` makes one that tells the function it is given of answers to commits; `held` keeps what is
         not due yet, by retry topic."""
@@ -100,7 +101,12 @@ class Loop:
         self._positions = Positions(self._consumer, say, self._note)
         self._memory = memory
         self._assignment = Assignment(
-            self._consumer, lost_positions, is_incremental=is_incremental, say=say, memory=memory
+            self._consumer,
+            lost_positions,
+            is_incremental=is_incremental,
+            say=say,
+            memory=memory,
+            settings=settings,
         )
         self._trackers: dict[PartitionKey, PartitionTracker] = {}
         self._seen: dict[PartitionKey, Seen] = {}

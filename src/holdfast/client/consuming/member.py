@@ -171,6 +171,7 @@ class Member:
             is_incremental=is_incremental(self._settings),
             say=say,
             memory=self._memory(),
+            settings=self._settings,
         )
         with stopping_on_signals(self.stop):
             self._loop.run()

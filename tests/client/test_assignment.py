@@ -1,0 +1,111 @@
+"""Where a member begins: asked as a member, and where a member is not answered, as somebody who is none."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from holdfast.client.consuming.assignment import Assignment, PositionLost
+from holdfast.client.consuming.memory import GroupMemory, Mark
+from holdfast.client.spool.format import PartitionKey
+from holdfast.testing.broker import BrokerProcess
+
+SETTINGS: dict[str, Any] = {
+    "group.id": "workers",
+    "isolation.level": "read_committed",
+    "enable.auto.commit": False,
+    "session.timeout.ms": 6000,
+}
+
+
+class Unanswered:
+    """A member that is not told where its group is, as one that was expelled while it learned of its partitions."""
+
+    def __init__(self, real: Consumer, code: int) -> None:
+        self._real = real
+        self._code = code
+        self.assigned: list[TopicPartition] = []
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        raise KafkaException(KafkaError(self._code))
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        return self._real.get_watermark_offsets(partition, timeout=timeout)
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        self.assigned = partitions
+
+
+@pytest.fixture
+def real(holdfast_broker: BrokerProcess) -> Any:
+    consumer = Consumer({**SETTINGS, "bootstrap.servers": holdfast_broker.bootstrap_servers})
+    yield consumer
+    consumer.close()
+
+
+def begin(broker: BrokerProcess, real: Consumer, code: int) -> list[int]:
+    address: dict[str, Any] = {"bootstrap.servers": broker.bootstrap_servers}
+    admin = AdminClient(address)
+    admin.create_topics([NewTopic("work", 2)])["work"].result()
+    real.commit(offsets=[TopicPartition("work", 1, 0)], asynchronous=False)
+    member = Unanswered(real, code)
+    assignment = Assignment(member, "stop", is_incremental=False, say=print, settings={**SETTINGS, **address})
+    assignment.begin([TopicPartition("work", 0), TopicPartition("work", 1)])
+    return [each.offset for each in member.assigned]
+
+
+def test_a_member_that_is_not_answered_asks_as_a_stranger(
+    holdfast_broker: BrokerProcess, real: Consumer
+) -> None:
+    assert begin(holdfast_broker, real, KafkaError._TIMED_OUT) == [-2, 0]
+
+
+def test_a_refusal_is_not_asked_around(holdfast_broker: BrokerProcess, real: Consumer) -> None:
+    with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
+        begin(holdfast_broker, real, KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
+class Busy(Unanswered):
+    """A member that asks for its positions, and while it looks for marks another one works on its partitions."""
+
+    def __init__(self, real: Consumer, answers: list[list[int]]) -> None:
+        super().__init__(real, KafkaError._TIMED_OUT)
+        self._answers = answers
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        offsets = self._answers.pop(0)
+        return [
+            TopicPartition(each.topic, each.partition, at)
+            for each, at in zip(partitions, offsets, strict=True)
+        ]
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        return 0, 100
+
+
+class Marks:
+    def find(self, keys: list[PartitionKey]) -> dict[PartitionKey, Mark]:
+        return {key: Mark("workers", *key, "id", 0) for key in keys}
+
+    def known(self, key: PartitionKey) -> None:
+        pass
+
+
+def busy(real: Consumer, *answers: list[int]) -> Assignment:
+    marks = cast(GroupMemory, Marks())
+    member = Busy(real, list(answers))
+    return Assignment(member, "stop", is_incremental=False, say=print, memory=marks)
+
+
+def test_a_position_that_was_stored_since_it_was_asked_for_is_not_lost(real: Consumer) -> None:
+    partitions = [TopicPartition("work", 0), TopicPartition("work", 1)]
+    starts = busy(real, [-1001, 7], [12, 7]).begin(partitions)
+    assert starts == {("work", 0): 12, ("work", 1): 7}
+
+
+def test_a_position_that_is_still_missing_is_lost(real: Consumer) -> None:
+    with pytest.raises(PositionLost, match="work-0"):
+        busy(real, [-1001], [-1001]).begin([TopicPartition("work", 0)])
