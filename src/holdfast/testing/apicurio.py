@@ -43,6 +43,7 @@ MAVEN_GOAL: Final = "org.apache.maven.plugins:maven-dependency-plugin:2.8:get"
 JVM_OPTIONS: Final = ("-Xmx384M", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 DOWNLOAD_SECONDS_MAX: Final = 900.0
 START_SECONDS_MAX: Final = 120.0
+START_ATTEMPTS: Final = 3
 STOP_SECONDS_MAX: Final = 30.0
 READY_POLL_SECONDS: Final = 0.1
 LOG_QUOTE_CHARACTERS: Final = 4000
@@ -114,6 +115,20 @@ class ApicurioRegistry:
         return (self._directory / "log").read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> Self:
+        for attempt in range(1, START_ATTEMPTS + 1):
+            try:
+                self._start()
+                break
+            except ApicurioDied:
+                # Somebody else may have taken the port since it was found free.
+                if attempt == START_ATTEMPTS or "seems to be in use" not in self.log():
+                    raise
+                self.close()
+                self._directory.mkdir()
+                (self._port,) = free_ports(1)
+        return self
+
+    def _start(self) -> None:
         environment = {
             **os.environ,
             "QUARKUS_HTTP_HOST": "127.0.0.1",
@@ -135,7 +150,6 @@ class ApicurioRegistry:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise ApicurioDied(f"Apicurio Registry is not ready:\n{self.log()[-LOG_QUOTE_CHARACTERS:]}")
             time.sleep(READY_POLL_SECONDS)
-        return self
 
     def _is_ready(self) -> bool:
         try:
