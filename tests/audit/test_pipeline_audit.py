@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.audit.model import AuditError, Fate, Report, Verdict
 from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
+from holdfast.audit.sinks import kafka as kafka_sink
 from holdfast.errors import UsageError
 from holdfast.pipeline.aside import schema as aside_schema
 from holdfast.pipeline.definition.fingerprint import fingerprint
@@ -621,3 +622,24 @@ def test_a_topic_that_has_dropped_its_head_makes_missing_rows_a_gap(
     assert report.verdict is Verdict.INCONCLUSIVE
     assert any("'kafka'" in each for each in report.reasons)
     assert "lost" not in fates(report)
+
+
+def test_rows_behind_a_transaction_that_stays_open_are_a_gap_and_no_loss(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_sink, "DECIDED_SECONDS_MAX", 0.05)
+    shop = shop_of(cluster, tmp_path)
+    shop.definition = replace(shop.definition, sinks=(KafkaSink("copies"),))
+    names = ("dead-letter", "kafka")
+    shop.send(6)
+    shop.open(sinks=names)
+    shop.batch(0, 3, sinks=names)
+    shop.batch(3, 6, sinks=names)
+    copies = cluster.topics["copies"].partitions[0]
+    copies.last_stable = 4  # somebody's transaction is open in front of the second batch
+    report = shop.audit()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert any("behind a transaction that is still open" in each for each in report.reasons), report.reasons
+    assert "lost" not in fates(report)
+    copies.last_stable = None
+    assert shop.audit().verdict is Verdict.PROVEN

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.client.dead_letter_dialects import Failure, Header, failure_headers
+from holdfast.testing.decided import await_decided
 
 Run = Callable[..., Any]
 
@@ -48,6 +49,7 @@ class Topics:
         return b"%d" % number, [*own, *failure_headers(failure)]
 
     def read(self, topic: str, partitions: int = 2) -> list[Any]:
+        assert await_decided(self.bootstrap, topic)
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,

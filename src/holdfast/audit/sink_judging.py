@@ -170,11 +170,12 @@ class SinkJudge:
         return known
 
     def _excuse(self, reader: SinkReader, judgements: list[Judgement]) -> None:
-        """Where a topic has dropped or compacted as many rows as are missing, they may have been among those."""
+        """Where a topic has dropped, compacted or not decided as many rows as are missing, they may be among those."""
         missing = sum(int(each.lost.sum()) for each in judgements)
         both = [reader, *(each for name, each in self.readers.items() if name == DEAD_LETTER_NAME)]
         gone = {each.name: count for each in both if (count := _gone(each))}
-        if not 0 < missing <= sum(gone.values()):
+        undecided = {each.name: count for each in both if (count := _undecided(each))}
+        if not 0 < missing <= sum(gone.values()) + sum(undecided.values()):
             return
         for each in judgements:
             each.excuse()
@@ -182,8 +183,16 @@ class SinkJudge:
             unproven=(
                 Unproven(
                     f"whether {missing:,} records were in {reader.name!r}",
-                    " and ".join(f"{name} has lost {count:,} offsets" for name, count in gone.items())
-                    + " to retention or compaction",
+                    " and ".join(
+                        [
+                            f"{name} has lost {count:,} offsets to retention or compaction"
+                            for name, count in gone.items()
+                        ]
+                        + [
+                            f"{name} holds {count:,} offsets behind a transaction that is still open"
+                            for name, count in undecided.items()
+                        ]
+                    ),
                     is_gap=True,
                 ),
             )
@@ -284,6 +293,11 @@ class SinkJudge:
                 for superseded in result.superseded.values():
                     _mark(fates, part.start, superseded.get(part.place), Fate.SUPERSEDED, main)
         return found
+
+
+def _undecided(reader: SinkReader) -> int:
+    """Offsets at a topic's ends that nobody can read yet; other sinks have none."""
+    return int(getattr(reader, "undecided_offsets", 0))
 
 
 def _gone(reader: SinkReader) -> int:

@@ -29,6 +29,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from holdfast.client.dead_letter_dialects import read_failure
 from holdfast.testing.checkers_base import Violation
+from holdfast.testing.decided import await_decided
 from holdfast.testing.engines import QUIET
 
 BROKEN_EVERY: Final = 97
@@ -343,6 +344,7 @@ def dead_letter_rows(bootstrap_servers: str, topic: str) -> Iterator[Row]:
 
 def committed(bootstrap_servers: str, topic: str) -> Iterator[Any]:
     """Every message of a topic that a reader of committed ones sees."""
+    assert await_decided(bootstrap_servers, topic, WAIT_SECONDS_MAX), f"{topic} is not decided"
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap_servers,

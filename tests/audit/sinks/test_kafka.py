@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.audit.sinks import kafka
 from holdfast.audit.sinks.base import SinkUnreadable
 from holdfast.audit.sinks.kafka import KafkaReader
 from holdfast.audit.sinks.opening import open_sink
@@ -134,11 +135,41 @@ def test_a_ledger_that_grows_meanwhile_is_of_another_moment(shop: Shop, cluster:
         """When the ends of the topic were asked for."""
         builder.commit(shop.entry(1), records(1))
 
-    keep = [lambda fields: None] * 3
+    keep = [lambda fields: None] * 5
     cluster.script(LIST_OFFSETS, *keep, grow)
     reader = reader_of(shop, cluster.bootstrap_servers)
     assert not reader.is_exact
     assert reader.positions().at[shop.place].offset == 10
+
+
+def test_markers_that_the_ledger_is_ahead_of_are_waited_for(shop: Shop, cluster: FakeCluster) -> None:
+    """Apache Kafka ends a transaction in one partition after the other: here in the ledger first."""
+    builder = builder_of(cluster)
+    filled(shop, builder, 2)
+    late = cluster.topics["totals"].partitions[1]
+    late.last_stable = 6
+
+    def mark(fields: dict[str, Any]) -> None:
+        late.last_stable = None
+
+    keep = [lambda fields: None] * 5
+    cluster.script(LIST_OFFSETS, *keep, mark)
+    reader = reader_of(shop, cluster.bootstrap_servers)
+    assert reader.undecided_offsets == 0
+    assert sorted(shop.offsets(reader)) == list(range(20))
+
+
+def test_what_stays_undecided_is_counted(
+    shop: Shop, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "DECIDED_SECONDS_MAX", 0.05)
+    builder = builder_of(cluster)
+    filled(shop, builder, 2)
+    late = cluster.topics["totals"].partitions[1]
+    late.last_stable = 6
+    reader = reader_of(shop, cluster.bootstrap_servers)
+    assert reader.undecided_offsets == late.log_end - 6
+    assert sorted(shop.offsets(reader)) == [each for each in range(20) if each < 10 or each % 2 == 0]
 
 
 def test_reading_goes_on_where_an_earlier_audit_ended(shop: Shop, cluster: FakeCluster) -> None:

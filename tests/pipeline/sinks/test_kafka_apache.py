@@ -14,6 +14,7 @@ from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.kafka_writer import Writer
+from holdfast.testing.decided import await_decided
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 
 def committed(bootstrap: str, topic: str) -> list[int]:
+    assert await_decided(bootstrap, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

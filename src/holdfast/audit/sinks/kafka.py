@@ -1,9 +1,10 @@
 """The Kafka sink: its ledger topic, and the committed records of its topic that say where they came from.
 
 The ledger is read first, then where the topic ends, then the topic up to there: what the ledger has is in it, and what
-came since is beyond the ledger's positions. A transaction writes its ledger record before it is committed anywhere; so
-if the ledger has not grown meanwhile, and has nothing undecided, every record of the pipeline that the topic holds is
-one the ledger knows of, and the two are of one moment.
+came since is beyond the ledger's positions. Apache Kafka writes the markers of a transaction one partition after the
+other, so what the topic holds undecided when the ledger has been read is waited for, for a while. A transaction writes
+its ledger record before it is committed anywhere; so if the ledger has not grown meanwhile, and has nothing undecided,
+every record of the pipeline that the topic holds is one the ledger knows of, and the two are of one moment.
 
 A record says where it came from in its header `hf-source`; one without it is somebody else's and is only counted.
 Offsets that the topic has dropped, or has compacted away, are a gap: what was there nobody can say.
@@ -12,6 +13,7 @@ Offsets that the topic has dropped, or has compacted away, are a gap: what was t
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -33,6 +35,10 @@ from holdfast.reader.errors import ReaderError
 SOURCE: Final = "hf-source"
 BATCH_BYTES: Final = 8 << 20
 """Of records in memory at once, for each partition that is read."""
+DECIDED_SECONDS_MAX: Final = 10.0
+"""For the markers of a decided transaction to reach every partition. One that is open longer is somebody's who hangs
+or died."""
+DECIDED_POLL_SECONDS: Final = 0.02
 
 
 class TopicReader:
@@ -56,11 +62,14 @@ class TopicReader:
         self._known_places: dict[tuple[str, int], Place] = {}
         self._again: dict[tuple[str, int], list[int]] = {}
         self.is_exact = False
+        self.undecided_offsets = 0
+        """At the topic's ends, behind transactions that stayed open: nobody can say yet whether records there count."""
         try:
             with Cluster(self._settings) as cluster:
                 ledger = self._find_ranges(cluster, self.ledger_topic)
                 self._has_ledger = ledger is not None
                 self._read_ledger(cluster, ledger or [])
+                self._await_decided(cluster)
                 self._ranges = self._find_ranges(cluster, self.topic)
                 self.is_exact = self._has_stood_still(cluster, ledger or [])
                 self._dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
@@ -86,6 +95,23 @@ class TopicReader:
             return False
         decided, all_of_it = cluster.offsets(places, "last-stable"), cluster.offsets(places, "latest")
         return all(decided[place].offset == all_of_it[place].offset == end for place, end in places.items())
+
+    def _await_decided(self, cluster: Cluster) -> None:
+        """Let the markers come of what the ledger says is committed."""
+        info = cluster.refresh([self.topic]).get(self.topic)
+        if info is None:
+            return
+        places = [TopicPartition(self.topic, number) for number in info.partitions]
+        written = cluster.offsets(places, "latest")
+        deadline = time.monotonic() + DECIDED_SECONDS_MAX
+        while True:
+            decided = cluster.offsets(places, "last-stable")
+            self.undecided_offsets = sum(
+                max(0, written[place].offset - decided[place].offset) for place in places
+            )
+            if not self.undecided_offsets or time.monotonic() > deadline:
+                return
+            time.sleep(DECIDED_POLL_SECONDS)
 
     @staticmethod
     def _find_ranges(cluster: Cluster, topic: str) -> list[PartitionRange] | None:

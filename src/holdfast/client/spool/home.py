@@ -135,14 +135,16 @@ class SpoolHome:
         """A new spool, durable as a name before anything is stored in it."""
         self.make()
         try:
-            spool_id = self._randomness.uuid_bytes().hex()[:ID_DIGITS]
-            directory = self.directory(spool_id)
-            self._fs.make_directory(directory)
-            lock = self._fs.lock(f"{directory}/{LOCK_FILE}")
+            owned = None
+            while owned is None:
+                # Until its lock is held it looks like a dead owner's, and may become somebody else's.
+                spool_id = self._randomness.uuid_bytes().hex()[:ID_DIGITS]
+                self._fs.make_directory(self.directory(spool_id))
+                owned = self.take(spool_id)
             self._fs.flush_directory(self.path)
         except OSError as error:
             raise self._explained(error) from error
-        return OwnedSpool(spool_id, directory, lock)
+        return owned
 
     def remove(self, owned: OwnedSpool) -> None:
         """Take an empty spool away and let go of it. Its id is never used again."""
