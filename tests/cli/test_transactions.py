@@ -14,6 +14,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kio.schema.errors import ErrorCode
 
 from holdfast.testing.apache import run_tool
+from holdfast.testing.decided import await_decided
+from holdfast.testing.engines import wait_until
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 from holdfast.testing.wire_client import INIT_PRODUCER_ID, PRODUCE, WireClient
 from holdfast.wire.batch import Record, build_batch
@@ -101,6 +103,10 @@ def test_transactions_are_listed_as_kafkas_tool_lists_them(
 ) -> None:
     begin(f"{transactional_id}-open", topic, 0)
     begin(f"{transactional_id}-done", topic, 0).commit_transaction(WAIT_S)
+    wait_until(
+        lambda: not described(run_here, f"{transactional_id}-done")["state"].startswith("Prepare"),
+        "the markers of the one that was committed are written",
+    )
     only = ("--transactional-id-pattern", f"{transactional_id}-.*")
     table = rows_of(run_here("transactions", "list", *only).stdout)
     assert table[0] == ["TransactionalId", "Coordinator", "ProducerId", "TransactionState"]
@@ -171,6 +177,7 @@ def test_producers_of_a_partition_are_shown_as_kafkas_tool_does(
     run_here: Run, topic: str, transactional_id: str, begin: Begin, bootstrap_servers: str
 ) -> None:
     begin(f"{transactional_id}-done", topic, 0).commit_transaction(WAIT_S)
+    assert await_decided(bootstrap_servers, topic)
     begin(f"{transactional_id}-open", topic, 0)
     place = ("--topic", topic, "--partition", "0")
     table = rows_of(run_here("transactions", "describe-producers", *place).stdout)
@@ -309,7 +316,7 @@ def test_the_search_is_bounded_and_says_what_does_not_exist(run_here: Run, topic
 
 
 def test_a_trace_tells_how_the_transaction_of_a_record_ended(
-    run_here: Run, begin: Begin, topic: str, transactional_id: str
+    run_here: Run, begin: Begin, topic: str, transactional_id: str, bootstrap_servers: str
 ) -> None:
     producer = begin(transactional_id, topic, 0)
 
@@ -325,6 +332,7 @@ def test_a_trace_tells_how_the_transaction_of_a_record_ended(
     producer.begin_transaction()
     producer.produce(topic, b"kept", b"key", partition=0)
     producer.commit_transaction(WAIT_S)
+    assert await_decided(bootstrap_servers, topic)
     assert [traced(offset) for offset in range(5)] == [
         ("aborted", "aborted", 1),
         ("control", "aborted", None),

@@ -10,7 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.testing.differential import Script, Side
-from holdfast.testing.wire_client import FETCH, LIST_OFFSETS
+from holdfast.testing.wire_client import DESCRIBE_TRANSACTIONS, FETCH, LIST_OFFSETS
 from holdfast.wire.batch import Record, build_batch
 
 FIND_COORDINATOR, DELETE_RECORDS, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 10, 21, 22, 24, 26
@@ -75,16 +75,19 @@ class Producer:
         answer = self.side.client.ask(0, 9, fields)
         assert answer.responses[0].partition_responses[0].error_code is ErrorCode.none, answer
 
-    def end(self, topic: str, result: bool) -> None:
-        """End the transaction and wait until the partition has its marker."""
-        before = latest(self.side, topic)
+    def end(self, result: bool) -> None:
+        """End the transaction and wait until its marker is written, and counts."""
 
         def is_ended() -> bool:
             answer = self.side.client.ask(END_TXN, 3, {**self.identity, "committed": result})
             return answer.error_code is ErrorCode.none
 
+        def is_marked() -> bool:
+            answer = self.side.client.ask(DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": [self.name]})
+            return answer.transaction_states[0].transaction_state in ("CompleteCommit", "CompleteAbort")
+
         self.side.wait_until(is_ended)
-        self.side.wait_until(lambda: latest(self.side, topic) > before)
+        self.side.wait_until(is_marked)
 
 
 def offsets(timestamp: int, isolation_level: int, topic: str) -> dict[str, Any]:
@@ -123,18 +126,18 @@ def interleaved_transactions(side: Side) -> None:
     a, b, c, d = (Producer(side, f"{topic}-{name}") for name in "abcd")
     a.write(topic, b"a1")
     b.write(topic, b"b1", b"b2")
-    a.end(topic, COMMIT)
+    a.end(COMMIT)
     side.ask("a decided, b open", FETCH, 12, fetch(topic, 0))
     b.write(topic, b"b3" * 200)
     a.write(topic, b"a2")
     c.write(topic, b"c1" * 100)
-    b.end(topic, ABORT)
-    c.end(topic, ABORT)
+    b.end(ABORT)
+    c.end(ABORT)
     side.ask("a holds back", FETCH, 12, fetch(topic, 0))
-    a.end(topic, COMMIT)
+    a.end(COMMIT)
     d.write(topic, b"d1")
     a.write(topic, b"a3")
-    a.end(topic, ABORT)
+    a.end(ABORT)
     for version in (4, 5, 7, 11, 12):
         side.ask(f"version {version}", FETCH, version, fetch(topic, 0))
     side.ask("uncommitted too", FETCH, 12, fetch(topic, 0, isolation_level=0))
@@ -144,7 +147,7 @@ def interleaved_transactions(side: Side) -> None:
     for limit in (1, 100, 300, 700, 1500):
         side.ask(f"{limit} bytes", FETCH, 12, fetch(topic, 0, max_bytes=limit))
     describe(side, "producers", topic)
-    d.end(topic, COMMIT)
+    d.end(COMMIT)
     side.ask("all decided", FETCH, 12, fetch(topic, 0))
     describe(side, "producers at rest", topic)
 
@@ -165,7 +168,7 @@ def lookups_by_time(side: Side) -> None:
                 # A marker's time is the broker's own.
                 side.note(label, answer.topics[0].partitions[0].offset)
         if when == "open":
-            producer.end(topic, COMMIT)
+            producer.end(COMMIT)
 
 
 def deleting_into_an_open_transaction(side: Side) -> None:
@@ -179,7 +182,7 @@ def deleting_into_an_open_transaction(side: Side) -> None:
     side.note("last stable offset", latest(side, topic, 1))
     side.ask("fetch", FETCH, 12, fetch(topic, 2))
     describe(side, "producers", topic)
-    producer.end(topic, ABORT)
+    producer.end(ABORT)
     side.ask("aborted", FETCH, 12, fetch(topic, 2))
 
 

@@ -75,6 +75,7 @@ def open_transaction(client: str, engine: Engine) -> Any:
         second.commit()
         seen["second committed"] = engine.read(topic)
         first.abort()
+        engine.await_decided(topic)
         seen["first aborted"] = engine.read(topic)
         return seen
 
@@ -107,6 +108,7 @@ def zombie(client: str, engine: Engine) -> Any:
                 old.commit()
 
             refused = refusal(goes_on)
+    engine.await_decided(topic)
     return {"refused": refused, "committed": engine.read(topic)[0]}
 
 
@@ -131,6 +133,7 @@ def late(client: str, engine: Engine) -> Any:
         producer.begin()
         producer.send(topic, 0, "in time")
         producer.commit()
+    engine.await_decided(topic)
     return {"refused": refused, "committed": engine.read(topic)[0]}
 
 
@@ -223,6 +226,7 @@ def copies(client: str, options: dict[str, Any], engine: Engine, attempt: int = 
     with closing(CopyJob(engine, client, name, positions, **options)) as job:
         job.step()
         engine.await_committed(job.group, job.positions)
+    engine.await_decided(target)
     copied = engine.read(target, 2)
     assert copied == {
         index: [f"copy of {value}" for value in some] for index, some in engine.read(source, 2).items()
@@ -268,6 +272,7 @@ def several_groups(engine: Engine) -> Any:
                 seen[end] = [engine.committed(f"several-group-{number}") for number in range(3)]
     for member in members:
         member.close()
+    engine.await_decided(topics[1])
     return {**seen, "read": engine.read(topics[1])}
 
 

@@ -40,6 +40,7 @@ def copier(engine: Engine) -> Any:
     with ThreadPoolExecutor(2) as pool:
         for done in [pool.submit(copy, instance) for instance in range(2)]:
             done.result()
+    engine.await_decided(target)
     copied = sorted(value for some in engine.read(target, 2).values() for value in some)
     assert copied == sorted(value for some in written.values() for value in some)
     return {"committed": engine.committed("copier"), "copied": len(copied)}
@@ -156,6 +157,7 @@ def idempotent_java(engine: Engine) -> Any:
         )
         before = engine.read(topic)[0]
         producer.abort()
+    engine.await_decided(topic)
     return {"before": before, "after": engine.read(topic)[0]}
 
 

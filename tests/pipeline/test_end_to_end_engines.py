@@ -20,6 +20,7 @@ from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.ledger import Routes
 from holdfast.reader import read
 from holdfast.server.embed import Broker
+from holdfast.testing.decided import await_decided
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,6 +86,7 @@ class Orders:
         else:
             producer.flush(30)
             producer.abort_transaction(30)
+        assert await_decided(self.bootstrap, self.name)
 
     def run(self, faults: Faults = no_faults) -> Summary:
         return run_pipeline(
@@ -104,6 +106,7 @@ class Orders:
         return sorted((row.id, row.twice) for row in rows)
 
     def topic(self, name: str) -> list[dict[str, Any]]:
+        assert await_decided(self.bootstrap, name)
         return [row for batch in read(self.bootstrap, name) for row in batch.to_pylist()]
 
 

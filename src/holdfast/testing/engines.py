@@ -30,6 +30,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.errors import HoldfastError
+from holdfast.testing.decided import await_decided
 from holdfast.testing.wire_client import LIST_OFFSETS, WireClient
 
 WAIT_SECONDS: Final = 40.0
@@ -140,6 +141,11 @@ class Engine:
         finally:
             consumer.close()
         return found
+
+    def await_decided(self, topic: str) -> None:
+        """Return when all of a topic is committed or aborted, before `read` is to see how its transactions ended."""
+        if not await_decided(self.bootstrap_servers, topic, WAIT_SECONDS):
+            raise NotComeAbout(f"a transaction in {topic} stays open")
 
     # Groups
 

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from holdfast.reader import Cluster, Isolation, PartitionRange, RangeReport, ranges_of
 from holdfast.reader.reference import Row
+from holdfast.testing.decided import await_decided
 from holdfast.testing.reader_cases import rows_of
 
 QUIET: Final = {"log_level": 0}
@@ -105,6 +106,8 @@ def fill_transactions(
             _end(producer, is_commit=chance.random() < 0.5)
     for producer in begun[1:] if leave_open else begun:
         _end(producer, is_commit=chance.random() < 0.5)
+    if not leave_open and not await_decided(bootstrap_servers, topic, WAIT_S):
+        raise KafkaException(f"a transaction in {topic} stays open")
     return begun[:1] if leave_open else []
 
 

@@ -20,6 +20,7 @@ from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.progress import Summary
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.reader import read
+from holdfast.testing.decided import await_decided
 from holdfast.testing.engines import QUIET, NotComeAbout
 
 if TYPE_CHECKING:
@@ -66,20 +67,14 @@ class SparkScene:
     def send_orders(self, numbers: range, partition: int = 0) -> None:
         self.send(*(order(number) for number in numbers), partition=partition)
 
-    def send_in_transaction(self, numbers: range, *, commit: bool) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "transactional.id": self.topic, **QUIET})
-        producer.init_transactions(WAIT_SECONDS)
-        producer.begin_transaction()
-        for number in numbers:
-            producer.produce(self.topic, order(number), partition=0)
-        producer.flush(WAIT_SECONDS)
-        if commit:
-            producer.commit_transaction(WAIT_SECONDS)
-        else:
-            producer.abort_transaction(WAIT_SECONDS)
+    def await_decided(self, topic: str) -> None:
+        """Return when all of a topic is committed or aborted."""
+        if not await_decided(self.bootstrap, topic, WAIT_SECONDS):
+            raise NotComeAbout(f"a transaction in {topic} stays open")
 
     def values(self, topic: str) -> list[bytes]:
         """All that a reader of committed records finds."""
+        self.await_decided(topic)
         return [row["value"] for batch in read(self.bootstrap, topic) for row in batch.to_pylist()]
 
     # Plain Spark

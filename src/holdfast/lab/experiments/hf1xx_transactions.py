@@ -108,6 +108,7 @@ def hf108_safe(lab: Lab) -> None:
         processor.stop()
     running.finish()
     also_running.finish()
+    scene.await_decided(target)
     lab.scan(scene, target)
 
 

@@ -203,6 +203,7 @@ def _written(job: Job, target: str) -> None:
     def identify(value: bytes | None) -> str:
         return (value or b"").split(b'"id":')[1].split(b",")[0].strip().decode()
 
+    job.scene.await_decided(target)
     job.lab.scan(job.lab.scene, target, identify=identify)
 
 

@@ -67,6 +67,7 @@ class Job:
         if txn:
             commits = not txn.startswith("taken-back")
             (producer.commit_transaction if commits else producer.abort_transaction)(WAIT_SECONDS)
+            self.scene.await_decided(self.scene.topic)
             self.lab.note("end", "program", txn=txn, outcome="committed" if commits else "aborted")
 
     def orders(self, numbers: Iterable[int], partition: int = 0, txn: str | None = None) -> None:
