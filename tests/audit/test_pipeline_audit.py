@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from holdfast.audit import record_walk
 from holdfast.audit.model import AuditError, Fate, Report, Verdict
 from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
-from holdfast.audit.sinks import kafka as kafka_sink
 from holdfast.errors import UsageError
 from holdfast.pipeline.aside import schema as aside_schema
 from holdfast.pipeline.definition.fingerprint import fingerprint
@@ -627,7 +627,7 @@ def test_a_topic_that_has_dropped_its_head_makes_missing_rows_a_gap(
 def test_rows_behind_a_transaction_that_stays_open_are_a_gap_and_no_loss(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_sink, "DECIDED_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(record_walk, "DECIDED_SECONDS_MAX", 0.05)
     shop = shop_of(cluster, tmp_path)
     shop.definition = replace(shop.definition, sinks=(KafkaSink("copies"),))
     names = ("dead-letter", "kafka")

@@ -39,6 +39,7 @@ class _DataFile:
 class ParquetTable:
     kind = "parquet"
     forgotten = 0
+    undecided = 0
 
     def __init__(self, path: str, match: Match) -> None:
         self.name = f"parquet:{path}"
@@ -213,6 +214,7 @@ def _relative(path: str, root: str) -> str:
 class DeltaTableRows:
     kind = "delta"
     forgotten = 0
+    undecided = 0
 
     def __init__(self, path: str, match: Match) -> None:
         self.name = f"delta:{path}"

@@ -50,6 +50,7 @@ def split_table(url: str) -> tuple[str, str, str]:
 class PostgresTable:
     kind = "postgres"
     forgotten = 0
+    undecided = 0
 
     def __init__(self, url: str, match: Match) -> None:
         self.match = match

@@ -32,6 +32,8 @@ class ForeignTable(Protocol):
     match: Match
     forgotten: int
     """How many rows it may have had and has not any more, through no fault of who wrote them; known after `rows`."""
+    undecided: int
+    """How many rows it may have that nobody can read yet, behind an open transaction; known after `rows`."""
     problems: list[Finding]
     notes: list[str]
 

@@ -45,6 +45,7 @@ def split_sqlite(place: str) -> tuple[str, str]:
 class SqliteTable:
     kind = "sqlite"
     forgotten = 0
+    undecided = 0
 
     def __init__(self, place: str, match: Match) -> None:
         self.match = match

@@ -23,6 +23,7 @@ from holdfast.audit.foreign_rows import ForeignTable, RowBatch
 from holdfast.audit.foreign_sqlite import SqliteTable
 from holdfast.audit.matching import Call, Condition, Expression, Field, Match, parse_match
 from holdfast.audit.model import Finding
+from holdfast.audit.record_walk import await_decided
 from holdfast.errors import UsageError
 from holdfast.reader import Cluster, RangeReport, ranges_of
 
@@ -92,6 +93,7 @@ class TopicTable:
         self.name = f"topic:{topic}"
         self._conditions = tuple(conditions)
         self.forgotten = 0
+        self.undecided = 0
         self.match = match
         self.problems: list[Finding] = []
         self.notes: list[str] = []
@@ -107,8 +109,9 @@ class TopicTable:
         ]
 
     def batches(self, *, headers: bool = True) -> Iterator[pa.RecordBatch]:
-        """The committed records there are now."""
+        """The committed records there are now, those of transactions whose markers are still being written too."""
         with Cluster(self._settings) as cluster:
+            self.undecided = sum(await_decided(cluster, [self._topic]).values())
             ranges = ranges_of(cluster, self._topic)
             reports: list[RangeReport] = []
             for batch in cluster.read(ranges, headers=headers, reports=reports):

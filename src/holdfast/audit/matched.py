@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast import __version__
+from holdfast.audit.asides import DeadLetters
 from holdfast.audit.evaluating import Evaluator, Kind, shown
 from holdfast.audit.foreign_rows import ForeignTable
 from holdfast.audit.heaps import RECORD_COLUMNS, ROW_COLUMNS, Buckets, Heap, Numbers, Outcome, compare
@@ -52,6 +53,7 @@ from holdfast.reader.errors import OffsetGone
 
 ATTEMPTS = 3
 """How often a log may lose its head while it is read, before that is the answer."""
+OPEN = "behind a transaction that is still open"
 RANGES_MAX = 1000
 """Of one finding: beyond it the count says how many more."""
 
@@ -71,8 +73,7 @@ class Question:
     table: ForeignTable
     conditions: Sequence[Condition] = ()
     is_distinct: bool = False
-    dead_letters: Mapping[TopicPartition, Numbers] = field(default_factory=dict)
-    """Offsets that were set aside, by partition."""
+    dead_letters: DeadLetters = field(default_factory=DeadLetters)
     has_tail: bool = False
     """What is missing at the end of a partition may be on its way."""
     is_all_wanted: bool = False
@@ -218,7 +219,7 @@ class _Audit:
         for place in sorted(outcome.lost):
             ground = grounds[place]
             offsets = outcome.offsets(outcome.lost, place)
-            aside = self._question.dead_letters.get(
+            aside = self._question.dead_letters.offsets.get(
                 TopicPartition(ground.place.topic, ground.place.partition), np.zeros(0, np.int64)
             )
             is_aside = np.isin(offsets, aside)
@@ -228,7 +229,8 @@ class _Audit:
                 offsets = self._without_tail(ground, offsets, outcome.last_there.get(place, -1), place)
             if not len(offsets):
                 continue
-            if self._table.forgotten + self._unread_rows >= total:
+            unseen = self._table.forgotten + self._table.undecided + self._question.dead_letters.undecided
+            if unseen + self._unread_rows >= total:
                 self._forgotten(ground, offsets)
                 continue
             detail = f"no row of {self._table.match.columns[0]} stands for them"
@@ -239,14 +241,18 @@ class _Audit:
 
     def _forgotten(self, ground: Ground, offsets: Numbers) -> None:
         """The sink has lost rows by itself, or has some that cannot be read: enough of them to be these."""
-        forgotten = self._table.forgotten
-        why = f"has forgotten {forgotten:,} records: expired, or compacted away"
-        if not forgotten:
-            why = f"has {self._unread_rows:,} rows that cannot be read"
+        table, letters = self._table, self._question.dead_letters
+        why = {
+            f"has forgotten {table.forgotten:,} records: expired, or compacted away": table.forgotten,
+            f"holds {table.undecided:,} offsets {OPEN}": table.undecided,
+            f"the dead letters hold {letters.undecided:,} offsets {OPEN}": letters.undecided,
+            f"has {self._unread_rows:,} rows that cannot be read": self._unread_rows,
+        }
+        said = ", and ".join(words for words, count in why.items() if count)
         self._unproven.append(
             Unproven(
                 f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}",
-                f"{self._table.name} does not have them, and {why}",
+                f"{table.name} does not have them, and {said}",
                 is_gap=True,
             )
         )

@@ -8,6 +8,7 @@ whoever called begins again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -25,6 +26,10 @@ from holdfast.reader import Cluster, Isolation, OffsetSpec, PartitionRange, Rang
 from holdfast.reader.errors import ReaderError
 
 BATCH_BYTES: Final = 8 << 20
+DECIDED_SECONDS_MAX: Final = 10.0
+"""For the markers of a decided transaction to reach every partition. One that is open longer is somebody's who hangs
+or died."""
+DECIDED_POLL_SECONDS: Final = 0.02
 
 
 @dataclass
@@ -91,6 +96,28 @@ class Walked:
     def forgotten(self) -> int:
         """The same of all offsets."""
         return sum(self.missing.values()) + sum(each.log_start for each in self.grounds)
+
+
+def await_decided(cluster: Cluster, topics: Iterable[str]) -> dict[TopicPartition, int]:
+    """Let the markers come of what somebody says is committed; returns the partitions that hold offsets behind an open
+    transaction all the same, and how many.
+
+    Apache Kafka answers the end of a transaction when it is decided, and writes its markers one partition after the
+    other: until then its records are not among those that are read.
+    """
+    found = cluster.refresh(list(topics))
+    places = [TopicPartition(info.name, number) for info in found.values() for number in info.partitions]
+    if not places:
+        return {}
+    written = cluster.offsets(places, "latest")
+    deadline = time.monotonic() + DECIDED_SECONDS_MAX
+    while True:
+        decided = cluster.offsets(places, "last-stable")
+        left = {place: written[place].offset - decided[place].offset for place in places}
+        undecided = {place: count for place, count in left.items() if count > 0}
+        if not undecided or time.monotonic() > deadline:
+            return undecided
+        time.sleep(DECIDED_POLL_SECONDS)
 
 
 def grounds_of(cluster: Cluster, scopes: Mapping[TopicPartition, tuple[int, int]]) -> list[Ground]:

@@ -6,7 +6,9 @@ twice as a number that is there twice, which readers recognise.
 
 What the topics alone cannot tell is whether anything is missing behind the last number: the spool's files can. A number
 that the files say was acknowledged and that is in no topic is *lost*; one that they still hold is *pending*; one that
-was refused for good is named. The files are read first, so that what they call delivered must be in the topics.
+was refused for good is named. The files are read first, so that what they call delivered must be in the topics. A spool
+that delivers exactly once calls delivered what is committed, and the markers of that may still be on their way: they
+are waited for, for a while. Behind a transaction that is open for longer nobody can look.
 
 Numbers of topics that were not read are not known: a spool sends to any number of topics, and each counts for itself.
 """
@@ -35,7 +37,7 @@ from holdfast.audit.model import (
     Unproven,
     ranges_text,
 )
-from holdfast.audit.record_walk import BATCH_BYTES, Ground, grounds_of
+from holdfast.audit.record_walk import BATCH_BYTES, Ground, await_decided, grounds_of
 from holdfast.audit.source import COMPACTED, EXPIRED, SourceWalk
 from holdfast.audit.spool_numbers import (
     Line,
@@ -130,15 +132,16 @@ def judge(
     files: SpoolFiles,
     grounds: Mapping[TopicPartition, Ground],
     missing: Mapping[TopicPartition, int],
+    undecided: Mapping[TopicPartition, int] | None = None,
     *,
     is_whole: bool = True,
 ) -> tuple[Examined, dict[Line, dict[Fate, int]]]:
     """What the numbers say, and the fates of each line's.
 
-    `missing` are offsets in no batch, by partition. `is_whole` when the topics were to be read from their first
-    records: then a head that is gone is a gap of the proof.
+    `missing` are offsets in no batch, by partition, `undecided` those behind an open transaction. `is_whole` when the
+    topics were to be read from their first records: then a head that is gone is a gap of the proof.
     """
-    judged = _Judgement(files, grounds, missing, is_whole)
+    judged = _Judgement(files, grounds, missing, undecided or {}, is_whole)
     for line in sorted({*lines.lines, *files.stored}):
         if TopicPartition(line.topic, line.partition) in grounds:
             judged.judge(line, lines.lines.get(line, Sequences()))
@@ -180,11 +183,13 @@ class _Judgement:
         files: SpoolFiles,
         grounds: Mapping[TopicPartition, Ground],
         missing: Mapping[TopicPartition, int],
+        undecided: Mapping[TopicPartition, int],
         is_whole: bool,
     ) -> None:
         self._files = files
         self._grounds = grounds
         self._missing = missing
+        self._undecided = undecided
         self._is_whole = is_whole
         self._open_ended: list[Line] = []
         """Lines whose files nobody has shown us."""
@@ -216,7 +221,9 @@ class _Judgement:
         refused = merged(files.refused.get(line, ()))
         left = files.left.get(line, [])
         lost = without(gaps, [*refused, *left])
-        pending = merged([*without(gaps, without(gaps, left)), *without(left, seen.ranges)])
+        held_back = self._held_back(line, lost, seen)
+        lost = without(lost, held_back)
+        pending = merged([*without(gaps, without(gaps, left)), *without(left, seen.ranges), *held_back])
         fates = {
             Fate.OUTPUT: seen.distinct,
             Fate.DUPLICATE: seen.repeated,
@@ -243,6 +250,21 @@ class _Judgement:
             )
         if line.spool not in files.spools:
             self._open_ended.append(line)
+
+    def _held_back(self, line: Line, lost: Sequence[Range], seen: Sequences) -> list[Range]:
+        """Of the numbers that are not there those behind all that are, where an open transaction may hide them."""
+        undecided = self._undecided.get(TopicPartition(line.topic, line.partition), 0)
+        behind = without(lost, [(0, seen.highest)] if seen.ranges else [])
+        if not 0 < count_of(behind) <= undecided:
+            return []
+        self.unproven.append(
+            Unproven(
+                f"whether numbers {ranges_text(behind)} of {line} are in the topic",
+                f"it holds {undecided:,} offsets behind a transaction that is still open",
+                is_gap=True,
+            )
+        )
+        return behind
 
     def _lost(self, line: Line, lost: Sequence[Range], acknowledged: int, ground: Ground) -> None:
         missing = self._missing.get(TopicPartition(line.topic, line.partition), 0)
@@ -321,13 +343,14 @@ def audit_spools(
         raise AuditError("the spools name no topic: give --topic")
     lines = SpoolLines()
     with Cluster(settings) as cluster:
+        undecided = await_decided(cluster, names)
         grounds = _whole(cluster, names)
         kinds: dict[TopicPartition, dict[str, int]] = {}
         for batch in _records(cluster, grounds, kinds):
             lines.take(batch)
     by_place = {TopicPartition(each.place.topic, each.place.partition): each for each in grounds}
     missing = {place: counts.get(Kind.COMPACTED, 0) for place, counts in kinds.items()}
-    examined, fates = judge(lines, files, by_place, missing)
+    examined, fates = judge(lines, files, by_place, missing, undecided)
     if not lines.lines and not files.stored and not files.undecided:
         nothing = Unproven("anything", f"no record of {', '.join(names)} has an {ID_HEADER}", is_gap=True)
         examined += Examined(unproven=(nothing,))

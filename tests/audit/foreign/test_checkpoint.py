@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.audit import record_walk
 from holdfast.audit.checkpoint import audit_checkpoint
 from holdfast.audit.foreign_files import ParquetTable
 from holdfast.audit.matching import MatchError, parse_match
@@ -280,6 +281,20 @@ def test_dead_letters_account_for_what_is_not_in_the_sink(world: World) -> None:
     report = world.audit(dead_letters="dlq")
     assert finding(report, Fate.LOST).ranges == ((3, 3),)
     assert report.partitions[0].fates == {"output": 3, "lost": 1, "dead_letter": 1}
+
+
+def test_dead_letters_behind_an_open_transaction_may_account_for_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_walk, "DECIDED_SECONDS_MAX", 0.05)
+    world.send_orders(range(5))
+    world.batches({0: 5}, start={0: 0})
+    world.rows([0, 1, 2, 4])
+    world.send([b"x"], topic="dlq")
+    world.cluster.topics["dlq"].partitions[0].last_stable = 0
+    report = world.audit(dead_letters="dlq")
+    assert (report.verdict, report.findings) == (Verdict.INCONCLUSIVE, ())
+    assert any("the dead letters hold 1 offsets behind a transaction" in each for each in report.reasons)
 
 
 def test_files_that_cannot_be_read_are_named_and_what_was_in_them_is_lost(simple: World) -> None:

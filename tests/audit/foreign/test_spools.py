@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.audit import record_walk, spool
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.model import AuditError, Fate, Finding, Report, Verdict
 from holdfast.audit.source import look, walk
-from holdfast.audit.spool import SpoolWatch, audit_spools, read_spools
+from holdfast.audit.spool import SpoolFiles, SpoolWatch, audit_spools, read_spools
+from holdfast.audit.spool_numbers import Line
 from holdfast.client.producer import Producer
 from holdfast.errors import UsageError
 from holdfast.pipeline.definition.model import Source
 from holdfast.reader import Cluster
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import QUIET, wait_until
+from holdfast.testing.fake_cluster import LIST_OFFSETS
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -105,6 +108,49 @@ def test_headers_that_are_no_numbers_are_inconclusive(world: World) -> None:
 def test_a_topic_without_any_number_proves_nothing(world: World) -> None:
     world.send([b"v"])
     assert audit_spools(world.settings, topics=["orders"]).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.fixture
+def told_of_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The spool's files say that six messages were delivered."""
+    line = Line(SPOOL, "orders", 0)
+    files = SpoolFiles({line: 6}, {line: 6}, spools=[SPOOL])
+    monkeypatch.setattr(spool, "read_spools", lambda directories: files)
+
+
+@pytest.mark.usefixtures("told_of_six")
+def test_markers_of_what_was_delivered_are_waited_for(world: World) -> None:
+    """A spool that delivers exactly once is told so before Apache Kafka writes them."""
+    send(world, range(6))
+    log = world.cluster.topics["orders"].partitions[0]
+    log.last_stable = 4
+
+    def mark(fields: dict[str, Any]) -> None:
+        log.last_stable = None
+
+    keep = [lambda fields: None] * 2
+    world.cluster.script(LIST_OFFSETS, *keep, mark)
+    report = audit_spools(world.settings, topics=["orders"])
+    assert report.verdict is Verdict.PROVEN, report.reasons
+    assert report.partitions[0].fates == {"output": 6}
+
+
+@pytest.mark.usefixtures("told_of_six")
+def test_numbers_behind_an_open_transaction_are_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_walk, "DECIDED_SECONDS_MAX", 0.05)
+    send(world, [0, 2])
+    send(world, [3, 4, 5])
+    world.cluster.topics["orders"].partitions[0].last_stable = 2
+    report = audit_spools(world.settings, topics=["orders"])
+    assert one(report, Fate.LOST).keys == (f"{SPOOL}:0:1",)
+    assert report.partitions[0].fates == {"output": 2, "lost": 1, "pending": 3}
+    (gap,) = [each for each in report.unproven if each.is_gap]
+    assert (
+        f"{gap.what}: {gap.why}" == f"whether numbers 3-5 of {Line(SPOOL, 'orders', 0)} are in the topic: "
+        "it holds 3 offsets behind a transaction that is still open"
+    )
 
 
 def test_whoever_walks_a_source_sees_gaps_from_the_scopes_start_on(world: World) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.audit import record_walk
 from holdfast.audit.model import Fate, Verdict
 from holdfast.audit.topics import audit_topics
 from holdfast.reader.errors import TopicMissing
-from holdfast.testing.fake_cluster import FakeCluster
+from holdfast.testing.fake_cluster import LIST_OFFSETS, FakeCluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,39 @@ def test_a_copy_under_way_is_inconclusive(world: World) -> None:
     report = audit_topics("a", "b", world.settings, with_values=True)
     assert report.verdict is Verdict.INCONCLUSIVE
     assert "2 records at the end of a-0, from offset 8 on" in report.reasons[0]
+
+
+def test_markers_of_the_copy_are_waited_for(world: World) -> None:
+    """Apache Kafka answers the end of a transaction before it writes them: its last records are in the copy."""
+    send(world, "a", pairs(range(10)))
+    send(world, "b", pairs(range(10)))
+    copy = world.cluster.topics["b"].partitions[0]
+    copy.last_stable = 8
+
+    def mark(fields: dict[str, Any]) -> None:
+        copy.last_stable = None
+
+    keep = [lambda fields: None] * 4
+    world.cluster.script(LIST_OFFSETS, *keep, mark)
+    report = audit_topics("a", "b", world.settings, with_values=True, is_finished=True)
+    assert report.verdict is Verdict.PROVEN, report.reasons
+
+
+def test_what_stays_behind_an_open_transaction_is_no_loss(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_walk, "DECIDED_SECONDS_MAX", 0.05)
+    send(world, "a", pairs(range(10)))
+    send(world, "b", pairs(range(10)))
+    world.cluster.topics["b"].partitions[0].last_stable = 8
+    report = audit_topics("a", "b", world.settings, with_values=True, is_finished=True)
+    assert (report.verdict, report.findings) == (Verdict.INCONCLUSIVE, ())
+    assert "topic:b does not have them, and holds 2 offsets behind a transaction" in report.reasons[0]
+    send(world, "c", pairs(range(5)))
+    world.cluster.topics["c"].partitions[0].last_stable = 4
+    # What may be there is less than what is missing.
+    report = audit_topics("a", "c", world.settings, with_values=True, is_finished=True)
+    assert [each.fate for each in report.findings] == [Fate.LOST]
 
 
 def test_more_in_the_copy_is_duplicated_or_extra(world: World) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.audit.sinks import kafka
+from holdfast.audit import record_walk
 from holdfast.audit.sinks.base import SinkUnreadable
 from holdfast.audit.sinks.kafka import KafkaReader
 from holdfast.audit.sinks.opening import open_sink
@@ -162,7 +162,7 @@ def test_markers_that_the_ledger_is_ahead_of_are_waited_for(shop: Shop, cluster:
 def test_what_stays_undecided_is_counted(
     shop: Shop, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka, "DECIDED_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(record_walk, "DECIDED_SECONDS_MAX", 0.05)
     builder = builder_of(cluster)
     filled(shop, builder, 2)
     late = cluster.topics["totals"].partitions[1]

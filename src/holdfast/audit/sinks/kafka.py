@@ -13,7 +13,6 @@ Offsets that the topic has dropped, or has compacted away, are a gap: what was t
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from holdfast.audit.lineage import LineageBatch, as_ranges, split_columns
 from holdfast.audit.model import Fate, Finding, Unproven
+from holdfast.audit.record_walk import await_decided
 from holdfast.audit.sinks import headers
 from holdfast.audit.sinks.base import KeyedBatch, SinkScope, SinkUnreadable, WindowBatch
 from holdfast.audit.sinks.ledger import NOWHERE_YET
@@ -35,10 +35,6 @@ from holdfast.reader.errors import ReaderError
 SOURCE: Final = "hf-source"
 BATCH_BYTES: Final = 8 << 20
 """Of records in memory at once, for each partition that is read."""
-DECIDED_SECONDS_MAX: Final = 10.0
-"""For the markers of a decided transaction to reach every partition. One that is open longer is somebody's who hangs
-or died."""
-DECIDED_POLL_SECONDS: Final = 0.02
 
 
 class TopicReader:
@@ -69,7 +65,7 @@ class TopicReader:
                 ledger = self._find_ranges(cluster, self.ledger_topic)
                 self._has_ledger = ledger is not None
                 self._read_ledger(cluster, ledger or [])
-                self._await_decided(cluster)
+                self.undecided_offsets = sum(await_decided(cluster, [self.topic]).values())
                 self._ranges = self._find_ranges(cluster, self.topic)
                 self.is_exact = self._has_stood_still(cluster, ledger or [])
                 self._dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
@@ -95,23 +91,6 @@ class TopicReader:
             return False
         decided, all_of_it = cluster.offsets(places, "last-stable"), cluster.offsets(places, "latest")
         return all(decided[place].offset == all_of_it[place].offset == end for place, end in places.items())
-
-    def _await_decided(self, cluster: Cluster) -> None:
-        """Let the markers come of what the ledger says is committed."""
-        info = cluster.refresh([self.topic]).get(self.topic)
-        if info is None:
-            return
-        places = [TopicPartition(self.topic, number) for number in info.partitions]
-        written = cluster.offsets(places, "latest")
-        deadline = time.monotonic() + DECIDED_SECONDS_MAX
-        while True:
-            decided = cluster.offsets(places, "last-stable")
-            self.undecided_offsets = sum(
-                max(0, written[place].offset - decided[place].offset) for place in places
-            )
-            if not self.undecided_offsets or time.monotonic() > deadline:
-                return
-            time.sleep(DECIDED_POLL_SECONDS)
 
     @staticmethod
     def _find_ranges(cluster: Cluster, topic: str) -> list[PartitionRange] | None:
