@@ -13,6 +13,7 @@ from holdfast.log.segment import Slice
 from holdfast.node.context import Part
 from holdfast.real import RealFileSystem
 from holdfast.server.server import Server
+from holdfast.server.staying_awake import CREDIT_MAX, StayingAwake
 from holdfast.server.transport import BULK_BYTES, ClientProtocol
 
 HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, PRODUCE, FETCH, METADATA = 12, 68, 0, 1, 3
@@ -111,3 +112,77 @@ def test_an_answer_in_bulk_does_not(tmp_path: Path) -> None:
         pytest.skip("this file system does not tell what is cached")
     assert kept_awake_by(FETCH, answer=Slice(file, 0, BULK_BYTES - 1)) == 1
     assert kept_awake_by(FETCH, answer=Slice(file, 0, BULK_BYTES)) == 0
+
+
+class Moments:
+    """A loop whose time passes when told, and that says whether it would sleep."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+        self._soon: list[Callable[[], object]] = []
+
+    def call_soon(self, callback: Callable[[], object], /) -> None:
+        self._soon.append(callback)
+
+    def pass_by(self, seconds: float) -> None:
+        """Turn every hundredth of a millisecond."""
+        until = self.seconds + seconds
+        while self.seconds < until:
+            self.seconds += 0.000_01
+            due, self._soon = self._soon, []
+            for callback in due:
+                callback()
+
+    @property
+    def is_awake(self) -> bool:
+        return bool(self._soon)
+
+
+@pytest.fixture
+def moments() -> Moments:
+    return Moments()
+
+
+def awake_for(moments: Moments, seconds: float) -> StayingAwake:
+    return StayingAwake(moments, seconds, lambda: moments.seconds)
+
+
+def test_a_loop_waits_for_clients_that_come_back_soon_and_then_sleeps(moments: Moments) -> None:
+    awake = awake_for(moments, 0.000_3)
+    for _ in range(5):
+        awake.answered()
+        moments.pass_by(0.000_25)
+    assert moments.is_awake
+    moments.pass_by(0.000_1)
+    assert not moments.is_awake
+
+
+def test_it_does_not_wait_for_clients_that_take_their_time(moments: Moments) -> None:
+    awake = awake_for(moments, 0.000_3)
+    for _ in range(50):
+        awake.answered()
+        assert not moments.is_awake
+        moments.pass_by(0.001)
+
+
+def test_it_gives_up_on_clients_that_become_slow_and_waits_again_for_quick_ones(moments: Moments) -> None:
+    awake = awake_for(moments, 0.000_3)
+    for _ in range(1000):
+        awake.answered()
+        moments.pass_by(0.000_1)
+    waited_for = 0
+    for _ in range(50):
+        moments.pass_by(0.001)
+        awake.answered()
+        waited_for += moments.is_awake
+    assert 0 < waited_for <= CREDIT_MAX
+    moments.pass_by(0.000_1)
+    awake.answered()
+    assert moments.is_awake
+
+
+def test_zero_never_waits(moments: Moments) -> None:
+    awake = awake_for(moments, 0.0)
+    for _ in range(5):
+        awake.answered()
+        assert not moments.is_awake

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 DESCRIPTIONS: Mapping[str, str] = {
     # ours
-    "holdfast.busy.poll.us": "After a response, look for requests this long before sleeping: lower latency for "
-    "some processor time. 0 turns it off.",
+    "holdfast.busy.poll.us": "After a response, look for requests this long before sleeping, while most come that "
+    "soon: lower latency for some processor time. 0 turns it off.",
     "holdfast.flush": "group: acks=all is answered after the data is flushed to disk, many requests sharing "
     "one flush. os: answered from the page cache, the operating system flushes when it likes.",
     "holdfast.flush.threads": "How many files are flushed at the same time.",

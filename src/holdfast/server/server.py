@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import monotonic
 from typing import Final
 
 from holdfast.config.broker import BrokerConfig
@@ -21,6 +20,7 @@ from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, b
 from holdfast.seams import Now
 from holdfast.server.flusher import AdaptiveFlusher
 from holdfast.server.preload import preload_first, preload_when_idle
+from holdfast.server.staying_awake import StayingAwake
 from holdfast.server.transport import RECEIVE_BYTES, ClientProtocol
 from holdfast.server.worker import ProcessWorker
 
@@ -67,9 +67,8 @@ class Server:
         self._protocols: set[ClientProtocol] = set()
         self._descriptors = raise_descriptor_limit()
         self.endpoints: list[EndPoint] = []
-        self._busy_poll_seconds = config.holdfast_busy_poll_us / 1_000_000
-        self._awake_until = 0.0
-        self._is_polling = False
+        self.stay_awake = StayingAwake(self.loop, config.holdfast_busy_poll_us / 1_000_000).answered
+        """To be called when a response has left."""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_sweep: asyncio.TimerHandle | None = None
 
@@ -148,26 +147,6 @@ class Server:
                 raise error
 
         self.loop.run_in_executor(self._readers, file.pread, length, position).add_done_callback(finished)
-
-    # Staying awake
-
-    def stay_awake(self) -> None:
-        """A response has left: look for the next request for a moment before going to sleep.
-
-        A client that waits for each answer sends its next request within this time, and finds the loop awake
-        instead of a processor that has to be woken.
-        """
-        self._awake_until = monotonic() + self._busy_poll_seconds
-        if not self._is_polling and self._busy_poll_seconds:
-            self._is_polling = True
-            self.loop.call_soon(self._poll)
-
-    def _poll(self) -> None:
-        """While something is scheduled, the loop asks the sockets without waiting for them."""
-        if monotonic() < self._awake_until:
-            self.loop.call_soon(self._poll)
-        else:
-            self._is_polling = False
 
     # Connections
 
