@@ -210,6 +210,25 @@ def test_a_position_after_the_end_of_the_log_is_no_silent_jump(
     assert position_of(run_here, group) == {0: 7}
 
 
+def test_a_position_behind_an_open_transaction_is_in_the_log(
+    run_here: Run, topic: str, group: str, fill: Any, bootstrap_servers: str
+) -> None:
+    holder = Producer({**QUIET, "bootstrap.servers": bootstrap_servers, "transactional.id": group})
+    holder.init_transactions(WAIT_S)
+    holder.begin_transaction()
+    holder.produce(topic, "taken back", partition=0)
+    assert holder.flush(WAIT_S) == 0
+    to_the_end = ("groups", "reset-offsets", "--group", group, "--topic", topic, "--to-latest", "--execute")
+    assert run_here(*to_the_end).returncode == 0
+    assert position_of(run_here, group) == {0: 1}
+    consume = ("consume", "--topic", topic, "--group", group, "--isolation-level", "read_committed")
+    waiting = run_here(*consume, *QUICK)
+    assert (waiting.returncode, waiting.stdout) == (0, b""), waiting.stderr
+    holder.abort_transaction(WAIT_S)
+    fill(topic, "next")
+    assert run_here(*consume, "--max-messages", "1").stdout == b"next\n"
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_partitions_added_meanwhile_are_read_from_their_beginning(
     start: Start, admin: AdminClient, topic: str, group: str, fill: Any, protocol: str

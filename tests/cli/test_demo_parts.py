@@ -8,14 +8,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer
 from rich.console import Console
 
+from holdfast.cli import demo_count
 from holdfast.cli.demo import workplace
 from holdfast.cli.demo_count import ids_in_parquet, numbers_in_topic
 from holdfast.cli.demo_jobs import PipelineJob, PlainJob
-from holdfast.cli.demo_orders import PARTITIONS, SOURCE, Kind, Message, Orders
+from holdfast.cli.demo_orders import NUMBER_HEADER, PARTITIONS, SOURCE, Kind, Message, Orders
 from holdfast.cli.demo_processes import Child, DemoFailed, Sender
 from holdfast.cli.demo_screen import Screen
 from holdfast.cli.demo_sender import Allowance, Errand, run
@@ -100,6 +103,32 @@ def test_a_sender_that_is_killed_goes_on_behind_its_last_answer(
         sender.kill()
     numbers = list(numbers_in_topic(broker.bootstrap_servers, SOURCE))
     assert set(numbers) == set(range(400 + PARTITIONS))
+
+
+def test_messages_whose_markers_are_on_their_way_are_counted(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "late"})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for number in range(3):
+        producer.produce(SOURCE, b"{}", headers=[(NUMBER_HEADER, b"%d" % number)], partition=0)
+    assert producer.flush(60) == 0
+    ends: list[Any] = []
+
+    class Hasty(Consumer):
+        """Reads to the ends of all partitions before there is a marker."""
+
+        def consume(self, *arguments: Any) -> list[Any]:
+            found = super().consume(*arguments)
+            new = [each for each in found if each.error() is not None]
+            if len(ends) < PARTITIONS <= len(ends) + len(new):
+                producer.commit_transaction(60)
+            ends.extend(new)
+            return found
+
+    monkeypatch.setattr(demo_count, "Consumer", Hasty)
+    assert list(numbers_in_topic(broker.bootstrap_servers, SOURCE)) == [0, 1, 2]
 
 
 def test_a_process_that_ends_by_itself_is_told_of_with_its_last_words(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from holdfast.cli.redriving import Redrive
 from holdfast.client.dead_letter_dialects import Failure, Header, failure_headers
 from holdfast.testing.decided import await_decided
 
@@ -161,6 +162,24 @@ def test_what_was_redriven_is_not_sent_again_under_any_filter(topics: Topics) ->
     topics.write(topics.letters, [topics.dead(9)])
     assert topics.json(*redrive)["redriven"] == 1
     assert sorted(int(each.value()) for each in topics.read(topics.origin)) == list(range(10))
+
+
+def test_a_redrive_that_another_overtakes_sends_nothing_twice(
+    topics: Topics, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics.write(topics.letters, [topics.dead(number) for number in range(3)])
+    redrive = ("dlq", "redrive", "--topic", topics.letters, "--execute")
+    begin = Redrive._make_producer
+
+    def late(redriving: Redrive) -> Any:
+        """Another one comes before it has its transactional id, and finds one dead letter more."""
+        topics.write(topics.letters, [topics.dead(3)])
+        assert run(*redrive).returncode == 0
+        return begin(redriving)
+
+    monkeypatch.setattr(Redrive, "_make_producer", late)
+    assert topics.json(*redrive)["redriven"] == 0
+    assert sorted(int(each.value()) for each in topics.read(topics.origin)) == [0, 1, 2, 3]
 
 
 def test_dead_letters_of_every_dialect_go_home(topics: Topics) -> None:

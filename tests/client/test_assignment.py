@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.client.consuming.assignment import Assignment, PositionLost
@@ -66,6 +66,26 @@ def test_a_member_that_is_not_answered_asks_as_a_stranger(
 def test_a_refusal_is_not_asked_around(holdfast_broker: BrokerProcess, real: Consumer) -> None:
     with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
         begin(holdfast_broker, real, KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
+def test_a_position_behind_an_open_transaction_is_in_the_log(
+    holdfast_broker: BrokerProcess, real: Consumer
+) -> None:
+    address: dict[str, Any] = {"bootstrap.servers": holdfast_broker.bootstrap_servers}
+    admin = AdminClient(address)
+    admin.create_topics([NewTopic("held", 1)])["held"].result()
+    holder = Producer({**address, "transactional.id": "holder"})
+    holder.init_transactions(60)
+    holder.begin_transaction()
+    holder.produce("held", b"open")
+    assert holder.flush(60) == 0
+    assert real.get_watermark_offsets(TopicPartition("held", 0), timeout=60) == (0, 0)
+    assignment = Assignment(real, "stop", is_incremental=False, say=print, settings={**SETTINGS, **address})
+    # As `groups reset-offsets --to-latest` sets it.
+    assert assignment.start(TopicPartition("held", 0, 1)) == 1
+    with pytest.raises(PositionLost, match="position 2 is outside the log"):
+        assignment.start(TopicPartition("held", 0, 2))
+    holder.abort_transaction(60)
 
 
 class Busy(Unanswered):

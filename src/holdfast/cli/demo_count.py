@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from holdfast.cli.demo_orders import NUMBER_HEADER, Kind, Orders
 from holdfast.errors import HoldfastError
@@ -96,7 +97,12 @@ def _arrived(orders: Orders, in_topic: Iterable[int]) -> set[int]:
 
 
 def numbers_in_topic(bootstrap: str, topic: str) -> Iterator[int]:
-    """The number of every message of a topic that a plain consumer of committed ones sees."""
+    """The number of every message of a topic that a plain consumer of committed ones sees.
+
+    Up to the end of all that is written: a transaction that was committed a moment ago, and whose markers are still on
+    their way, is waited for.
+    """
+    ends = _ends(bootstrap, topic)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -109,7 +115,7 @@ def numbers_in_topic(bootstrap: str, topic: str) -> Iterator[int]:
     )
     deadline = time.monotonic() + READ_SECONDS_MAX
     try:
-        left = set(consumer.list_topics(topic, 30).topics[topic].partitions)
+        left = set(ends)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
         while left:
             if time.monotonic() > deadline:
@@ -121,11 +127,21 @@ def numbers_in_topic(bootstrap: str, topic: str) -> Iterator[int]:
                 if error is None:
                     yield int(dict(message.headers() or ())[NUMBER_HEADER] or -1)
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard(message.partition())
+                    if (message.offset() or 0) >= ends[message.partition() or 0]:
+                        left.discard(message.partition())
                 else:
                     raise HoldfastError(f"{topic} cannot be read: {error}")
     finally:
         consumer.close()
+
+
+def _ends(bootstrap: str, topic: str) -> dict[int, int]:
+    """The offset behind the last of every partition, of whatever transaction it is."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    specs: Any = OffsetSpec
+    partitions = admin.list_topics(topic, 30).topics[topic].partitions
+    asked = admin.list_offsets({TopicPartition(topic, each): specs.latest() for each in partitions})
+    return {place.partition: future.result().offset for place, future in asked.items()}
 
 
 def ids_in_parquet(*directories: Path) -> Iterator[int]:

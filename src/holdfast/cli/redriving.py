@@ -95,10 +95,12 @@ class Redrive:
         self._failed: KafkaError | None = None
         self._consumer: Consumer = make_reader(connection, plan.group)
         self._topics = connection.reach(self._consumer).topics
-        self._scan = TopicScan(self._consumer, connection, plan.topic, interrupts)
-        if plan.to is not None and plan.to not in self._topics:
-            raise no_such_topic(plan.to)
+        for topic in (plan.topic, plan.to):
+            if topic is not None and topic not in self._topics:
+                raise no_such_topic(topic)
+        # Another redrive is ended first, and then the end is fixed: none of its progress lies behind that.
         self._producer: Any = self._make_producer() if plan.is_executed else None
+        self._scan = TopicScan(self._consumer, connection, plan.topic, interrupts)
         self._progress = read_progress(self._consumer, self._scan)
         self._looked_at: dict[int, int] = {}
         """The offset behind the last letter that was looked at."""

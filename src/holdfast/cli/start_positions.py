@@ -16,8 +16,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 from holdfast.cli.advice import failure
 from holdfast.cli.client import Connection
@@ -47,7 +49,7 @@ class Logs:
     connection: Connection
 
     def bounds(self, place: Place) -> tuple[int, int]:
-        """The first offset, and the one after the last.
+        """The first offset, and the one after the last; to a reader of committed messages, the last that is decided.
 
         A group may hand out a partition that has just been made, before its leader has taken it.
         """
@@ -66,10 +68,25 @@ class Logs:
                 raise CannotConnect(f"nobody told the offsets of {topic}-{partition} in time")
             return bounds
 
+    def log_end(self, place: Place) -> int:
+        """The offset after the last, of open transactions too."""
+        topic, partition = place
+        specs: Any = OffsetSpec
+        admin = self.connection.admin()
+        asked = admin.list_offsets(
+            {TopicPartition(topic, partition): specs.latest()},
+            request_timeout=self.connection.connect_timeout_ms / 1000,
+        )
+        try:
+            (found,) = (future.result() for future in asked.values())
+        except KafkaException as error:
+            raise failure(error, f"cannot find the end of {topic}-{partition}", topic) from error
+        return int(found.offset)
+
     def checked(self, place: Place, offset: int) -> int:
         """An offset chosen by hand; or the log's start, said, where that offset is gone."""
         first_offset, end_offset = self.bounds(place)
-        if offset > end_offset:
+        if offset > end_offset and offset > (end_offset := self.log_end(place)):
             topic, partition = place
             raise CommandFailed(
                 f"offset {offset} of {topic}-{partition} does not exist yet: the log ends at {end_offset}"
@@ -162,7 +179,8 @@ class GroupMember:
     def _next(self, place: Place, offset: int) -> int:
         topic, partition = place
         first_offset, end_offset = self.logs.bounds(place)
-        if offset > end_offset:
+        # It may have been set to the log's end while a transaction was open, behind what is decided.
+        if offset > end_offset and offset > (end_offset := self.logs.log_end(place)):
             raise CommandFailed(
                 f"group '{self.group}' is at offset {offset} of {topic}-{partition}, which ends at "
                 f"{end_offset}: the log was cut, or the topic was deleted and created again; choose a place "

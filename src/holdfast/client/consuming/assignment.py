@@ -155,18 +155,23 @@ class Assignment:
         except KafkaException as refused:
             if refused.args[0].code() != KafkaError._TIMED_OUT:
                 raise
-        stranger = RawConsumer(
-            {
-                **shared_settings(self._settings),
-                "group.id": self._settings["group.id"],
-                "isolation.level": self._settings.get("isolation.level", "read_committed"),
-                "enable.auto.commit": False,
-            }
-        )
+        stranger = self._stranger(self._settings.get("isolation.level", "read_committed"))
         try:
             return list(stranger.committed(partitions, timeout=ANSWER_SECONDS))
         finally:
             stranger.close()
+
+    def _stranger(self, isolation: str) -> Any:
+        """A consumer of the group's name that is no member."""
+        assert self._settings is not None
+        return RawConsumer(
+            {
+                **shared_settings(self._settings),
+                "group.id": self._settings["group.id"],
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+            }
+        )
 
     def _forgotten(self, committed: list[TopicPartition]) -> dict[PartitionKey, Mark]:
         """Partitions that this group had a position of, and has none any more."""
@@ -228,8 +233,22 @@ class Assignment:
                 time.sleep(AGAIN_SECONDS)
 
     def _ends(self, partition: TopicPartition) -> tuple[int, int]:
-        """The first offset of a log, and the one behind its last."""
-        ends = self._consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
+        """The first offset of a log, and the one behind its last that is decided."""
+        return self._ends_by(self._consumer, partition)
+
+    def _log_end(self, partition: TopicPartition) -> int:
+        """The offset behind the last of a log, of transactions that are open, or not seen to have ended, too."""
+        if self._settings is None:
+            return self._ends(partition)[1]
+        stranger = self._stranger("read_uncommitted")
+        try:
+            return self._ends_by(stranger, partition)[1]
+        finally:
+            stranger.close()
+
+    @staticmethod
+    def _ends_by(consumer: Any, partition: TopicPartition) -> tuple[int, int]:
+        ends = consumer.get_watermark_offsets(partition, timeout=ANSWER_SECONDS)
         if ends is None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return int(ends[0]), int(ends[1])
@@ -248,7 +267,8 @@ class Assignment:
         if committed.offset < 0:
             return OFFSET_BEGINNING
         low, high = self._ends(committed)
-        if low <= committed.offset <= high:
+        # Whoever set it to the end of the log may have set it behind an open transaction, where reading goes on later.
+        if low <= committed.offset <= high or high < committed.offset <= self._log_end(committed):
             return int(committed.offset)
         return self.elsewhere(committed, low, high)
 

@@ -226,7 +226,11 @@ class _Running:
         self._ids = TopicIds(sink.settings)
         self._is_incremental = is_incremental(sink.settings)
         self._assignment = Assignment(
-            self._consumer, sink.lost_positions, is_incremental=self._is_incremental, say=say
+            self._consumer,
+            sink.lost_positions,
+            is_incremental=self._is_incremental,
+            say=say,
+            settings=sink.settings,
         )
         self._shares: dict[PartitionKey, _Share] = {}
         self._pending: list[Message] = []
