@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from holdfast.client.consuming.loop import Limits, Loop
 from holdfast.client.consuming.runs import Reports, Run
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.dedupe import Dedupe
-from holdfast.client.messages import Message
+from holdfast.client.messages import Fields, Message
 from holdfast.client.retry_history import History
 from holdfast.client.retry_topics import HeldBack
 
@@ -122,7 +122,7 @@ class Hands:
         self._reports = reports
         self.runs: list[Run] = []
 
-    def give(self, messages: list[Message], tracker: PartitionTracker, size_bytes: int) -> None:
+    def give(self, messages: Sequence[Fields], tracker: PartitionTracker, size_bytes: int) -> None:
         self.runs.append(Run(messages, tracker, size_bytes))
 
     def at_work(self) -> Iterable[Run]:
@@ -138,7 +138,7 @@ class Hands:
     def finish(self) -> None:
         for run in self.runs:
             if run.finished == 0:
-                run.finished = len(run.messages)
+                run.finished = len(run.fields)
                 self._reports.add(run)
 
 

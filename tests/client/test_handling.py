@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.client.consuming.handling import Handling
 from holdfast.client.consuming.runs import Run, split
 from holdfast.client.consuming.tracker import PartitionTracker
-from holdfast.client.messages import DeadLetter, Message, Retry
+from holdfast.client.messages import KEY, OFFSET, DeadLetter, Fields, Message, Retry
 from holdfast.client.retries import RetryPolicy
 
 AT_ONCE = RetryPolicy(attempts=3, first_seconds=0)
@@ -28,7 +28,8 @@ class World:
 
     def __init__(self, count: int, policy: RetryPolicy = AT_ONCE) -> None:
         self.tracker = PartitionTracker("orders", 0, 0)
-        self.run = Run([message(offset) for offset in range(count)], self.tracker)
+        fields: list[Fields] = [("orders", 0, offset, 0, None, b"%d" % offset, ()) for offset in range(count)]
+        self.run = Run(fields, self.tracker)
         self.tracker.begin_all(range(count))
         self.aside: list[tuple[int, str, int]] = []
         self.handling = Handling(policy, self.set_aside)
@@ -149,12 +150,12 @@ def test_what_belongs_together_stays_in_order_in_one_lane(
 ) -> None:
     messages = [message(offset, key) for offset, key in enumerate(keys)]
     runs = split(messages, order, lanes, run_max)
-    assert sorted(each.offset for _, run in runs for each in run) == list(range(len(keys)))
+    assert sorted(OFFSET(each) for _, run in runs for each in run) == list(range(len(keys)))
     assert all(0 < len(run) <= run_max and 0 <= lane < lanes for lane, run in runs)
     places: dict[object, list[tuple[int, int]]] = {}
     for lane, run in runs:
         for each in run:
-            places.setdefault(each.key if order == "key" else "all", []).append((lane, each.offset))
+            places.setdefault(KEY(each) if order == "key" else "all", []).append((lane, OFFSET(each)))
     for found in places.values():
         assert len({lane for lane, _ in found}) == 1
         assert found == sorted(found)

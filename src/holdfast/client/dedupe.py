@@ -24,10 +24,10 @@ import base64
 import binascii
 import struct
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from holdfast.client.messages import Message
+from holdfast.client.messages import HEADERS, Fields, Message, as_message, last_header
 from holdfast.errors import UsageError
 
 ID_HEADER: Final = "hf-id"
@@ -48,7 +48,7 @@ KeyFunction: TypeAlias = Callable[[Message], Identity]
 class Seen(Protocol):
     """What a partition's reader remembers."""
 
-    def fresh(self, messages: list[Message]) -> list[Message]:
+    def fresh(self, messages: Sequence[Fields]) -> Sequence[Fields]:
         """Those that were not seen before. To be asked in the order of the log, once per message."""
 
     def learn(self, message: Message) -> None:
@@ -89,17 +89,18 @@ class SeenIds:
         self._ahead: deque[tuple[int, SpoolId, int]] = deque()
         """Read and not before the position yet: offset, id and timestamp."""
 
-    def fresh(self, messages: list[Message]) -> list[Message]:
-        if not any(message.headers for message in messages):
+    def fresh(self, messages: Sequence[Fields]) -> Sequence[Fields]:
+        if not any(map(HEADERS, messages)):
             return messages
-        return [message for message in messages if not self._is_duplicate(message)]
+        return [fields for fields in messages if not self._is_duplicate(fields)]
 
-    def _is_duplicate(self, message: Message) -> bool:
-        if not message.headers or (found := parse_id(message.header(ID_HEADER))) is None:
+    def _is_duplicate(self, fields: Fields) -> bool:
+        _, _, offset, timestamp_ms, _, _, headers = fields
+        if not headers or (found := parse_id(last_header(headers, ID_HEADER))) is None:
             return False
-        is_new = self._read.add(found, message.timestamp_ms, self._keep_ms)
+        is_new = self._read.add(found, timestamp_ms, self._keep_ms)
         if is_new:
-            self._ahead.append((message.offset, found, message.timestamp_ms))
+            self._ahead.append((offset, found, timestamp_ms))
         return not is_new
 
     def learn(self, message: Message) -> None:
@@ -179,8 +180,8 @@ class SeenKeys:
         self._through = -1
         """The last offset that was looked at."""
 
-    def fresh(self, messages: list[Message]) -> list[Message]:
-        return [message for message in messages if not self._is_duplicate(message)]
+    def fresh(self, messages: Sequence[Fields]) -> Sequence[Fields]:
+        return [fields for fields in messages if not self._is_duplicate(as_message(fields))]
 
     def _is_duplicate(self, message: Message) -> bool:
         self._through = message.offset

@@ -7,11 +7,25 @@ of any other kind is judged by the consumer's `RetryPolicy`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeAlias
 
 RETRY_PREFIX: Final = "hf-retry-"
 """Headers of a message in a retry topic; see `retry_history`."""
+
+
+Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
+
+
+def last_header(headers: Headers, name: str) -> bytes | None:
+    """The value of the last header of that name."""
+    for each, value in reversed(headers):
+        if each == name:
+            return value
+    return None
 
 
 class Origin(NamedTuple):
@@ -32,14 +46,11 @@ class Message(NamedTuple):
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
+    headers: Headers = ()
 
     def header(self, name: str) -> bytes | None:
         """The last header of that name, which is the one that counts."""
-        for each, value in reversed(self.headers):
-            if each == name:
-                return value
-        return None
+        return last_header(self.headers, name)
 
     @property
     def place(self) -> str:
@@ -80,15 +91,22 @@ class DeadLetter(Exception):
         return self.reason
 
 
-_new = tuple.__new__
+Fields: TypeAlias = tuple[str, int, int, int, bytes | None, bytes | None, Headers]
+"""A message that waits for its handler: what a `Message` has, in that order. Python makes plain tuples out of old ones
+and does not count those as new objects: however many wait, they do not make it look for garbage."""
+PARTITION: Final = itemgetter(1)
+OFFSET: Final = itemgetter(2)
+KEY: Final = itemgetter(4)
+HEADERS: Final = itemgetter(6)
+
+as_message: Final[Callable[[Fields], Message]] = partial(tuple.__new__, Message)
+"""Past the named tuple's own constructor, which costs more than finding the fields."""
 
 
 def from_raw(raw: Any) -> Message:
     """A message of confluent-kafka as ours."""
     headers = raw.headers()
-    # Past the named tuple's own constructor, which costs as much as everything else here.
-    return _new(
-        Message,
+    return as_message(
         (
             raw.topic(),
             raw.partition(),
@@ -97,24 +115,21 @@ def from_raw(raw: Any) -> Message:
             raw.key(),
             raw.value(),
             tuple(headers) if headers else (),
-        ),
+        )
     )
 
 
-def all_from_raw(batch: list[Any]) -> list[Message]:
-    """Messages of confluent-kafka as ours: `from_raw` without a call for each."""
+def all_fields(batch: list[Any]) -> list[Fields]:
+    """The fields of messages of confluent-kafka: `from_raw` without a call for each."""
     return [
-        _new(
-            Message,
-            (
-                raw.topic(),
-                raw.partition(),
-                raw.offset(),
-                raw.timestamp()[1],
-                raw.key(),
-                raw.value(),
-                tuple(headers) if (headers := raw.headers()) else (),
-            ),
+        (
+            raw.topic(),
+            raw.partition(),
+            raw.offset(),
+            raw.timestamp()[1],
+            raw.key(),
+            raw.value(),
+            tuple(headers) if (headers := raw.headers()) else (),
         )
         for raw in batch
     ]

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.consuming.runs import Order, Reports, Run, split
 from holdfast.client.consuming.tracker import PartitionTracker
-from holdfast.client.messages import Message
+from holdfast.client.messages import Fields
 
 
 class Coroutines:
@@ -38,7 +38,7 @@ class Coroutines:
         self._thread = threading.Thread(target=self._run, name="holdfast-coroutines", daemon=True)
         self._thread.start()
 
-    def give(self, messages: list[Message], tracker: PartitionTracker, size_bytes: int) -> None:
+    def give(self, messages: Sequence[Fields], tracker: PartitionTracker, size_bytes: int) -> None:
         each = size_bytes // max(1, len(messages))
         runs = [
             (lane, Run(piece, tracker, each * len(piece)))

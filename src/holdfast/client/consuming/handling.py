@@ -103,7 +103,7 @@ class Handling:
         def carry_out(run: Run) -> None:
             if not run.tracker.is_draining:
                 try:
-                    self._batch(handler, run, run.messages, self._policy)
+                    self._batch(handler, run, list(run.messages), self._policy)
                 except _Unwanted:
                     return
 
@@ -154,7 +154,7 @@ class Handling:
     ) -> Callable[[Run], Awaitable[None]]:
         async def carry_out(run: Run) -> None:
             try:
-                await self._awaited_batch(handler, run, run.messages, self._policy)
+                await self._awaited_batch(handler, run, list(run.messages), self._policy)
             except _Unwanted:
                 return
 

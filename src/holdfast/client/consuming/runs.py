@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
-from operator import itemgetter
-from typing import Final, Literal, Protocol, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol, TypeAlias
 
 from holdfast.client.consuming.tracker import PartitionTracker
-from holdfast.client.messages import Message
+from holdfast.client.messages import KEY, OFFSET, Fields, Message, as_message
 
-_OFFSET: Final = itemgetter(2)
-"""Of a message."""
 Order: TypeAlias = Literal["partition", "key", "none"]
 
 
 class Run:
-    __slots__ = ("counted", "error", "finished", "messages", "size_bytes", "tracker")
+    __slots__ = ("counted", "error", "fields", "finished", "size_bytes", "tracker")
 
-    def __init__(self, messages: list[Message], tracker: PartitionTracker, size_bytes: int = 0) -> None:
-        self.messages = messages
+    def __init__(self, messages: Sequence[Fields], tracker: PartitionTracker, size_bytes: int = 0) -> None:
+        self.fields = messages
         self.tracker = tracker
         self.size_bytes = size_bytes
         self.finished = 0
@@ -35,12 +32,17 @@ class Run:
         self.error: BaseException | None = None
         """Why the consumer must stop."""
 
+    @property
+    def messages(self) -> Iterator[Message]:
+        """Each made when it is asked for."""
+        return map(as_message, self.fields)
+
     def count(self) -> int:
         """Tell the tracker what was finished since the last time; returns how many of those count."""
         finished = self.finished
         if finished == self.counted:
             return 0
-        offsets = list(map(_OFFSET, self.messages[self.counted : finished]))
+        offsets = list(map(OFFSET, self.fields[self.counted : finished]))
         self.counted = finished
         return len(offsets) if self.tracker.finish_all(offsets) else 0
 
@@ -71,7 +73,7 @@ class Reports:
 class Pool(Protocol):
     """Workers of one handler."""
 
-    def give(self, messages: list[Message], tracker: PartitionTracker, size_bytes: int) -> None:
+    def give(self, messages: Sequence[Fields], tracker: PartitionTracker, size_bytes: int) -> None:
         """Hand messages of one partition over, in order."""
 
     def at_work(self) -> Iterable[Run]:
@@ -85,7 +87,9 @@ class Pool(Protocol):
         """End, waiting so long for what is under way; false when something still is."""
 
 
-def split(messages: list[Message], order: Order, lanes: int, run_max: int) -> list[tuple[int, list[Message]]]:
+def split(
+    messages: Sequence[Fields], order: Order, lanes: int, run_max: int
+) -> list[tuple[int, Sequence[Fields]]]:
     """Messages of one partition as runs, each with the lane that must take it.
 
     What belongs together goes to one lane, in order: the partition, or the messages of a key; those without a key
@@ -93,18 +97,18 @@ def split(messages: list[Message], order: Order, lanes: int, run_max: int) -> li
     """
     if lanes == 1 or not messages:
         return [(0, piece) for piece in _pieces(messages, run_max)]
-    first = messages[0]
-    home = hash((first.topic, first.partition)) % lanes
+    home = hash(messages[0][:2]) % lanes
     if order != "key":
         return [(home, piece) for piece in _pieces(messages, run_max)]
-    by_lane: dict[int, list[Message]] = {}
+    by_lane: dict[int, list[Fields]] = {}
     for message in messages:
-        lane = home if message.key is None else hash(message.key) % lanes
+        key = KEY(message)
+        lane = home if key is None else hash(key) % lanes
         by_lane.setdefault(lane, []).append(message)
     return [(lane, piece) for lane, together in by_lane.items() for piece in _pieces(together, run_max)]
 
 
-def _pieces(messages: list[Message], most: int) -> list[list[Message]]:
+def _pieces(messages: Sequence[Fields], most: int) -> list[Sequence[Fields]]:
     if len(messages) <= most:
         return [messages] if messages else []
     return [messages[at : at + most] for at in range(0, len(messages), most)]

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import TypeAlias
 
 from holdfast.client.consuming.runs import Order, Reports, Run, split
 from holdfast.client.consuming.tracker import PartitionTracker
-from holdfast.client.messages import Message
+from holdfast.client.messages import Fields
 
 CarryOut: TypeAlias = Callable[[Run], None]
 """Handle the messages of a run and count them up in `finished`; ends early when the tracker is draining."""
@@ -42,7 +42,7 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def give(self, messages: list[Message], tracker: PartitionTracker, size_bytes: int) -> None:
+    def give(self, messages: Sequence[Fields], tracker: PartitionTracker, size_bytes: int) -> None:
         each = size_bytes // max(1, len(messages))
         for lane, piece in split(messages, self._order, len(self._queues), self._run_max):
             self._queues[lane].put(Run(piece, tracker, each * len(piece)))
