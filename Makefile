@@ -60,7 +60,7 @@ sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
 	$(BIN)/python -m holdfast.testing.simulator --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST))
 
 chaos: $(STAMP) ## long crash runs on real processes
-	$(BIN)/python -m pytest -m crash --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests
+	$(BIN)/python -m pytest -m crash --long --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests
 	HOLDFAST_GAMES=20 $(BIN)/python -m pytest --timeout=1800 tests/pipeline/state
 
 cluster: $(STAMP) ## a pipeline on a standalone Spark cluster of bare workers, some of which die
