@@ -605,9 +605,8 @@ def test_records_compacted_away_since_they_were_read_are_proven_by_what_the_sink
     assert dict(report.partitions[0].kinds) == {"compacted": 3, "record": 3}
 
 
-def test_a_topic_that_has_dropped_its_head_makes_missing_rows_a_gap(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def copying_shop(cluster: FakeCluster, tmp_path: Path) -> Shop:
+    """Six records in two batches, copied to a topic."""
     shop = shop_of(cluster, tmp_path)
     shop.definition = replace(shop.definition, sinks=(KafkaSink("copies"),))
     names = ("dead-letter", "kafka")
@@ -615,6 +614,13 @@ def test_a_topic_that_has_dropped_its_head_makes_missing_rows_a_gap(
     shop.open(sinks=names)
     shop.batch(0, 3, sinks=names)
     shop.batch(3, 6, sinks=names)
+    return shop
+
+
+def test_a_topic_that_has_dropped_its_head_makes_missing_rows_a_gap(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    shop = copying_shop(cluster, tmp_path)
     copies = cluster.topics["copies"].partitions[0]
     assert shop.audit().verdict is Verdict.PROVEN
     copies.log_start = 4  # three rows and the marker behind them
@@ -628,13 +634,7 @@ def test_rows_behind_a_transaction_that_stays_open_are_a_gap_and_no_loss(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record_walk, "DECIDED_SECONDS_MAX", 0.05)
-    shop = shop_of(cluster, tmp_path)
-    shop.definition = replace(shop.definition, sinks=(KafkaSink("copies"),))
-    names = ("dead-letter", "kafka")
-    shop.send(6)
-    shop.open(sinks=names)
-    shop.batch(0, 3, sinks=names)
-    shop.batch(3, 6, sinks=names)
+    shop = copying_shop(cluster, tmp_path)
     copies = cluster.topics["copies"].partitions[0]
     copies.last_stable = 4  # somebody's transaction is open in front of the second batch
     report = shop.audit()

@@ -105,22 +105,11 @@ as_message: Final[Callable[[Fields], Message]] = partial(tuple.__new__, Message)
 
 def from_raw(raw: Any) -> Message:
     """A message of confluent-kafka as ours."""
-    headers = raw.headers()
-    return as_message(
-        (
-            raw.topic(),
-            raw.partition(),
-            raw.offset(),
-            raw.timestamp()[1],
-            raw.key(),
-            raw.value(),
-            tuple(headers) if headers else (),
-        )
-    )
+    return as_message(all_fields([raw])[0])
 
 
 def all_fields(batch: list[Any]) -> list[Fields]:
-    """The fields of messages of confluent-kafka: `from_raw` without a call for each."""
+    """The fields of messages of confluent-kafka, without a call of ours for each."""
     return [
         (
             raw.topic(),

@@ -29,7 +29,6 @@ class StayingAwake:
         """How long the next request is waited for. 0: never."""
         self._clock = clock
         self._answered_at = 0.0
-        self._until = 0.0
         self._credit = 0
         self._is_polling = False
 
@@ -42,15 +41,13 @@ class StayingAwake:
         elif self._credit:
             self._credit -= 1
         self._answered_at = now
-        if self._credit:
-            self._until = now + self._seconds
-            if not self._is_polling:
-                self._is_polling = True
-                self._loop.call_soon(self._poll)
+        if self._credit and not self._is_polling:
+            self._is_polling = True
+            self._loop.call_soon(self._poll)
 
     def _poll(self) -> None:
         """While something is scheduled, the loop asks the sockets without waiting for them."""
-        if self._clock() < self._until:
+        if self._credit and self._clock() - self._answered_at < self._seconds:
             self._loop.call_soon(self._poll)
         else:
             self._is_polling = False
