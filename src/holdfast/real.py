@@ -35,11 +35,19 @@ def unfilled_buffer(length: int) -> bytearray:
 class RealFile:
     """A descriptor closed when the last reference goes, so that a slice being sent outlives a deletion."""
 
-    __slots__ = ("fd", "path")
+    __slots__ = ("_device", "fd", "path")
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
         self.path = path
+        self._device: int | None = None
+
+    @property
+    def device(self) -> int:
+        """The number of the device its file system is on, which an open file never leaves."""
+        if self._device is None:
+            self._device = os.fstat(self.fd).st_dev
+        return self._device
 
     def pread(self, length: int, position: int) -> bytes:
         data = os.pread(self.fd, length, position)

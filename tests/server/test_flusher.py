@@ -16,6 +16,7 @@ from holdfast.server import flusher as module
 from holdfast.server.flusher import (
     FORGIVEN_AFTER_MAX,
     FORGIVEN_AFTER_MIN,
+    INLINE_SECONDS_MAX,
     TRY_APART_EVERY,
     AdaptiveFlusher,
     ManyFiles,
@@ -69,10 +70,46 @@ async def test_a_single_quick_flush_happens_on_the_loop(flusher: AdaptiveFlusher
     assert target.threads == [threading.get_ident()]
 
 
-async def test_several_flushes_of_a_turn_happen_side_by_side(flusher: AdaptiveFlusher) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time as the flusher sees it, to be moved by hand."""
+    now = [0.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    return now
+
+
+async def test_several_quick_flushes_of_a_turn_happen_on_the_loop(
+    flusher: AdaptiveFlusher, clock: list[float]
+) -> None:
     targets = [Target() for _ in range(6)]
     assert await flush(flusher, *targets) == [None] * 6
-    assert all(target.threads != [threading.get_ident()] for target in targets)
+    assert all(target.threads == [threading.get_ident()] for target in targets)
+
+
+async def test_flushes_that_together_take_too_long_happen_side_by_side(
+    flusher: AdaptiveFlusher, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flusher, "_average_seconds", INLINE_SECONDS_MAX / 2)
+    few, many = [Target() for _ in range(2)], [Target() for _ in range(6)]
+    assert await flush(flusher, *few) == [None] * 2
+    assert all(target.threads == [threading.get_ident()] for target in few)
+    assert await flush(flusher, *many) == [None] * 6
+    assert all(target.threads != [threading.get_ident()] for target in many)
+    flusher.close()
+
+
+async def test_a_disk_that_turns_slow_holds_up_the_loop_once(
+    flusher: AdaptiveFlusher, clock: list[float]
+) -> None:
+    class Slow(Target):
+        def flush(self) -> None:
+            super().flush()
+            clock[0] += 1.0
+
+    targets = [Slow() for _ in range(6)]
+    assert await flush(flusher, *targets) == [None] * 6
+    assert targets[0].threads == [threading.get_ident()]
+    assert all(target.threads != [threading.get_ident()] for target in targets[1:])
     flusher.close()
 
 

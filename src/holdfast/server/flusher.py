@@ -1,9 +1,9 @@
 """Flushing: on the loop itself while the disk answers at once, in a pool of threads otherwise.
 
 Handing a flush to a thread and back costs two wake-ups and a fight for the interpreter lock. A good disk flushes in a
-tenth of a millisecond, so as long as flushes have been that quick a turn's only flush is done right away. When they
-take longer on average than `INLINE_SECONDS_MAX` they go to threads, where nobody but those who wait for them notices,
-until they are quick again. So do background flushes.
+tenth of a millisecond, so as long as flushes have been that quick those of a turn are done right away, one after
+another. When a turn's would take longer than `INLINE_SECONDS_MAX` they go to threads, where nobody but those who wait
+for them notices, until they are quick again. So do background flushes.
 
 A turn with several files has the choice of flushing each, side by side in threads, or the whole file system at once
 (`syncfs`). The second is an order of magnitude cheaper for a dozen files, unless others have left much unwritten on
@@ -26,8 +26,8 @@ from typing import Final, cast
 from holdfast.real import RealFile, sync_file_system
 from holdfast.seams import File, FlushJob
 
-INLINE_SECONDS_MAX: Final = 0.0005
-"""A flush longer than this on average must not hold up the loop: others wait there who want nothing from the disk."""
+INLINE_SECONDS_MAX: Final = 0.001
+"""What takes longer on average must not hold up the loop: others wait there who want nothing from the disk."""
 NEWEST_SHARE: Final = 0.1
 """How much the newest flush counts in the average: a single slow one changes nothing, ten in a row do."""
 ALL_AT_ONCE_FROM: Final = 3
@@ -69,14 +69,17 @@ class AdaptiveFlusher:
             if file_system is not None:
                 self._flush_all_at_once(jobs, file_system)
                 return
-        if len(jobs) != 1 or self._average_seconds > INLINE_SECONDS_MAX:
-            for job in jobs:
-                self._pool.submit(job)
-            return
-        began = monotonic()
-        error = carry_out(jobs[0])
-        self._took(monotonic() - began)
-        jobs[0].done(error)
+        left = INLINE_SECONDS_MAX
+        while jobs and len(jobs) * self._average_seconds <= left:
+            job = jobs.pop(0)
+            began = monotonic()
+            error = carry_out(job)
+            took = monotonic() - began
+            left -= took
+            self._took(took)
+            job.done(error)
+        for job in jobs:
+            self._pool.submit(job)
 
     # Several files
 
@@ -157,7 +160,7 @@ def _common_file_system(jobs: list[FlushJob]) -> RealFile | None:
         first = job.targets[0] if job.targets else None
         if not isinstance(first, RealFile) or first.fd < 0:
             return None
-        on = os.fstat(first.fd).st_dev
+        on = first.device
         if found is None:
             found, device = first, on
         elif on != device:
