@@ -142,9 +142,11 @@ def waiting(side: Side) -> None:
     fill(side, "awaited", 1)
 
     def took(label: str, fields: dict[str, Any], at_least_ms: int) -> None:
+        """An answer that must not wait comes long before its `max_wait`, or the asking itself fails."""
         before = time.monotonic()
         side.ask(label, FETCH, 12, fields)
-        side.note(f"{label}: waited", (time.monotonic() - before) * 1000 >= at_least_ms - 5)
+        if at_least_ms:
+            side.note(f"{label}: waited", (time.monotonic() - before) * 1000 >= at_least_ms - 5)
 
     took("end of data waits", request({"awaited": [at(2)]}, max_wait=150), 150)
     took("too little data waits", request({"awaited": [at(0)]}, max_wait=150, min_bytes=1 << 20), 150)
@@ -157,7 +159,7 @@ def waiting(side: Side) -> None:
         request({"awaited": [at(2, current_leader_epoch=4)]}, max_wait=30_000),
         0,
     )
-    took("nothing asked waits", request({}, max_wait=150), 0)
+    took("nothing asked", request({}, max_wait=30_000), 0)
 
 
 def data_arrives_while_waiting(side: Side) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
+
+from holdfast.cli.serve import parse_options
+from holdfast.server.run import load_config
 
 ROUNDS: Final = 64
 MEGABYTE: Final = 1024 * 1024
@@ -37,3 +41,24 @@ def test_the_memory_of_one_large_request_serves_the_next() -> None:
         [sys.executable, "-c", PAGE_FAULTS_OF_FRAMES], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < ROUNDS * PAGES_PER_MEGABYTE / 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "directories"),
+    [
+        ([], ("holdfast-data",)),
+        (["--override", "log.dir=x"], ("x",)),
+        (["--override", "log.dirs=x,y"], ("x", "y")),
+        (["--override", "log.dir=x", "--data-dir", "z"], ("z",)),
+        (["--config", "FILE"], ("from-file",)),
+        (["--config", "FILE", "--override", "log.dir=x"], ("x",)),
+        (["--config", "FILE", "--data-dir", "z"], ("z",)),
+    ],
+)
+def test_where_the_data_is_kept(arguments: list[str], directories: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    file.write_text("log.dir=from-file\n", encoding="utf-8")
+    config, _ = load_config(
+        parse_options([str(file) if argument == "FILE" else argument for argument in arguments])
+    )
+    assert config.log_dirs == directories

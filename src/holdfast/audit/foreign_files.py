@@ -228,7 +228,7 @@ class DeltaTableRows:
             from deltalake import DeltaTable
             from deltalake.exceptions import DeltaError
         except ImportError as missing:
-            raise UsageError("a Delta table needs deltalake: pip install 'holdfast[delta]'") from missing
+            raise UsageError("a Delta table needs deltalake: pip install 'holdfast[spark]'") from missing
         try:
             return DeltaTable(self._path)
         except (DeltaError, OSError) as error:

@@ -38,7 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--data-dir", metavar="DIR", help="where the log directories live; the same as log.dirs in --config"
+        "--data-dir",
+        metavar="DIR",
+        help="where the log directories live; the same as log.dirs in --config (default: ./holdfast-data)",
     )
     parser.add_argument(
         "--listen",

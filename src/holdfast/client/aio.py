@@ -1,6 +1,6 @@
 """The producer for asyncio: the same guarantees, and nothing that holds up the event loop.
 
-    async with AsyncProducer("localhost:9092", spool="/var/spool/orders") as producer:
+    async with AsyncProducer("localhost:9092", spool="/var/spool/orders", value=as_json) as producer:
         delivery = producer.send("orders", {"id": 7}, key="7")
         await delivery.stored()
         place = await delivery.delivered()

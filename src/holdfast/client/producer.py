@@ -1,6 +1,6 @@
 """A producer that cannot forget a message without saying so.
 
-    with Producer("localhost:9092") as producer:
+    with Producer("localhost:9092", value=as_json) as producer:
         producer.send("orders", {"id": 7}, key="7").wait()
 
 `send` returns at once with a `Delivery`, to wait on or to be called back about. Leaving the `with` block waits for

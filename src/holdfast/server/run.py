@@ -17,7 +17,6 @@ from holdfast.errors import ConfigError
 from holdfast.real import keep_freed_memory
 from holdfast.server.server import Server
 
-DEFAULT_DATA_DIR = "data"
 GC_THRESHOLD = 50_000
 """Requests leave little garbage in cycles; looking for it rarely keeps pauses out of the tail."""
 
@@ -49,8 +48,6 @@ def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
     overrides = dict(options.overrides)
     if options.data_dir is not None:
         overrides["log.dirs"] = options.data_dir
-    elif "log.dirs" not in properties and "log.dir" not in properties and "log.dirs" not in overrides:
-        overrides["log.dirs"] = DEFAULT_DATA_DIR
     if options.listen:
         overrides["listeners"] = ",".join(map(listeners_for, options.listen))
     return BrokerConfig.load(properties, overrides)

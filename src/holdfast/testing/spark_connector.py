@@ -1,7 +1,7 @@
 """Spark's own Kafka connector, for tests and measures that put it beside ours: fetched by Maven, kept in the cache.
 
-The connector's jars for Spark 4.3.0 are not in every mirror. `CONNECTOR` names what is used in their place: the nearest
-version that can be had, with the versions of its parts that can be had beside it.
+`CONNECTOR` names what is put beside ours: the version nearest to Spark 4.3.0 that Maven finds, with the versions of its
+parts that go with it.
 """
 
 from __future__ import annotations
