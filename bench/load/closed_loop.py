@@ -28,7 +28,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         each.join()
     if failures:
         raise SystemExit(failures[0])
-    return {"latencies_us": [value for each in found for value in each], "window_s": window.seconds}
+    return window.outcome([value for each in found for value in each])
 
 
 def _guarded(

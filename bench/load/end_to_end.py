@@ -48,4 +48,4 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
             latencies.append(int((read_at - asked_at) * 1e6))
     producer.flush(TIMEOUT_S)
     consumer.close()
-    return {"latencies_us": latencies, "window_s": window.seconds}
+    return window.outcome(latencies)

@@ -21,7 +21,7 @@ async def _run(spec: dict[str, Any]) -> dict[str, Any]:
     window = Window(spec["clients"])
     found = await asyncio.gather(*(_client(spec, window) for _ in range(spec["clients"])))
     latencies = [value for each in found for value in each]
-    return {"latencies_us": latencies, "window_s": window.seconds}
+    return window.outcome(latencies)
 
 
 async def _client(spec: dict[str, Any], window: Window) -> list[int]:

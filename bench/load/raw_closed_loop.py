@@ -82,4 +82,4 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
             client.ask()
     for each in clients:
         each.socket.close()
-    return {"latencies_us": latencies, "window_s": window.seconds}
+    return window.outcome(latencies)

@@ -28,7 +28,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     if failures:
         raise SystemExit(failures[0])
     latencies = [value for each in found for value in each]
-    return {"latencies_us": latencies, "window_s": window.seconds}
+    return window.outcome(latencies)
 
 
 def _guarded(spec: dict[str, Any], window: Window, found: list[list[int]], failures: list[str]) -> None:

@@ -50,4 +50,4 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
             window.client_is_ready()
         if window.holds(asked_at, answered_at):
             latencies.append(int((answered_at - asked_at) * 1e6))
-    return {"latencies_us": latencies, "window_s": window.seconds}
+    return window.outcome(latencies)

@@ -13,6 +13,7 @@ import math
 import sys
 import threading
 import time
+from typing import Any
 
 
 class Window:
@@ -23,6 +24,7 @@ class Window:
         self.end_at = math.inf
         self._not_ready = clients
         self._lock = threading.Lock()
+        self._cpu_at_begin = math.nan
 
     def client_is_ready(self) -> None:
         """To be called once by each client, after its first answer."""
@@ -45,9 +47,20 @@ class Window:
         """Its length, once it is over."""
         return self.end_at - self.begin_at
 
+    def outcome(self, latencies_us: list[int]) -> dict[str, Any]:
+        """What a generator answers with at the end of its only window."""
+        return {
+            "latencies_us": latencies_us,
+            "window_s": self.seconds,
+            "cpu_s": time.process_time() - self._cpu_at_begin,
+        }
+
     def _listen(self) -> None:
         for line in sys.stdin:
             said = json.loads(line)
             # The end first: a window must not seem open-ended between the two.
             self.end_at = said.get("end_at", self.end_at)
             self.begin_at = said.get("begin_at", self.begin_at)
+            if "begin_at" in said:
+                time.sleep(max(0.0, self.begin_at - time.monotonic()))
+                self._cpu_at_begin = time.process_time()

@@ -24,7 +24,7 @@ def _rows(generator: str, targets: bool) -> list[Row]:
         ("flushed on both sides", "ours_flushed", "kafka_flushed", 5.0),
         ("**ours flushed, Kafka's not**", "ours_flushed", "kafka_page_cache", 1.2),
     )
-    return [
+    rows = [
         Row(
             f"acks=all, 16 clients, one partition, {what}{generator}",
             "/s",
@@ -34,6 +34,19 @@ def _rows(generator: str, targets: bool) -> list[Row]:
         )
         for what, ours, kafka, target in pairs
     ]
+    if targets:
+        rows.append(clients_alone("16 clients, one partition", "ours_page_cache", "kafka_page_cache"))
+    return rows
+
+
+def clients_alone(what: str, ours: str, kafka: str) -> Row:
+    """The bound of such a measure: all cores to the clients, which cost on `ours` what they cost."""
+    return Row(
+        f"{what}: a broker that costs nothing, against Kafka's {kafka.removeprefix('kafka_').replace('_', ' ')}",
+        "/s",
+        f"{ours}.clients_alone_per_s",
+        f"{kafka}.requests_per_s",
+    )
 
 
 class Clients16(Measure):

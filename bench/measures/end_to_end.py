@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Final
 
+from bench.disk import disk_alone, small_flushes
 from bench.driver import Bench, Measure, Series
 from bench.load import kafka_load
 from bench.model import MeasureResult, Metrics, Row
@@ -20,7 +21,7 @@ class EndToEnd(Measure):
     name = "end-to-end"
     title = "Produce to consume"
     shares_brokers = True
-    rows = tuple(
+    rows = [
         Row(
             f"produce-to-consume latency, ours flushed, Kafka's not, {quantile}",
             "µs",
@@ -29,7 +30,7 @@ class EndToEnd(Measure):
             at_most=target,
         )
         for quantile, target in (("p50", 1.5), ("p99", 1.0))
-    )
+    ] + disk_alone("Kafka's page cache, produced and consumed", "kafka_page_cache")
 
     def run(self, bench: Bench) -> MeasureResult:
         """Each broker with its own default."""
@@ -39,6 +40,7 @@ class EndToEnd(Measure):
             series = [
                 _series(bench, "ours_flushed", bench.pair.ours, ours),
                 _series(bench, "kafka_page_cache", bench.pair.kafka, kafka),
+                small_flushes(bench),
             ]
             return bench.alternate(self.name, series)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Final
 
+from bench.disk import disk_alone, small_flushes
 from bench.driver import Bench, Measure, Series
 from bench.load import kafka_load
 from bench.model import MeasureResult, Metrics, Row
@@ -18,7 +19,7 @@ MODES: Final[tuple[tuple[str, Durability], ...]] = (("page_cache", "page cache")
 def _rows(generator: str, targets: bool) -> list[Row]:
     wanted = {("page_cache", "p50"): 0.85, ("page_cache", "p99"): 0.5}
     wanted |= {("flushed", "p50"): 0.65, ("flushed", "p99"): 0.4}
-    return [
+    rows = [
         Row(
             f"acks=all, one in flight, {durability} on both sides, {quantile}{generator}",
             "µs",
@@ -29,6 +30,7 @@ def _rows(generator: str, targets: bool) -> list[Row]:
         for mode, durability in MODES
         for quantile in ("p50", "p99")
     ]
+    return rows + disk_alone("Kafka flushed", "kafka_flushed") if targets else rows
 
 
 class Latency(Measure):
@@ -48,6 +50,7 @@ class Latency(Measure):
                 for side, broker in (("ours", bench.pair.ours), ("kafka", bench.pair.kafka)):
                     topic = stack.enter_context(bench.topic(broker, "latency", durability))
                     series.append(self._series(bench, f"{side}_{mode}", broker, topic))
+            series.append(small_flushes(bench))
             return bench.alternate(self.name, series)
 
     def _series(self, bench: Bench, key: str, broker: Broker, topic: str) -> Series:

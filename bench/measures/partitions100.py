@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from bench.driver import Bench, Measure
-from bench.measures.clients16 import PROCESSES, closed_loop_series
+from bench.measures.clients16 import PROCESSES, clients_alone, closed_loop_series
 from bench.model import MeasureResult, Row
 from bench.servers import Durability
 
@@ -33,6 +33,7 @@ class Partitions100(Measure):
             "ours_flushed.requests_per_s",
             "kafka_page_cache.requests_per_s",
         ),
+        clients_alone("16 clients over 100 partitions", "ours_flushed", "kafka_flushed"),
     )
 
     def run(self, bench: Bench) -> MeasureResult:
