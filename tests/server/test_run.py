@@ -62,3 +62,23 @@ def test_where_the_data_is_kept(arguments: list[str], directories: tuple[str, ..
         parse_options([str(file) if argument == "FILE" else argument for argument in arguments])
     )
     assert config.log_dirs == directories
+
+
+LIMIT_OF_OPEN_FILES: Final = """
+import resource
+from holdfast.server.server import raise_descriptor_limit
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+allowed = raise_descriptor_limit()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE), hard, allowed)
+"""
+
+
+def test_as_many_files_may_be_open_as_the_system_allows() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMIT_OF_OPEN_FILES], capture_output=True, text=True, check=True
+    )
+    soft, hard, hard_before, allowed = map(int, done.stdout.split())
+    assert soft == hard == hard_before != 256
+    assert allowed == hard
