@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -22,13 +23,14 @@ from holdfast.testing.wire_client import (
     API_VERSIONS,
     CLOSED,
     FETCH,
+    INIT_PRODUCER_ID,
     METADATA,
     PRODUCE,
     SILENT,
     WireClient,
     frame,
 )
-from holdfast.wire.batch import make_batch
+from holdfast.wire.batch import Record, build_batch, make_batch
 from holdfast.wire.messages import encode_request
 
 MIB = 1 << 20
@@ -116,6 +118,49 @@ def test_more_requests_than_may_be_under_way_are_all_answered_in_order(
     with WireClient(broker.bootstrap_servers) as client:
         client.send(data)
         assert correlation_ids(client, 1000) == list(range(1000))
+
+
+@pytest.mark.parametrize("limit", ["1", "16"])
+def test_requests_that_wait_and_get_no_answer_make_room_for_the_next(
+    start_broker: StartBroker, create_topic: CreateTopic, limit: str
+) -> None:
+    """Produces of a transaction with acks=0 wait for its coordinator: nothing is sent when that has agreed."""
+    broker = start_broker(holdfast_requests_in_flight_max=limit, transaction_state_log_num_partitions="1")
+    create_topic(broker, "t", partitions=40)
+    with WireClient(broker.bootstrap_servers) as client:
+        fields = {
+            "transactional_id": "silent",
+            "transaction_timeout": 60_000,
+            "producer_id": -1,
+            "producer_epoch": -1,
+        }
+        assert eventually(lambda: client.ask(INIT_PRODUCER_ID, 5, fields).error_code == 0)
+        producer = client.ask(INIT_PRODUCER_ID, 5, fields)
+        produces = b"".join(
+            frame(PRODUCE, 12, transactional_body("silent", producer, "t", partition))
+            for partition in range(40)
+        )
+        client.send(produces + frame(API_VERSIONS, 0, b"", correlation_id=41))
+        assert correlation_ids(client, 1) == [41]
+
+
+def transactional_body(transactional_id: str, producer: Any, topic: str, partition: int) -> bytes:
+    batch = build_batch(
+        [Record(0, 0, None, b"x")],
+        base_timestamp=time.time_ns() // 1_000_000,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=0,
+        is_transactional=True,
+    )
+    data = [{"index": partition, "records": batch}]
+    fields = {
+        "transactional_id": transactional_id,
+        "acks": 0,
+        "timeout": 30_000,
+        "topic_data": [{"name": topic, "partition_data": data}],
+    }
+    return encode_request(PRODUCE, 12, fields)
 
 
 def test_requests_behind_a_parked_fetch_wait_and_those_of_others_do_not(

@@ -24,6 +24,7 @@ from holdfast.wire.batch import Record, build_batch
 
 SETTINGS = {"transaction.state.log.num.partitions": "2", "offsets.topic.num.partitions": "2"}
 STATE = "__transaction_state"
+DESCRIBE_PRODUCERS = 61
 PROTOCOLS = pytest.mark.parametrize("is_newer", [True, False], ids=["newer", "older"])
 
 
@@ -116,6 +117,19 @@ def test_a_completion_that_was_not_flushed_is_flushed_before_it_is_told(
     node.settle()
     assert client.answer(asked).transaction_states[0].transaction_state == "CompleteCommit"
     assert flushes_of(node, lambda: described(client, "copy")) == 0
+
+
+def test_producers_of_the_coordinators_partition_are_described_after_a_completion(
+    node: BareNode, producer: TransactionalProducer
+) -> None:
+    """Its log may end with records that no flush was asked for; whoever waits for them asks."""
+    producer.produce("a", 0, b"1")
+    producer.end(is_commit=True)
+    topics = [{"name": STATE, "partition_indexes": [0, 1]}]
+    (described,) = node.connect().ask(DESCRIBE_PRODUCERS, 0, topics=topics).topics
+    assert [partition.error_code for partition in described.partitions] == [ErrorCode.none] * 2
+    client = node.connect()
+    assert flushes_of(node, lambda: client.ask(DESCRIBE_PRODUCERS, 0, topics=topics)) == 0
 
 
 def test_two_transactions_interleave(node: BareNode, producer: TransactionalProducer) -> None:

@@ -110,6 +110,7 @@ class Connection:
         self.node = node
         self.info = info
         self.transmit = transmit
+        """Takes responses, or none: there may be room for requests all the same."""
         self._close = close
         self._under_way: deque[Exchange] = deque()
         self._under_way_max = node.config.holdfast_requests_in_flight_max
@@ -118,7 +119,7 @@ class Connection:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether the shell should stop reading until a response has left."""
+        """Whether the shell should stop reading until `transmit` is called."""
         return len(self._under_way) >= self._under_way_max
 
     @property
@@ -162,12 +163,12 @@ class Connection:
         return exchange
 
     def flush_answered(self) -> None:
-        """Send every response that is ready and next in order."""
+        """Send every response that is ready and next in order; the shell looks for room even if there is none."""
         under_way = self._under_way
         out: list[Part] = []
         while under_way and under_way[0].parts is not None:
             out += under_way.popleft().parts or ()
-        if out and not self.is_closed:
+        if not self.is_closed:
             self.transmit(out)
 
     def give_up(self, api_key: int, version: int, error: Exception) -> None:

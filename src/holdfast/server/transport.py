@@ -176,7 +176,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # Sending
 
     def _transmit(self, parts: list[Part]) -> None:
-        if self._writable:
+        if not parts:
+            if not self._reading:
+                self.resume()
+        elif self._writable:
             first = parts[0]
             if len(parts) == 1 and not self._outgoing and not isinstance(first, Slice):
                 self._write(first)

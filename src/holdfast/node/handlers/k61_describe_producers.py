@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Describing:
     """One request under way: what is told of each partition, and how many of them are not committed yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self.waiting = 0
         self.later: Later | None = None
         self.fields: Fields = {"throttle_time": 0, "topics": []}
@@ -42,12 +43,16 @@ class Describing:
                 self.later.resolve(self.fields)
 
         self.waiting += 1
-        hosted.offsets.when_committed(hosted.log.end_offset, committed)
+        end_offset = hosted.log.end_offset
+        if not hosted.offsets.is_committed(end_offset):
+            # A coordinator's log may end with records that no flush was asked for.
+            self._node.commit.request(hosted)
+        hosted.offsets.when_committed(end_offset, committed)
         return partition
 
 
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
-    describing = Describing()
+    describing = Describing(node)
     for topic in request.topics:
         partitions = [_one(node, describing, topic.name, index) for index in topic.partition_indexes]
         describing.fields["topics"].append({"name": topic.name, "partitions": partitions})
