@@ -232,6 +232,39 @@ def mortal_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.fixture
+def damaged_topic(run: Run, mortal_broker: BrokerProcess) -> str:
+    """Three messages, each in a batch of its own; a bit of the second is wrong on disk."""
+    there = ("--bootstrap-server", mortal_broker.bootstrap_servers)
+    assert run("topics", "create", "--topic", "t", *there).returncode == 0
+    for value in (b"good\n", b"damaged\n", b"also good\n"):
+        fill(run, "t", value, *there)
+    (log,) = Path(mortal_broker.data_dir).glob("t-0/*.log")
+    with log.open("r+b") as file:
+        file.seek(log.read_bytes().index(b"damaged"))
+        file.write(b"D")
+    return "t"
+
+
+def test_messages_in_front_of_a_damaged_one_are_printed_and_counted(
+    run: Run, mortal_broker: BrokerProcess, damaged_topic: str
+) -> None:
+    there = ("--bootstrap-server", mortal_broker.bootstrap_servers)
+    result = run("consume", "--topic", damaged_topic, "--from-beginning", "--timeout-ms", "10000", *there)
+    assert (result.returncode, result.stdout) == (1, b"good\n"), result.stderr
+    assert b"processed a total of 1 messages" in result.stderr
+    assert b"cannot read t-0 at offset 1" in result.stderr
+
+
+def test_a_member_commits_what_it_printed_in_front_of_a_damaged_message(
+    run: Run, mortal_broker: BrokerProcess, damaged_topic: str
+) -> None:
+    read = ("consume", "--topic", damaged_topic, "--group", "g", "--from-beginning", "--timeout-ms", "10000")
+    there = ("--bootstrap-server", mortal_broker.bootstrap_servers)
+    outcomes = [run(*read, *there) for _ in range(2)]
+    assert [(result.returncode, result.stdout) for result in outcomes] == [(1, b"good\n"), (1, b"")]
+
+
+@pytest.fixture
 def member(run: Run, start: Start, mortal_broker: BrokerProcess) -> Callable[..., subprocess.Popen[bytes]]:
     """A member of a group that has printed its first message."""
     there = ("--bootstrap-server", mortal_broker.bootstrap_servers, "--connect-timeout-ms", "2000")

@@ -10,14 +10,15 @@ The rules it keeps:
 - With a group a position is stored only after its message was written out, so that a crash or a closed pipe
   repeats messages rather than losing them (HF301); the last ones are committed, and that is waited for, before
   the command ends (HF309).
-- Checksums are verified; a damaged message ends the command unless it was told to skip.
+- Checksums are verified; a damaged message ends the command, after those in front of it were printed, unless it was
+  told to skip.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
@@ -221,14 +222,20 @@ class MessageReader:
     def _print(self, messages: Iterable[Message]) -> None:
         done: dict[Place, int] = {}
         lines: list[bytes] = []
-        for message in messages:
-            error = message.error()
-            if error is not None:
-                self._handle(error, message)
-                continue
-            lines.append(self.write(message))
-            place = (message.topic() or "", message.partition() or 0)
-            done[place] = (message.offset() or 0) + 1
+        try:
+            for message in messages:
+                error = message.error()
+                if error is not None:
+                    self._handle(error, message)
+                    continue
+                lines.append(self.write(message))
+                place = (message.topic() or "", message.partition() or 0)
+                done[place] = (message.offset() or 0) + 1
+        finally:
+            self._put_out(lines, done)
+
+    def _put_out(self, lines: Sequence[bytes], done: Mapping[Place, int]) -> None:
+        """Write messages out; only then does their place count as read."""
         self.out.write(b"".join(lines))
         self.out.flush()
         self.printed += len(lines)
