@@ -102,7 +102,7 @@ class Node:
             directory: CheckpointWriter(seams.fs, seams.flusher, directory, self._checkpoint_failed)
             for directory in self.directories
         }
-        self.timers = Timers()
+        self.timers = Timers(self._timer_failed)
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, seams.randomness
         )
@@ -421,6 +421,10 @@ class Node:
         trace = "".join(format_exception(error))
         self.say(f"defect in API {api_key} version {version}: {trace}")
 
+    def _timer_failed(self, action: Callable[[], None], error: Exception) -> None:
+        trace = "".join(format_exception(error))
+        self.say(f"defect in the timer {getattr(action, '__qualname__', action)}: {trace}")
+
     def _in_directory(self, directory: LogDirectory) -> list[HostedPartition]:
         hosted = [partition for partition in self.partitions if partition.directory is directory]
         if self.metadata is not None and self.metadata.directory is directory:
@@ -436,13 +440,15 @@ class Node:
         def run() -> None:
             if self.is_stopping:
                 return
-            self._time_out_productions(due_ms)
-            if self._checkpoint_due:
-                self._checkpoint_due = False
-                self.write_recovery_points()
-            for directory in [due for due in self._log_starts_due if not due.offline]:
-                self.write_log_starts(directory)
-            self._every_second(due_ms + CHECKPOINT_INTERVAL_MS)
+            try:
+                self._time_out_productions(due_ms)
+                if self._checkpoint_due:
+                    self._checkpoint_due = False
+                    self.write_recovery_points()
+                for directory in [due for due in self._log_starts_due if not due.offline]:
+                    self.write_log_starts(directory)
+            finally:
+                self._every_second(due_ms + CHECKPOINT_INTERVAL_MS)
 
         self.timers.at(due_ms, run)
 

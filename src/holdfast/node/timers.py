@@ -20,7 +20,9 @@ class Timer:
 class Timers:
     """A heap of timers by monotonic deadline. Cancelled ones stay until due or until they outnumber the rest."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Callable[[Callable[[], None], Exception], None]) -> None:
+        """`failed` is told of an action that raised, and with what."""
+        self._failed = failed
         self._heap: list[tuple[int, int, Timer]] = []
         self._sequence = 0
         self._announced_ms: int | None = None
@@ -49,8 +51,12 @@ class Timers:
         return self._announced_ms
 
     def run_due(self, now_ms: int) -> None:
+        """Run what is due, each whatever became of the others."""
         heap = self._heap
         while heap and heap[0][0] <= now_ms:
-            timer = heappop(heap)[2]
-            if timer.action is not None:
-                timer.action()
+            action = heappop(heap)[2].action
+            if action is not None:
+                try:
+                    action()
+                except Exception as error:  # noqa: BLE001 - one action's defect must not stop the broker's clock
+                    self._failed(action, error)

@@ -38,6 +38,7 @@ DESCRIPTORS_UNLIMITED: Final = 1 << 30
 class Server:
     def __init__(self, config: BrokerConfig, say: Callable[[str], None]) -> None:
         self.config = config
+        """As the broker was started; `node.config` also knows what was altered while running."""
         self.say = say
         self.loop = asyncio.get_running_loop()
         self.frame_bytes_max = config.socket_request_max_bytes
@@ -127,8 +128,10 @@ class Server:
 
     def _tick(self) -> None:
         self._timer = None
-        self.node.tick(self.now())
-        self._arm()
+        try:
+            self.node.tick(self.now())
+        finally:
+            self._arm()
 
     # Cold reads
 
@@ -152,10 +155,11 @@ class Server:
 
     def connected(self, protocol: ClientProtocol) -> None:
         self._protocols.add(protocol)
-        limit = connections_allowed(self.config.max_connections, self._descriptors)
+        max_connections = self.node.config.max_connections
+        limit = connections_allowed(max_connections, self._descriptors)
         if len(self._protocols) > limit:
             self.say(
-                f"more than {limit} connections: refusing one (max.connections={self.config.max_connections}, "
+                f"more than {limit} connections: refusing one (max.connections={max_connections}, "
                 f"and {self._descriptors} open files are allowed to this process)"
             )
             protocol.abort()
@@ -173,14 +177,14 @@ class Server:
         if limit_ms < 0:
             return
         limit = limit_ms / 1000
+        interval = min(limit / IDLE_SWEEPS_PER_LIMIT, IDLE_SWEEP_SECONDS_MAX)
+        self._idle_sweep = self.loop.call_later(interval, self._sweep_idle)
         now = self.loop.time()
         for protocol in list(self._protocols):
             connection = protocol.connection
             has_work = connection is not None and connection.requests_under_way > 0
             if now - protocol.last_active >= limit and not has_work:
                 protocol.close_idle(f"idle for connections.max.idle.ms={limit_ms}")
-        interval = min(limit / IDLE_SWEEPS_PER_LIMIT, IDLE_SWEEP_SECONDS_MAX)
-        self._idle_sweep = self.loop.call_later(interval, self._sweep_idle)
 
     # Memory of frames that are being received
 
