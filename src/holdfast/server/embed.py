@@ -7,11 +7,12 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from holdfast.config.broker import BrokerConfig
-from holdfast.errors import UsageError
+from holdfast.errors import StorageError, UsageError
 from holdfast.server.run import new_event_loop
 from holdfast.server.server import Server
 
@@ -24,6 +25,11 @@ class Broker:
 
     Without `data_dir` it lives in a temporary directory that is removed with it. `listen` is HOST:PORT; port 0
     takes a free one. `settings` are Kafka's property names.
+
+    A broker whose metadata cannot be written any more ends at once, as `holdfast serve` does: its clients are cut off,
+    nobody is served by half a broker. `stop`, `restart` and leaving the `with` block then raise `StorageError` with the
+    reason; an exception that leaves the block anyway passes, with the reason as a note. After that it may be started
+    again, unless its directory was temporary.
     """
 
     def __init__(
@@ -70,10 +76,12 @@ class Broker:
         return self
 
     def stop(self) -> None:
-        """Stop cleanly and wait; the data stays, unless it was temporary."""
-        self._halt()
-        if self._is_temporary:
-            shutil.rmtree(self.data_dir, ignore_errors=True)
+        """Stop cleanly and wait; the data stays, unless it was temporary. Raises what ended the broker before."""
+        try:
+            self._halt()
+        finally:
+            if self._is_temporary:
+                shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def restart(self) -> None:
         self._halt()
@@ -82,7 +90,8 @@ class Broker:
     def _halt(self) -> None:
         if self._thread is None or self._loop is None or self._stop is None:
             return
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # its loop is closed: the broker has ended by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         self._thread = None
         self.server = None
@@ -115,11 +124,14 @@ class Broker:
             self._say(notice)
         self._stop = asyncio.Event()
         server = Server(config, self._say)
+        server.node.on_fatal = self._stop.set
         await server.start()
         self.server = server
         self._ready.set()
         await self._stop.wait()
         await server.stop()
+        if server.node.fatal is not None:
+            raise StorageError(f"the broker stopped because {server.node.fatal}")
 
     def __enter__(self) -> Self:
         return self.start()
@@ -127,4 +139,9 @@ class Broker:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except StorageError as error:
+            if value is None:
+                raise
+            value.add_note(str(error))

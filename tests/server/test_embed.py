@@ -1,0 +1,78 @@
+"""A broker inside a program: what its user is told when it cannot go on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from holdfast import Broker
+from holdfast.errors import StorageError
+from holdfast.real import RealFile
+from holdfast.testing.wire_client import CLOSED, CREATE_TOPICS, WireClient
+
+WHY = "the metadata log is in"
+
+
+def create_topic(broker: Broker, name: str) -> object:
+    topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
+    with WireClient(broker.bootstrap_servers) as client:
+        return client.ask(CREATE_TOPICS, 5, {"topics": [topic], "timeout": 30_000})
+
+
+def break_metadata(broker: Broker) -> None:
+    """From now on its metadata log cannot be written, which a change shows."""
+    assert broker.server is not None
+    metadata = broker.server.node.metadata
+    assert metadata is not None
+    unwritable = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(unwritable, cast(RealFile, metadata.log.segments[-1].file).fd)
+    os.close(unwritable)
+    create_topic(broker, "refused")
+
+
+def wait_until_ended() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "holdfast-broker":
+            thread.join(30)
+            assert not thread.is_alive(), "half dead"
+
+
+def test_a_broker_that_cannot_go_on_ends_and_leaving_the_block_says_why(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(StorageError, match=WHY), Broker(str(tmp_path / "data"), say=said.append) as broker:
+        break_metadata(broker)
+        wait_until_ended()
+        with pytest.raises(ConnectionRefusedError):
+            create_topic(broker, "late")
+    assert any(WHY in line for line in said)
+
+
+def test_stop_says_why_a_broker_had_ended_and_it_can_start_again(tmp_path: Path) -> None:
+    broker = Broker(str(tmp_path / "data")).start()
+    break_metadata(broker)
+    with pytest.raises(StorageError, match=WHY):
+        broker.stop()
+    broker.stop()
+    with broker:
+        assert create_topic(broker, "created") != CLOSED
+
+
+def test_an_error_of_the_block_itself_passes_with_a_note() -> None:
+    """What a program ran into because its broker had ended is what it sees, and why."""
+    with pytest.raises(KeyError) as raised, Broker() as broker:
+        break_metadata(broker)
+        raise KeyError("the program's own")
+    assert WHY in raised.value.__notes__[0]
+    assert not os.path.exists(broker.data_dir)
+
+
+def test_a_temporary_directory_goes_with_a_broker_that_failed() -> None:
+    broker = Broker().start()
+    break_metadata(broker)
+    with pytest.raises(StorageError, match=WHY):
+        broker.stop()
+    assert not os.path.exists(broker.data_dir)
