@@ -54,8 +54,8 @@ class CheckpointWriter:
         self._written = data
         self._flusher.submit(FlushJob((file,), self._flushed, is_background=True))
 
-    def write_now(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Durable when it returns, or the directory is offline; a round under way is given up. Blocks."""
+    def write_now(self, offsets: Mapping[tuple[str, int], int]) -> bool:
+        """Whether it is durable now; if not, the directory is offline or full. Gives up a round under way. Blocks."""
         self._is_superseded = self._is_busy
         data = encode_offsets(offsets)
         try:
@@ -63,9 +63,10 @@ class CheckpointWriter:
         except OSError as error:
             self._written = None
             self._failed(self._directory, error)
-        else:
-            self._written = data
-            self._directory.recovery_points = dict(offsets)
+            return False
+        self._written = data
+        self._directory.recovery_points = dict(offsets)
+        return True
 
     def _flushed(self, error: OSError | None) -> None:
         if self._is_superseded:

@@ -7,6 +7,7 @@ last used under, so that the next start can tell a killed process from a power f
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Container, Mapping
 from typing import Final
 from uuid import UUID
@@ -27,8 +28,10 @@ from holdfast.log.recovery import Trust
 from holdfast.log.write_ahead import NO_ROOM_ERRNOS
 from holdfast.seams import FileSystem, Lock
 
-REFUSED_ERRNOS: Final = NO_ROOM_ERRNOS
-"""A write refused for want of room: nothing was promised, and the directory stays in service."""
+NO_DESCRIPTOR_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE))
+"""A file could not be opened for want of descriptors: nothing was asked of the disk."""
+REFUSED_ERRNOS: Final = NO_ROOM_ERRNOS | NO_DESCRIPTOR_ERRNOS
+"""Refused for want of room or descriptors: nothing was promised, and the directory stays in service."""
 LOCK_FILE: Final = ".lock"
 SESSION_FILE: Final = "holdfast.session"
 

@@ -132,9 +132,9 @@ class HostedPartition:
 
 
 class OfflinePartition:
-    """A partition whose log could not be opened: damaged beyond its tail. It answers storage errors only."""
+    """A partition whose log could not be opened, or not be made. It answers storage errors only."""
 
-    __slots__ = ("directory", "index", "leader_epoch", "reason", "topic", "topic_id")
+    __slots__ = ("directory", "index", "is_new", "leader_epoch", "reason", "topic", "topic_id")
 
     def __init__(
         self,
@@ -144,6 +144,8 @@ class OfflinePartition:
         leader_epoch: int,
         reason: str,
         directory: LogDirectory | None,
+        *,
+        is_new: bool,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -152,3 +154,5 @@ class OfflinePartition:
         self.reason = reason
         self.directory = directory
         """Where its files are, if it has any."""
+        self.is_new = is_new
+        """Whether there was no room to make its log: it holds nothing yet, and may be made at any time."""

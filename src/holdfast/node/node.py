@@ -39,6 +39,7 @@ from holdfast.node.checkpoint_writer import CheckpointWriter
 from holdfast.node.commit import GroupCommit
 from holdfast.node.connection import Connection
 from holdfast.node.context import Answer, ConnectionInfo, Part, RequestContext
+from holdfast.node.deletions import Deletions, Offsets
 from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
 from holdfast.node.fetch_sessions import FetchSessions
 from holdfast.node.group_service import GroupService
@@ -114,8 +115,7 @@ class Node:
         self.transactions = TransactionService(self)
         self.groups = GroupService(self)
         self.metadata: HostedPartition | None = None
-        self._doomed: list[HostedPartition] = []
-        """Deleted, but not durably yet: a crash may bring them back, so the checkpoints go on naming them."""
+        self.deletions = Deletions(seams.fs, self.forget_deleted, self.directory_failed)
         self.metadata_barrier: Callable[[CommitWaiter], None] | None = None
         """None while the image is durable; otherwise holds a response back until it is."""
         self.is_stopping = False
@@ -159,7 +159,7 @@ class Node:
                         self._recovery_points(directory),
                         self._log_starts(directory),
                         # A partition found damaged must be found damaged again, not taken for cleanly closed.
-                        self.broker_epoch if self.partitions.all_online else None,
+                        None if self.partitions.has_damaged else self.broker_epoch,
                     )
                 except OSError as error:
                     self.directory_failed(directory, error)
@@ -169,7 +169,7 @@ class Node:
         hosted = self._in_directory(directory)
         targets = [target for partition in hosted for target in partition.log.write_for_clean_start()]
         if len(targets) > FLUSH_ALL_ABOVE:
-            self.fs.flush_all(directory.path)
+            self.fs.flush_many(targets)
         else:
             flush_each(self.fs, targets)
         for partition in hosted:
@@ -328,38 +328,32 @@ class Node:
             hosted.log.config = self.topic_config(hosted.topic)
 
     def _withdraw(self, topic: TopicImage) -> None:
-        gone = self.partitions.withdraw(topic)
+        gone, doomed = self.partitions.withdraw(topic)
         self._topic_configs.pop(topic.name, None)
         assert self.metadata is not None
         for hosted in gone:
             hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
-        self._doomed += gone
+        self.deletions.begin(doomed)
 
         def delete(error: Exception | None) -> None:
             if error is not None:
                 return
-            self._doomed = [hosted for hosted in self._doomed if hosted not in gone]
-            for directory in dict.fromkeys(hosted.directory for hosted in gone):
-                self.forget_deleted(directory)
-            for hosted in gone:
-                self._delete_files(hosted)
+            for segment in (segment for hosted in gone for segment in hosted.log.segments):
+                segment.forget_file()
+            self.deletions.decide(doomed)
 
         self.metadata.offsets.when_committed(self.metadata.log.end_offset, delete)
 
-    def forget_deleted(self, directory: LogDirectory) -> None:
-        """Take what is not hosted any more out of the checkpoints: a new topic may have its name."""
-        if not directory.offline:
-            self.write_log_starts(directory)
-        if not directory.offline:
-            self._checkpoint_writers[directory].write_now(self._recovery_points(directory))
+    def forget_deleted(self, directory: LogDirectory) -> bool:
+        """Take what is not hosted any more out of the checkpoints: a new topic may have its name.
 
-    def _delete_files(self, hosted: HostedPartition) -> None:
-        if hosted.directory.offline:
-            return
-        try:
-            self.partitions.delete_files(hosted)
-        except OSError as error:
-            self.directory_failed(hosted.directory, error)
+        Whether that is durable; if not, the directory is offline or full.
+        """
+        if directory.offline or not self.write_log_starts(directory):
+            return False
+        # What is hosted under a name that was given back is told of by the next round.
+        self._checkpoint_due = True
+        return self._checkpoint_writers[directory].write_now(self._recovery_points(directory))
 
     # Time-outs of parked produces
 
@@ -393,9 +387,38 @@ class Node:
         directories = dict.fromkeys(hosted.directory for hosted in moved)
         durable = {directory for directory in directories if self.write_log_starts(directory, moved)}
         for hosted, offset in moved.items():
-            if not hosted.offline and (even_if_full or hosted.directory in durable):
+            if hosted.offline:
+                continue
+            if hosted.directory in durable and not self.deletions.hides(hosted):
                 hosted.advance_start(offset)
                 remove_below_start(self, hosted)
+            elif even_if_full:
+                self._remove_one_by_one(hosted, offset)
+
+    def _remove_one_by_one(self, hosted: HostedPartition, offset: int) -> None:
+        """Delete below `offset` without the checkpoint: then the first file that is left tells where the log starts.
+
+        Each segment is gone durably before the next one goes. A crash that kept a later removal without an earlier
+        one would leave a gap, and what is behind it would be taken for a lost tail.
+        """
+        log = hosted.log
+        for following in log.segments[1 : len(log.segments_before(offset)) + 1]:
+            if not self._flush_removals(hosted):
+                return
+            hosted.advance_start(following.base_offset)
+            remove_below_start(self, hosted)
+        self._flush_removals(hosted)
+
+    def _flush_removals(self, hosted: HostedPartition) -> bool:
+        if hosted.offline:
+            return False
+        try:
+            self.fs.flush_directory(hosted.log.directory)
+        except OSError as error:
+            if error.errno not in REFUSED_ERRNOS:
+                self.directory_failed(hosted.directory, error)
+            return False
+        return True
 
     # Failures
 
@@ -447,6 +470,8 @@ class Node:
                     self.write_recovery_points()
                 for directory in [due for due in self._log_starts_due if not due.offline]:
                     self.write_log_starts(directory)
+                self.deletions.carry_on()
+                self.partitions.create_missing(self.image, self.now())
             finally:
                 self._every_second(due_ms + CHECKPOINT_INTERVAL_MS)
 
@@ -459,6 +484,8 @@ class Node:
 
     def persisted_recovery_point(self, hosted: HostedPartition) -> int:
         """Below this offset the next recovery will verify nothing, whatever happens now."""
+        if self.deletions.hides(hosted):
+            return 0
         persisted = hosted.directory.recovery_points.get((hosted.topic, hosted.index), 0)
         return min(persisted, hosted.log.recovery_point)
 
@@ -469,12 +496,8 @@ class Node:
 
         `moved` are starts that shall be from now on.
         """
-        starts = self._log_starts(directory)
-        for hosted, offset in moved.items():
-            if hosted.directory is directory:
-                starts[hosted.topic, hosted.index] = offset
         try:
-            directory.write_checkpoint(LOG_START_FILE, starts)
+            directory.write_checkpoint(LOG_START_FILE, self._log_starts(directory, moved))
         except OSError as error:
             self._checkpoint_failed(directory, error)
             self._log_starts_due.add(directory)
@@ -489,25 +512,22 @@ class Node:
         else:
             self.directory_failed(directory, error)
 
-    def _recovery_points(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
+    def _recovery_points(self, directory: LogDirectory) -> Offsets:
         """Of what is hosted; a partition that could not be opened keeps what the last run knew of it."""
-        return self._kept(directory.recovery_points) | {
-            (hosted.topic, hosted.index): hosted.log.recovery_point
-            for hosted in self._checkpointed(directory)
-        }
+        points = self._kept(directory.recovery_points)
+        for hosted in self._in_directory(directory):
+            points[hosted.topic, hosted.index] = hosted.log.recovery_point
+        return self.deletions.tell(directory, points, lambda doomed: doomed.recovery_point)
 
-    def _checkpointed(self, directory: LogDirectory) -> list[HostedPartition]:
-        doomed = [partition for partition in self._doomed if partition.directory is directory]
-        return [*self._in_directory(directory), *doomed]
+    def _log_starts(
+        self, directory: LogDirectory, moved: Mapping[HostedPartition, int] = MappingProxyType({})
+    ) -> Offsets:
+        starts = self._kept(directory.log_starts)
+        for hosted in self._in_directory(directory):
+            start_offset = moved.get(hosted, hosted.log.start_offset)
+            if start_offset:
+                starts[hosted.topic, hosted.index] = start_offset
+        return self.deletions.tell(directory, starts, lambda doomed: doomed.start_offset)
 
-    def _kept(self, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-        return {
-            key: offset for key, offset in offsets.items() if self.partitions.offline_reason(*key) is not None
-        }
-
-    def _log_starts(self, directory: LogDirectory) -> dict[tuple[str, int], int]:
-        return self._kept(directory.log_starts) | {
-            (hosted.topic, hosted.index): hosted.log.start_offset
-            for hosted in self._checkpointed(directory)
-            if hosted.log.start_offset
-        }
+    def _kept(self, offsets: Offsets) -> Offsets:
+        return {key: offset for key, offset in offsets.items() if self.partitions.is_damaged(*key)}

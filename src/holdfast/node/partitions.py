@@ -1,9 +1,9 @@
 """The partitions this node hosts: found by name or id, opened, created, and deleted in a safe order.
 
 A partition's directory may exist without its topic (a crash before the metadata record was durable) but a topic
-never loses its directory. Deleting renames it at once, so that a new topic may have the name, and removes it when
-the record that removes the topic is durable; a start that finds the topic still there renames it back. What is found
-without a topic was never acknowledged to anybody; it is moved aside, not deleted, unless empty.
+never loses its directory. Deleting renames it at once, so that a new topic may have the name, and removes it later
+(see `deletions`); a start that finds the topic still there renames it back. What is found without a topic was never
+acknowledged to anybody; it is moved aside, not deleted, unless empty.
 
 Making a partition flushes nothing: its first flush takes its directory and the log directory along, and until then
 nothing in it was acknowledged. Thousands of partitions are made at the speed of the page cache.
@@ -12,7 +12,7 @@ nothing in it was acknowledged. Thousands of partitions are made at the speed of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from holdfast.config.topic import TopicConfig
@@ -20,13 +20,23 @@ from holdfast.errors import CorruptLog
 from holdfast.log.checkpoints import read_partition_metadata, write_partition_metadata
 from holdfast.log.recovery import create_log, open_log
 from holdfast.metadata.image import ClusterImage, PartitionImage, TopicImage
-from holdfast.node.directories import LogDirectory
+from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
 from holdfast.node.hosted import HostedPartition, OfflinePartition
 from holdfast.seams import FileSystem, Now
 
 DELETE_MARK: Final = "-delete"
 STRAY_MARK: Final = "-stray"
 METADATA_TOPIC: Final = "__cluster_metadata"
+
+
+class Doomed(NamedTuple):
+    """A deleted partition: the directory it has left behind, and what the checkpoints said of it."""
+
+    key: tuple[str, int]
+    directory: LogDirectory
+    path: str
+    recovery_point: int
+    start_offset: int
 
 
 class Partitions:
@@ -67,9 +77,14 @@ class Partitions:
         offline = self._offline.get((topic, index))
         return offline.reason if offline is not None else None
 
+    def is_damaged(self, topic: str, index: int) -> bool:
+        """Whether a partition has a log that could not be opened: nothing that is known of it may be forgotten."""
+        offline = self._offline.get((topic, index))
+        return offline is not None and not offline.is_new
+
     @property
-    def all_online(self) -> bool:
-        return not self._offline
+    def has_damaged(self) -> bool:
+        return any(not offline.is_new for offline in self._offline.values())
 
     # Opening
 
@@ -206,7 +221,8 @@ class Partitions:
         *,
         fresh: bool,
     ) -> None:
-        """Open or create one partition; one that cannot be opened answers storage errors until restart."""
+        """Open or create one partition. One that cannot be opened answers storage errors until restart; one that is
+        new and finds no room, until `create_missing` succeeds."""
         key = (topic.name, partition.index)
         self.names_by_id[topic.topic_id] = topic.name
         place = directory
@@ -222,49 +238,76 @@ class Partitions:
                     trust = trust._replace(clean=False)
                 log = open_log(self._fs, path, config, trust, now, self._say)
         except (CorruptLog, OSError) as error:
-            self._say(f"partition {topic.name}-{partition.index} is offline: {error}")
+            if key not in self._offline:
+                self._say(f"partition {topic.name}-{partition.index} is offline: {error}")
+            is_new = fresh and isinstance(error, OSError) and error.errno in REFUSED_ERRNOS
             self._offline[key] = OfflinePartition(
-                topic.name, topic.topic_id, partition.index, partition.leader_epoch, str(error), place
+                topic.name,
+                topic.topic_id,
+                partition.index,
+                partition.leader_epoch,
+                str(error),
+                place,
+                is_new=is_new,
             )
             return
+        if self._offline.pop(key, None) is not None:
+            self._say(f"partition {topic.name}-{partition.index} is online")
         self._hosted[key] = HostedPartition(
             topic.name, topic.topic_id, partition.index, partition.leader_epoch, log, place
         )
 
+    def create_missing(self, image: ClusterImage, now: Now) -> None:
+        """Make the logs that found no room, and where they were to be: what was made of them there could be taken for
+        them at the next start. The first that finds no room this time either is the last that is tried."""
+        for key, offline in list(self._offline.items()):
+            topic, partition = image.topic(key[0]), image.partition(*key)
+            place = offline.directory
+            if not offline.is_new or topic is None or partition is None or place is None or place.offline:
+                continue
+            self.open(topic, partition, place, now, fresh=True)
+            if key in self._offline:
+                return
+
     # Deleting
 
-    def withdraw(self, topic: TopicImage) -> list[HostedPartition]:
-        """Stop serving a topic at once and give its name back; its files stay until `delete_files`."""
+    def withdraw(self, topic: TopicImage) -> tuple[list[HostedPartition], list[Doomed]]:
+        """Stop serving a topic at once and give its name back; what it leaves behind is for `Deletions`."""
         self.names_by_id.pop(topic.topic_id, None)
-        gone = []
+        gone, doomed = [], []
         for partition in topic.partitions:
-            offline = self._offline.pop((topic.name, partition.index), None)
+            key = (topic.name, partition.index)
+            offline = self._offline.pop(key, None)
             if offline is not None and offline.directory is not None:
-                self._doom(offline.directory, topic, partition.index)
-            hosted = self._hosted.pop((topic.name, partition.index), None)
+                place = offline.directory
+                points = (0, 0)
+                if not offline.is_new:
+                    points = (place.recovery_points.get(key, 0), place.log_starts.get(key, 0))
+                doomed += self._doom(place, topic, key, *points)
+            hosted = self._hosted.pop(key, None)
             if hosted is not None:
                 hosted.is_deleted = True
                 gone.append(hosted)
-                self._doom(hosted.directory, topic, partition.index)
-        return gone
+                log = hosted.log
+                doomed += self._doom(hosted.directory, topic, key, log.recovery_point, log.start_offset)
+        return gone, doomed
 
-    def _doom(self, directory: LogDirectory, topic: TopicImage, index: int) -> None:
-        """Give the name back. What `delete_files` does not remove, the next start does."""
-        path = f"{directory.path}/{topic.name}-{index}"
+    def _doom(
+        self,
+        directory: LogDirectory,
+        topic: TopicImage,
+        key: tuple[str, int],
+        recovery_point: int,
+        start_offset: int,
+    ) -> list[Doomed]:
+        """Give the name back. What is not removed until then, the next start does."""
+        path = f"{directory.path}/{topic.name}-{key[1]}"
         if directory.offline or not self._fs.exists(path):
-            return
+            return []
+        aside = f"{path}.{topic.topic_id.hex}{DELETE_MARK}"
         try:
-            self._fs.rename(path, f"{path}.{topic.topic_id.hex}{DELETE_MARK}")
+            self._fs.rename(path, aside)
         except OSError as error:
             self._failed(directory, error)
-
-    @staticmethod
-    def _doomed(hosted: HostedPartition) -> str:
-        return f"{hosted.log.directory}.{hosted.topic_id.hex}{DELETE_MARK}"
-
-    def delete_files(self, hosted: HostedPartition) -> None:
-        """The record that removes the topic is durable: its files may go."""
-        for segment in hosted.log.segments:
-            segment.forget_file()
-        if self._fs.exists(self._doomed(hosted)):
-            self._fs.remove_tree(self._doomed(hosted))
+            return []
+        return [Doomed(key, directory, aside, recovery_point, start_offset)]
