@@ -5,20 +5,30 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
+import re
 import shutil
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
-from holdfast.seams import Buffer, Now, OpenMode
+from holdfast.atomic import flush_each
+from holdfast.seams import Buffer, FlushTarget, Now, OpenMode
 
 HEAP_KEPT_BYTES: Final = 16 * 1024 * 1024
 """Freed memory that stays with the process. By itself the C library gives the end of its heap back after every large
 request and takes it again for the next one: 256 page faults for each megabyte, more work than storing it."""
 HEAP_BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024
 """Larger blocks go back to the system at once: the rare large request must not stay in memory."""
+MOUNTS: Final = "/proc/self/mountinfo"
+FLUSHED_WHOLE: Final = frozenset({"ext3", "ext4", "xfs"})
+"""File systems whose `syncfs` writes every file and all that is needed to find it, and says when that failed. Others
+may answer it without having written anything: the kernel asks no FUSE, NFS or 9p server, and an overlay only one of its
+layers. btrfs gives its files a device of their own by which nothing is found, so it is not here."""
+FLUSHED_WHOLE_SINCE: Final = (5, 8)
+"""The Linux from which on `syncfs` tells of files that could not be written."""
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
@@ -161,12 +171,12 @@ class RealFileSystem:
         finally:
             os.close(fd)
 
-    def flush_all(self, path: str) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sync_file_system(fd)
-        finally:
-            os.close(fd)
+    def flush_many(self, targets: Sequence[FlushTarget]) -> None:
+        file = file_of_whole(targets)
+        if file is None:
+            flush_each(self, targets)
+        else:
+            flush_whole(file)
 
     def free_bytes(self, path: str) -> int:
         status = os.statvfs(path)
@@ -211,11 +221,67 @@ def boot_id() -> str:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def sync_file_system(fd: int) -> None:
-    """Flush everything of the file system `fd` is on (syncfs), reporting write-back errors."""
-    if _libc.syncfs(fd) != 0:
+def flush_whole(file: RealFile) -> None:
+    """Flush all of the file system a file is on, where `is_flushed_whole`.
+
+    `syncfs` alone is not enough. On xfs, and on ext4 without a journal, what it wrote last may still be in the disk's
+    own cache; and on a file system that went read-only after an error some kernels do nothing and say that all is
+    well. A flush of any one file empties that cache, and fails where no file can be flushed.
+    """
+    if _libc.syncfs(file.fd) != 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise OSError(code, os.strerror(code), file.path)
+    file.flush()
+
+
+def file_of_whole(targets: Iterable[FlushTarget]) -> RealFile | None:
+    """A file among the targets, if flushing all of the file system it is on is known to flush every one of them."""
+    found: RealFile | None = None
+    device: int | None = None
+    for target in targets:
+        if isinstance(target, str):
+            try:
+                on = os.stat(target).st_dev
+            except OSError:
+                return None
+        elif isinstance(target, RealFile) and target.fd >= 0:
+            on = target.device
+            found = found or target
+        else:
+            return None
+        if device is None:
+            device = on
+        elif on != device:
+            return None
+    return found if device is not None and is_flushed_whole(device) else None
+
+
+@functools.cache
+def is_flushed_whole(device: int) -> bool:
+    """Whether `syncfs` is known to flush the file system on a device. It stays so while a file there is open."""
+    try:
+        with open(MOUNTS, encoding="ascii", errors="surrogateescape") as file:
+            mounts = file.read()
+    except OSError:
+        return False
+    return reports_every_flush(os.uname().release) and file_system_on(device, mounts) in FLUSHED_WHOLE
+
+
+def reports_every_flush(release: str) -> bool:
+    """Whether a kernel of this release says it when `syncfs` could not write a file."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return found is not None and (int(found[1]), int(found[2])) >= FLUSHED_WHOLE_SINCE
+
+
+def file_system_on(device: int, mounts: str) -> str | None:
+    """The kind of file system on a device as `MOUNTS` has it; None when it has none or several."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    kinds: set[str] = set()
+    for line in mounts.splitlines():
+        mount, _, file_system = line.partition(" - ")
+        if mount.split(" ")[2:3] == [wanted]:
+            kinds.add(file_system.partition(" ")[0])
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def keep_freed_memory() -> bool:

@@ -116,8 +116,8 @@ class FileSystem(Protocol):
         """Make the directory's entries durable. Blocks."""
         ...
 
-    def flush_all(self, path: str) -> None:
-        """Make everything on the file system of `path` durable: cheaper than many flushes. Blocks."""
+    def flush_many(self, targets: Sequence[FlushTarget]) -> None:
+        """Make files and directories durable, with more of the file system where that is cheaper. Blocks."""
         ...
 
     def free_bytes(self, path: str) -> int: ...

@@ -150,15 +150,22 @@ class Trace:
     def is_flushed(self, path: bytes, after: Call, before: Call) -> bool:
         """Whether a flush of `path` began after one call had ended, and returned before another began.
 
-        `syncfs` flushes every file of the file system, and all of the test's are on one.
+        `syncfs` writes every file of the file system, and all of the test's are on one; they count as flushed with the
+        flush of any file after it.
         """
-        return any(
-            call.name in FLUSHES
-            and (call.path == path or call.name == "syncfs")
+        flushes = [
+            call
+            for call in self.calls
+            if call.name in FLUSHES
             and call.begin > after.end
             and call.end < before.begin
             and call.result == 0
-            for call in self.calls
+        ]
+        written = min((call.end for call in flushes if call.name == "syncfs"), default=before.begin)
+        return any(
+            (call.path == path and call.name != "syncfs")
+            or (call.name == "fdatasync" and call.begin > written)
+            for call in flushes
         )
 
 

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from holdfast import real
 from holdfast.real import RealFile, RealFileSystem
 from holdfast.seams import FlushJob, FlushTarget
 from holdfast.server import flusher as module
@@ -157,13 +158,28 @@ async def test_closing_finishes_what_was_submitted(flusher: AdaptiveFlusher) -> 
 async def test_many_files_of_one_file_system_are_flushed_at_once_when_that_is_quicker(
     flusher: AdaptiveFlusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flushed: list[int] = []
-    monkeypatch.setattr(module, "sync_file_system", flushed.append)
+    flushed: list[RealFile] = []
+    monkeypatch.setattr(module, "flush_whole", flushed.append)
+    monkeypatch.setattr(real, "is_flushed_whole", lambda device: True)
     monkeypatch.setattr(flusher, "_average_seconds", 1.0)  # each file by itself has been slow
     fs = RealFileSystem()
     files = [fs.open(str(tmp_path / str(number)), "create") for number in range(5)]
     assert await flush(flusher, *files) == [None] * 5
-    assert flushed == [files[0].fd]
+    assert flushed == [files[0]]
+    flusher.close()
+
+
+async def test_many_files_are_flushed_each_by_itself_where_flushing_all_is_not_known_to_flush(
+    flusher: AdaptiveFlusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    monkeypatch.setattr(real, "is_flushed_whole", lambda device: False)
+    monkeypatch.setattr("os.fdatasync", flushed.append)
+    monkeypatch.setattr(flusher, "_average_seconds", 1.0)
+    fs = RealFileSystem()
+    files = [fs.open(str(tmp_path / str(number)), "create") for number in range(5)]
+    assert await flush(flusher, *files) == [None] * 5
+    assert sorted(flushed) == sorted(file.fd for file in files)
     flusher.close()
 
 
@@ -172,10 +188,11 @@ async def test_a_whole_file_system_that_fails_fails_every_job(
 ) -> None:
     failure = OSError(5, "no")
 
-    def fail(fd: int) -> None:
+    def fail(file: RealFile) -> None:
         raise failure
 
-    monkeypatch.setattr(module, "sync_file_system", fail)
+    monkeypatch.setattr(module, "flush_whole", fail)
+    monkeypatch.setattr(real, "is_flushed_whole", lambda device: True)
     monkeypatch.setattr(flusher, "_average_seconds", 1.0)
     fs = RealFileSystem()
     files = [fs.open(str(tmp_path / str(number)), "create") for number in range(3)]

@@ -6,9 +6,10 @@ another. When a turn's would take longer than `INLINE_SECONDS_MAX` they go to th
 for them notices, until they are quick again. So do background flushes.
 
 A turn with several files has the choice of flushing each, side by side in threads, or the whole file system at once
-(`syncfs`). The second is an order of magnitude cheaper for a dozen files, unless others have left much unwritten on
-the same file system. Both are timed, and the one that has been quicker is used. The other gets a try now and then: soon
-after a single slow flush of everything, which has written what others had left and made the next one quick.
+(`syncfs`) where that is known to flush. The second is an order of magnitude cheaper for a dozen files, unless others
+have left much unwritten on the same file system. Both are timed, and the one that has been quicker is used. The other
+gets a try now and then: soon after a single slow flush of everything, which has written what others had left and made
+the next one quick.
 
 Either way nothing is reported from inside `submit`, and a finished job is reported once, on the loop's thread.
 """
@@ -23,7 +24,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Final, cast
 
-from holdfast.real import RealFile, sync_file_system
+from holdfast.real import RealFile, file_of_whole, flush_whole
 from holdfast.seams import File, FlushJob
 
 INLINE_SECONDS_MAX: Final = 0.001
@@ -65,9 +66,9 @@ class AdaptiveFlusher:
         """Everything the node wanted flushed in this turn has been submitted, and requests came meanwhile."""
         jobs, self._submitted = [job.gathered() for job in self._submitted], []
         if len(jobs) >= ALL_AT_ONCE_FROM and self._many.are_flushed_at_once(len(jobs), self._average_seconds):
-            file_system = _common_file_system(jobs)
-            if file_system is not None:
-                self._flush_all_at_once(jobs, file_system)
+            file = file_of_whole(target for job in jobs for target in job.targets)
+            if file is not None:
+                self._flush_all_at_once(jobs, file)
                 return
         left = INLINE_SECONDS_MAX
         while jobs and len(jobs) * self._average_seconds <= left:
@@ -83,14 +84,12 @@ class AdaptiveFlusher:
 
     # Several files
 
-    def _flush_all_at_once(self, jobs: list[FlushJob], file_system: RealFile) -> None:
+    def _flush_all_at_once(self, jobs: list[FlushJob], file: RealFile) -> None:
         def done(error: OSError | None) -> None:
             for job in jobs:
                 job.done(error)
 
-        target = cast(
-            File, _WholeFileSystem(file_system, self._many.took)
-        )  # all that is asked of it is `flush`
+        target = cast(File, _WholeFileSystem(file, self._many.took))  # all that is asked of it is `flush`
         whole = FlushJob((target,), done, is_background=True)
         if self._many.seconds > INLINE_SECONDS_MAX:
             self._pool.submit(whole)
@@ -148,24 +147,8 @@ class _WholeFileSystem:
 
     def flush(self) -> None:
         began = monotonic()
-        sync_file_system(self._file.fd)
+        flush_whole(self._file)
         self._took(monotonic() - began)
-
-
-def _common_file_system(jobs: list[FlushJob]) -> RealFile | None:
-    """An open file on the one file system that all targets are on; None when there are several or it is unclear."""
-    found: RealFile | None = None
-    device = -1
-    for job in jobs:
-        first = job.targets[0] if job.targets else None
-        if not isinstance(first, RealFile) or first.fd < 0:
-            return None
-        on = first.device
-        if found is None:
-            found, device = first, on
-        elif on != device:
-            return None
-    return found
 
 
 class FlushThreads:

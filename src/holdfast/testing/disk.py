@@ -32,7 +32,8 @@ from functools import lru_cache
 from os import strerror
 from typing import Literal, TypeAlias
 
-from holdfast.seams import Buffer, Clock, OpenMode
+from holdfast.atomic import flush_each
+from holdfast.seams import Buffer, Clock, FlushTarget, OpenMode
 from holdfast.testing.disk_pages import PAGE_BYTES, PAGE_SHIFT, SURVIVAL, Change, Directory, Inode, Node
 
 UNLIMITED_BYTES = 1 << 50
@@ -443,6 +444,9 @@ class SimulatedDisk:
         if self.watched:
             self.before("flush directory", path)
         directory.flush()
+
+    def flush_many(self, targets: Sequence[FlushTarget]) -> None:
+        flush_each(self, targets)
 
     def flush_all(self, path: str) -> None:
         """Every file and every directory below the root, files first."""

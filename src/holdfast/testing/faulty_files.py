@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from os import strerror
 from typing import Literal, TypeAlias
 
-from holdfast.seams import Buffer, File, FileSystem, Lock, OpenMode
+from holdfast.seams import Buffer, File, FileSystem, FlushTarget, Lock, OpenMode
 
 FaultyOperation: TypeAlias = Literal["write", "flush", "read", "rename"]
 
@@ -67,8 +67,8 @@ class FaultyFiles:
     def flush_directory(self, path: str) -> None:
         self._real.flush_directory(path)
 
-    def flush_all(self, path: str) -> None:
-        self._real.flush_all(path)
+    def flush_many(self, targets: Sequence[FlushTarget]) -> None:
+        self._real.flush_many(targets)
 
     def free_bytes(self, path: str) -> int:
         return self._real.free_bytes(path)

@@ -10,9 +10,9 @@
 The kernel is told to keep nothing: every read and write of the process comes here, a flush of a file or a directory is
 one of the disk, and so the rules of `SimulatedDisk` are those of the mount. One thread serves it, request by request.
 
-`syncfs` does not reach a file system of this kind: the kernel answers it by itself. A process that relies on it would
-be told of a flush that did not happen, so whoever uses this gives it too few files to bother. Mounting needs root and
-/dev/fuse; `why_not()` says what is missing.
+`syncfs` does not reach a file system of this kind: the kernel answers it by itself, and nothing is flushed. A process
+that relies on it loses what it believes to have flushed. Mounting needs root and /dev/fuse; `why_not()` says what is
+missing.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from holdfast.testing.engines import Engine
 from holdfast.testing.forgetful_mount import ForgetfulMount, why_not
 
 PARTITIONS: Final = 4
-"""Few enough that the broker flushes file by file; see `forgetful_mount` on syncfs."""
 POWER: Final = "the power fails"
 
 
