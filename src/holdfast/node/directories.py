@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Final
 from uuid import UUID
 
-from holdfast.atomic import read_whole, write_atomically
+from holdfast.atomic import parent_of, read_whole, write_atomically
 from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked
 from holdfast.log.checkpoints import (
     LOG_START_FILE,
@@ -65,8 +65,7 @@ class LogDirectory:
         """Lock the directory and read what the last run left; the clean marker is used up."""
         fs = self._fs
         if not fs.exists(self.path):
-            fs.make_directory(self.path)
-            fs.flush_directory(self.path.rpartition("/")[0] or "/")
+            self._make()
         elif not fs.is_directory(self.path):
             raise DataDirectoryError(f"{self.path} is not a directory")
         try:
@@ -87,6 +86,17 @@ class LogDirectory:
         last_boot = read_whole(fs, session).decode("utf-8", "replace").strip() if fs.exists(session) else ""
         self.torn_tail_expected = last_boot != boot_id
         self.was_clean = take_clean_shutdown(fs, self.path) is not None
+
+    def _make(self) -> None:
+        """Make the directory and what is missing above it, each durable in its parent."""
+        missing = []
+        path = self.path.rstrip("/")
+        while path not in (".", "/") and not self._fs.exists(path):
+            missing.append(path)
+            path = parent_of(path)
+        self._fs.make_directory(self.path)
+        for path in reversed(missing):
+            self._fs.flush_directory(parent_of(path))
 
     def begin_session(self, boot_id: str) -> None:
         """Every log here is recovered: from now on this boot's page cache holds what is written."""
