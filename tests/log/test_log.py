@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.log.log import LOADED_INDEXES_MAX, Log
+from holdfast.log.log import LOADED_MAX, Log
 from holdfast.seams import Now
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.plain_log import (
@@ -207,7 +207,7 @@ def test_every_offset_is_found_in_whichever_segment_it_is(log: Log) -> None:
         assert piece is not None
         assert piece.file.pread(piece.length, piece.position) == stored[offset].data
     loaded = sum(segment.indexes_loaded for segment in log.segments)
-    assert loaded <= LOADED_INDEXES_MAX + 1, "indexes of cold segments are not kept in memory"
+    assert loaded <= LOADED_MAX + 1, "indexes of cold segments are not kept in memory"
 
 
 def test_position_of_names_the_batch_that_holds_an_offset(log: Log) -> None:

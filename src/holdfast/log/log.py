@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from holdfast.atomic import flush_each
+from holdfast.atomic import flush_each, rename_all
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
 from holdfast.log.end_markers import add_aborted, read_end_marker, rebuild_transactions
@@ -50,8 +50,8 @@ from holdfast.wire.positions import LogPosition
 
 OFFSET_ENTRY_BYTES: Final = 8
 RELATIVE_OFFSET_MAX: Final = 2**31 - 1
-LOADED_INDEXES_MAX: Final = 8
-"""Sealed segments of one log whose indexes stay in memory: readers cluster at a few places."""
+LOADED_MAX: Final = 8
+"""Sealed segments of one log whose files stay open, and indexes in memory: readers cluster at a few places."""
 
 
 class PendingFlush(NamedTuple):
@@ -93,6 +93,7 @@ class Log:
         the state of producers at their ends."""
         self._sealed_unflushed: list[File] = []
         self._directory_unflushed = True
+        self._identity_unflushed: str | None = None
         self._parent_unflushed: str | None = None
         self._is_changed = is_changed
         """Whether anything was written since the log was opened: an unchanged one is closed without a trace."""
@@ -221,11 +222,13 @@ class Log:
         old = self.segments[-1]
         if old.has_space_ahead:
             self._cut_behind_end(old)
-        self._sealed_unflushed += [old.file, *old.write_indexes(), self._write_snapshot()]
-        self._keep_loaded(old)
+        sealed = [old.file, *old.write_indexes(), self._write_snapshot()]
         segment = Segment(self._fs, self.directory, self.end_offset, 0, now.wall_ms)
         segment.create()
+        # Nothing is refused from here on: a roll that was is tried again with the next batch, and leaves nothing open.
+        self._sealed_unflushed += sealed
         self.segments.append(segment)
+        self._keep_loaded(old)
         self._bases.append(segment.base_offset)
         self._directory_unflushed = self._is_changed = True
         self._size_at_flush = 0
@@ -240,14 +243,13 @@ class Log:
         return file
 
     def _keep_loaded(self, segment: Segment) -> None:
+        """A segment is about to be used: unload one that was not for long, unless it is the active one."""
         loaded = self._loaded
-        if segment in loaded:
+        if segment in loaded or segment is self.segments[-1]:
             return
         loaded.append(segment)
-        if len(loaded) > LOADED_INDEXES_MAX:
-            oldest = loaded.pop(0)
-            if oldest is not self.segments[-1]:
-                oldest.forget_indexes()
+        if len(loaded) > LOADED_MAX:
+            loaded.pop(0).unload()
 
     # Flushing
 
@@ -257,20 +259,25 @@ class Log:
 
     @property
     def has_sealed_unflushed(self) -> bool:
-        return bool(self._sealed_unflushed)
+        """Whether a segment was sealed, or the log made, and no flush has followed."""
+        return bool(self._sealed_unflushed) or self._identity_unflushed is not None
 
-    def flush_first(self, file: File, parent: str) -> None:
-        """The log is new: its first flush must make `file` and its directory's own entry durable too."""
-        self._sealed_unflushed.append(file)
+    def flush_first(self, identity: str, parent: str) -> None:
+        """The log is new: its first flush must make the file `identity` and its directory's own entry durable too."""
+        self._identity_unflushed = identity
         self._parent_unflushed = parent
         self._is_changed = True
 
     def begin_flush(self, *, apart: bool = False) -> PendingFlush:
         """What must be flushed, in order, for everything up to `end` to be durable.
 
-        `apart` tells that hardly any other file is flushed at the same time.
+        `apart` tells that hardly any other file is flushed at the same time. Raises `OSError`, with everything left
+        to be flushed, when there is no descriptor for it.
         """
         targets: list[FlushTarget] = [*self._sealed_unflushed]
+        if self._identity_unflushed is not None:
+            # Opened for its flush alone: thousands of new partitions may wait for theirs.
+            targets.append(self._fs.open(self._identity_unflushed, "write"))
         if self._appended_since_flush:
             active = self.segments[-1]
             targets.append(active.file)
@@ -283,11 +290,23 @@ class Log:
             targets.append(self._parent_unflushed)
             self._parent_unflushed = None
         self._sealed_unflushed = []
+        self._identity_unflushed = None
         self._appended_since_flush = False
         self._directory_unflushed = False
         self.unflushed_messages = 0
         self._flush_under_way += tuple(targets)
         return PendingFlush(tuple(targets), self.end_position)
+
+    def flush_not_begun(self) -> None:
+        """A flush was refused before anything was asked of the disk: what it was to make durable is still to be."""
+        for target in self._flush_under_way:
+            if not isinstance(target, str):
+                self._sealed_unflushed.append(target)
+            elif target == self.directory:
+                self._directory_unflushed = True
+            else:
+                self._parent_unflushed = target
+        self._flush_under_way = ()
 
     def give_back_when_idle(self) -> None:
         """Called now and then: cut off what was written ahead if nothing was flushed since the last call."""
@@ -328,8 +347,7 @@ class Log:
             segment = self.segments[which]
             if segment.base_offset > end.segment_base:
                 return None
-            if segment is not self.segments[-1]:
-                self._keep_loaded(segment)
+            self._keep_loaded(segment)
             position, size = segment.find(offset)
             stop = (
                 min(end.position, segment.size) if segment.base_offset == end.segment_base else segment.size
@@ -370,25 +388,27 @@ class Log:
 
     def transactions_of(self, segment: Segment) -> TransactionIndex:
         """The segment's transaction index, rebuilt from the log when its file is damaged."""
-        if segment is not self.segments[-1]:
-            self._keep_loaded(segment)
+        self._keep_loaded(segment)
         try:
             return segment.transactions
         except (CorruptLog, FileNotFoundError):
             at = self.segments.index(segment)
             end = self._bases[at + 1] if at + 1 < len(self._bases) else self.end_offset
-            batches = (
-                (part.file, found)
-                for part in self.segments[: at + 1]
-                for found in scan_headers(part.file, 0, part.size)
-            )
-            index = rebuild_transactions(batches, segment.base_offset, end)
+            index = rebuild_transactions(self._batches_of(self.segments[: at + 1]), segment.base_offset, end)
             segment.set_transactions(index)
             return index
+
+    def _batches_of(self, segments: list[Segment]) -> Iterator[tuple[File, Found]]:
+        for segment in segments:
+            self._keep_loaded(segment)
+            file = segment.file
+            for found in scan_headers(file, 0, segment.size):
+                yield file, found
 
     def batches_from(self, offset: int, end: LogPosition | None = None) -> Iterator[Found]:
         """Headers of the batches that hold `offset` and later ones: for recovery, tools and lookups by time."""
         for segment in self.segments[self.segment_for(offset) :]:
+            self._keep_loaded(segment)
             position, size = segment.find(max(offset, segment.base_offset))
             stop = segment.size
             if end is not None:
@@ -404,6 +424,7 @@ class Log:
         if offset >= self.end_offset:
             return self.end_position
         segment = self.segments[self.segment_for(offset)]
+        self._keep_loaded(segment)
         position, _ = segment.find(offset)
         return LogPosition(offset, segment.base_offset, position)
 
@@ -434,26 +455,26 @@ class Log:
             at = self.segments.index(segment)
             if at == len(self.segments) - 1:
                 raise ValueError("the active segment is rolled before it is removed")
+            renames = self.retirement(segment, with_snapshot=segment.base_offset < self.start_offset)
+            rename_all(self._fs, renames)
+            retired += [new for _, new in renames]
             del self.segments[at]
             del self._bases[at]
             if segment in self._loaded:
                 self._loaded.remove(segment)
             if segment in self._with_aborted:
                 self._with_aborted.remove(segment)
-            retired += self.retire_files(segment, with_snapshot=segment.base_offset < self.start_offset)
         # The file of epochs follows when the next epoch begins; opening cuts it to the log start anyway.
         self.epochs.truncate_from_start(self.start_offset)
         return retired
 
-    def retire_files(self, segment: Segment, *, with_snapshot: bool) -> list[str]:
-        """Rename a segment's files out of the way; recovery deletes what is left of them."""
+    def retirement(self, segment: Segment, *, with_snapshot: bool) -> list[tuple[str, str]]:
+        """The renames that put a segment's files out of the way; recovery deletes what is left of them."""
         suffixes = [LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX]
         if with_snapshot:
             suffixes.append(SNAPSHOT_SUFFIX)
         paths = [path for path in map(segment.path, suffixes) if self._fs.exists(path)]
-        for path in paths:
-            self._fs.rename(path, path + DELETED_SUFFIX)
-        return [path + DELETED_SUFFIX for path in paths]
+        return [(path, path + DELETED_SUFFIX) for path in paths]
 
     def replace(self, old: list[Segment], new: Segment | None) -> None:
         """Swap in what compaction made of neighbouring sealed segments; files were renamed by the caller."""
@@ -476,6 +497,7 @@ class Log:
                 return None
             if segment.max_timestamp < timestamp or segment.max_timestamp == NO_TIMESTAMP:
                 continue
+            self._keep_loaded(segment)
             offset = segment.time_index.lookup(timestamp)[1]
             position, size = segment.find(max(offset, segment.base_offset))
             stop = (

@@ -77,8 +77,12 @@ class Trust(NamedTuple):
 def create_log(fs: FileSystem, directory: str, config: TopicConfig, topic_id: bytes, now: Now) -> Log:
     """A new, empty log. Nothing of it is flushed: its first flush takes the files and both directories along."""
     fs.make_directory(directory)
-    identity = fs.open(f"{directory}/{PARTITION_METADATA_FILE}", "create")
-    identity.pwritev([encode_partition_metadata(topic_id)], 0)
+    identity = f"{directory}/{PARTITION_METADATA_FILE}"
+    file = fs.open(identity, "create")
+    try:
+        file.pwritev([encode_partition_metadata(topic_id)], 0)
+    finally:
+        file.close()
     segment = Segment(fs, directory, 0, 0, now.wall_ms)
     segment.create()
     log = Log(
@@ -272,6 +276,8 @@ class _Opening:
             is_changed=not self.trust.clean and any(segment.size for segment in self.segments),
         )
         log.transactions_of(log.active)  # appended to from now on: damage is found here or never
+        for segment in log.segments:
+            segment.close()
         return log
 
     def _check_nothing_is_missing(self) -> None:

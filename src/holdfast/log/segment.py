@@ -7,7 +7,8 @@ A segment in which no transaction was aborted has no transaction index file, or 
 
 The file of the active segment may be longer than the log: see `write_ahead`. A sealed one never is.
 
-Files are opened when first needed, so that thousands of idle partitions cost no descriptors.
+Files are opened when first needed, and those of sealed segments closed when others were needed since, so that thousands
+of idle partitions cost no descriptors, and a long log a few.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Segment:
         "_file",
         "_fs",
         "_index",
+        "_is_adopted",
         "_time_index",
         "_transactions",
         "ahead_end",
@@ -91,6 +93,8 @@ class Segment:
         self.has_transaction_file = False
         """Whether there is a transaction index on disk, which may be older than the one in memory."""
         self._file: File | None = None
+        self._is_adopted = False
+        """Whether the file has another name for now."""
         self._index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._transactions: TransactionIndex | None = None
@@ -107,10 +111,12 @@ class Segment:
     def adopt_file(self, file: File) -> None:
         """Read from `file`, which is on its way to this segment's name."""
         self._file = file
+        self._is_adopted = True
 
     def forget_file(self) -> None:
         """Let go of the file, to be opened by name when next needed; it closes when nobody sends from it."""
         self._file = None
+        self._is_adopted = False
 
     def create(self) -> None:
         """Make the empty file; it is durable once its directory is flushed."""
@@ -280,6 +286,12 @@ class Segment:
         self._index = None
         self._time_index = None
         self._transactions = None
+
+    def unload(self) -> None:
+        """Give memory and descriptor back; the next use opens the files again."""
+        self.forget_indexes()
+        if not self._is_adopted:
+            self.forget_file()
 
     @property
     def indexes_loaded(self) -> bool:

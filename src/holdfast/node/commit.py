@@ -7,7 +7,8 @@ progress and the one after it, and holds no thread while it waits.
 
 The order that makes an acknowledgement true: append, flush returns, durable end moves, response leaves.
 A flush that fails takes its log directory offline: every waiter of every partition there is told, and
-nothing is flushed there again.
+nothing is flushed there again. One that could not be begun, since nothing more can be opened, has not failed: its
+waiters wait on.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class GroupCommit:
         self._on_failure = on_failure
         self._on_flushed = on_flushed
         self._dirty: dict[HostedPartition, None] = {}
+        self._put_off: list[HostedPartition] = []
         self._scheduled = False
         self.flushes = 0
 
@@ -83,6 +85,22 @@ class GroupCommit:
             self._scheduled = True
             self._call_soon(self._begin)
 
+    def put_off(self, partition: HostedPartition) -> None:
+        """Nothing was asked of the disk, for want of descriptors: flush when `go_on` is called."""
+        partition.log.flush_not_begun()
+        partition.wants_flush = True
+        self._put_off.append(partition)
+
+    @property
+    def has_put_off(self) -> bool:
+        return bool(self._put_off)
+
+    def go_on(self) -> None:
+        put_off, self._put_off = self._put_off, []
+        for partition in put_off:
+            partition.wants_flush = False
+            self.request(partition)
+
     def _begin(self) -> None:
         self._scheduled = False
         dirty, self._dirty = self._dirty, {}
@@ -95,16 +113,22 @@ class GroupCommit:
         partition.flush_running = True
         end = partition.log.end_position
 
+        refusal: OSError | None = None
+
         def gather() -> tuple[FlushTarget, ...]:
-            nonlocal end
+            nonlocal end, refusal
             partition.wants_flush = False
             if _is_gone(partition):
                 return ()
-            targets, end = partition.log.begin_flush(apart=apart)
+            try:
+                targets, end = partition.log.begin_flush(apart=apart)
+            except OSError as error:
+                refusal = error
+                return ()
             return targets
 
         def done(error: OSError | None) -> None:
-            self._done(partition, end, error)
+            self._done(partition, end, error or refusal)
 
         self._flusher.submit(FlushJob((), done, gather=gather))
 

@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.metadata.changes import NewTopic, create_topic
+from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.shard import Shard, partition_for, stored_batches
 from holdfast.node.timers import Timer
 from holdfast.seams import Now
@@ -151,7 +152,8 @@ class Coordination(Generic[MachineT]):
             for header, records in stored_batches(hosted):
                 machine.replay(header, records)
         except OSError as error:
-            self._node.directory_failed(hosted.directory, error)
+            if error.errno not in REFUSED_ERRNOS:
+                self._node.directory_failed(hosted.directory, error)
             raise ApiError(
                 ErrorCode.coordinator_not_available, f"{hosted.name} could not be read: {error}"
             ) from error

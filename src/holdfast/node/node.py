@@ -40,7 +40,7 @@ from holdfast.node.commit import GroupCommit
 from holdfast.node.connection import Connection
 from holdfast.node.context import Answer, ConnectionInfo, Part, RequestContext
 from holdfast.node.deletions import Deletions, Offsets
-from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
+from holdfast.node.directories import NO_DESCRIPTOR_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.node.fetch_sessions import FetchSessions
 from holdfast.node.group_service import GroupService
 from holdfast.node.handlers.k00_produce import Production
@@ -52,7 +52,7 @@ from holdfast.node.timers import Timers
 from holdfast.node.transaction_service import TransactionService
 from holdfast.node.usual_produce import UsualProduce
 from holdfast.partition.offsets import CommitWaiter
-from holdfast.seams import Buffer, FileSystem, Flusher, Now, Randomness, Worker
+from holdfast.seams import Buffer, FileSystem, Flusher, FlushTarget, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.messages import decode_request
 from holdfast.wire.metadata_records import (
@@ -68,6 +68,8 @@ CHECKPOINT_INTERVAL_MS: Final = 1000
 """How often recovery points reach the disk while flushes happen: what bounds recovery's work after a crash."""
 FLUSH_ALL_ABOVE: Final = 64
 """Files to flush at a stop from which one flush of the whole file system is cheaper than one of each."""
+OPEN_AT_STOP_MAX: Final = 512
+"""Files that a stop has open at a time, for it may have thousands of logs to close, each with several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +168,22 @@ class Node:
             directory.release()
 
     def _close_logs(self, directory: LogDirectory) -> None:
-        hosted = self._in_directory(directory)
-        targets = [target for partition in hosted for target in partition.log.write_for_clean_start()]
+        written: list[HostedPartition] = []
+        targets: list[FlushTarget] = []
+        for partition in self._in_directory(directory):
+            written.append(partition)
+            targets += partition.log.write_for_clean_start()
+            if len(targets) >= OPEN_AT_STOP_MAX:
+                self._close_written(written, targets)
+                written, targets = [], []
+        self._close_written(written, targets)
+
+    def _close_written(self, written: list[HostedPartition], targets: list[FlushTarget]) -> None:
         if len(targets) > FLUSH_ALL_ABOVE:
             self.fs.flush_many(targets)
         else:
             flush_each(self.fs, targets)
-        for partition in hosted:
+        for partition in written:
             partition.log.close()
 
     # Requests
@@ -406,7 +417,8 @@ class Node:
             if not self._flush_removals(hosted):
                 return
             hosted.advance_start(following.base_offset)
-            remove_below_start(self, hosted)
+            if not remove_below_start(self, hosted):
+                return
         self._flush_removals(hosted)
 
     def _flush_removals(self, hosted: HostedPartition) -> bool:
@@ -423,7 +435,12 @@ class Node:
     # Failures
 
     def _flush_failed(self, partition: HostedPartition, error: OSError) -> None:
-        self.directory_failed(partition.directory, error)
+        if error.errno not in NO_DESCRIPTOR_ERRNOS:
+            self.directory_failed(partition.directory, error)
+            return
+        if not self.commit.has_put_off:
+            self.say(f"{partition.name} cannot be flushed now, nor perhaps others: {error}")
+        self.commit.put_off(partition)
 
     def directory_failed(self, directory: LogDirectory, error: OSError) -> None:
         """Out of service until restart: what is parked there has an unknown outcome and is told so."""
@@ -470,6 +487,7 @@ class Node:
                     self.write_recovery_points()
                 for directory in [due for due in self._log_starts_due if not due.offline]:
                     self.write_log_starts(directory)
+                self.commit.go_on()
                 self.deletions.carry_on()
                 self.partitions.create_missing(self.image, self.now())
             finally:

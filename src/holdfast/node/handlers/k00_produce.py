@@ -247,7 +247,7 @@ def _produce_one(
 
 
 def write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
-    """A full disk refuses the batch and stays in service; anything else takes the directory offline."""
+    """Want of room or descriptors refuses the batch and nothing else; anything else takes the directory offline."""
     if error.errno not in REFUSED_ERRNOS:
         node.directory_failed(hosted.directory, error)
     return ApiError(ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}")
