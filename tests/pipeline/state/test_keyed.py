@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,46 @@ def test_a_function_of_a_file_gives_the_same_in_any_batches(player: Player, tmp_
     ]
     assert cut.counters == whole.counters
     assert cut.state.notes["keys"] == whole.state.notes["keys"] == 1
+
+
+MINUTE = 60_000
+
+
+@each_row
+def visit(key: tuple[str], row: dict[str, Any] | None, state: KeyState) -> dict[str, Any]:
+    """How many rows came so far; a visit is over when none came for half an hour, and ann's never is."""
+    n = (state.value or {"n": 0})["n"]
+    if row is None:
+        state.clear()
+        return {"n": -n}
+    state.put({"n": n + 1})
+    if key != ("ann",):
+        state.set_timer(row["_event_time"] + timedelta(minutes=30))
+    return {"n": n + 1}
+
+
+@pytest.mark.parametrize("fan_in", [2, 8])
+def test_a_batch_that_passes_the_end_of_a_whole_segment_still_uses_it(
+    player: Player, monkeypatch: pytest.MonkeyPatch, fan_in: int
+) -> None:
+    """Its timers are due in that very batch, and rows in front of the jump belong to its keys."""
+    monkeypatch.setattr(merging, "FAN_IN", fan_in)
+    log = log_of(
+        *((1 * MINUTE, "ann", 1), (2 * MINUTE, "bob", 1), (3 * MINUTE, "cat", 1), (4 * MINUTE, "bob", 1)),
+        *((20 * MINUTE, "ann", 1), (21 * MINUTE, "cat", 1), (600 * MINUTE, "dan", 1)),
+        *((601 * MINUTE, "ann", 1), (602 * MINUTE, "bob", 1)),
+    )
+    operator = KeyedOperator(step(visit, ttl="1h"), EventTime("at", ahead="30d"), ".")
+    small = player.play(operator, log, range(1, len(log)))
+    jumps = player.play(operator, log, [2, 4], twice={2})
+    assert content(small, "user", "n") == [
+        *(("ann", 1), ("ann", 1), ("ann", 2), ("bob", -2), ("bob", 1), ("bob", 1), ("bob", 2)),
+        *(("cat", -2), ("cat", 1), ("cat", 2), ("dan", 1)),
+    ]
+    assert content(jumps, "user", "n", "_timestamp") == content(small, "user", "n", "_timestamp")
+    assert jumps.counters == small.counters == {"expired": 1, "fired": 2}
+    assert jumps.state.notes["keys"] == small.state.notes["keys"] == 3
+    assert {segment.high_ms > 602 * MINUTE for segment in jumps.state.segments} == {True}
 
 
 def test_rows_have_the_layout_that_sinks_take(spark: SparkSession, player: Player) -> None:

@@ -228,16 +228,19 @@ class KeyedOperator:
     def _job(
         self, shapes: Shapes, held: Held, moment: Moment
     ) -> tuple[KeyedJob, tuple[Segment, ...], Sequence[Segment]]:
-        """What workers are told; the segments that still matter, and those of them that become one."""
+        """What workers are told; the segments that matter where the turn ends, and those of them that become one."""
         notes = held.state.notes
         buckets = int(notes.get("buckets", BUCKETS))
         is_event = self._step.timers == "event"
         since = Passed(_number(notes.get("watermark_ms")), _number(notes.get("clock_ms")))
         now = Passed(_number(moment.next_watermark_ms), moment.batch_time_ms)
+        known = kept = held.state.segments
         # A processing timer can hold a key past its `_until`: such rows are dropped by merging only.
-        kept = alive(held.state.segments, now.watermark_ms) if is_event else held.state.segments
+        if is_event:
+            known = alive(known, since.watermark_ms)  # what ends within this turn has its last say in it
+            kept = alive(known, now.watermark_ms)
         merging = segments_to_merge(kept) or []
-        for segment in kept:
+        for segment in known:
             check_present(held.store.path, segment)
         rows_directory = os.path.join(moment.scratch, f"keyed-{self.name}")
         job = KeyedJob(
@@ -255,7 +258,7 @@ class KeyedOperator:
             number=moment.number,
             since=since,
             now=now,
-            files=_by_bucket(held, kept, buckets),
+            files=_by_bucket(held, known, buckets),
             merging=_by_bucket(held, merging, buckets),
             merges_all=len(merging) == len(kept),
             rows_directory=rows_directory,
