@@ -15,11 +15,12 @@ import pytest
 from deltalake import DeltaTable
 
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition, Source
+from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.compacting import Compacted, compact
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 from holdfast.pipeline.sinks.files import Disk
-from holdfast.pipeline.sinks.parquet import LEDGER, ParquetStore, batch_directory
+from holdfast.pipeline.sinks.parquet import LEDGER, ParquetStore, PreparedParquet, batch_directory
 
 LINEAGE = pa.struct(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("index", pa.int32())]
@@ -126,12 +127,45 @@ def test_large_batches_stay_as_they_are(store: ParquetStore) -> None:
 
 
 def test_batches_on_two_sides_of_a_reset_are_not_mixed(store: ParquetStore, batches: Any) -> None:
-    store.disk.create_directory(store.control)
-    store.disk.replace(os.path.join(store.control, "forgotten.json"), b'{"below":4}')
+    """However often it runs: after the first time no directory has the number where the new life began."""
+    store.forget()
+    second = begun_again(store, batches("parquet"), 6, 9)
+    for _ in range(2):
+        compact(definition(store.path))
+        assert store.numbers() == [5, 8]
+        assert list(store.entries()) == second
+        assert store.last_entry() == second[-1]
+        assert seen(store) == EVERY_ROW
+    second += begun_again(store, batches("parquet"), 9, 11, second[-1])
+    for _ in range(2):
+        compact(definition(store.path))
+        assert store.numbers() == [5, 10]
+        assert list(store.entries()) == second
+        assert store.last_entry() == second[-1]
+    store.forget()
+    third = begun_again(store, batches("parquet"), 11, 12)
     compact(definition(store.path))
-    assert store.numbers() == [3, 5]
-    assert [entry.number for entry in store.entries()] == [4, 5]
+    assert store.numbers() == [10, 11]
+    assert [entry.number for entry in store.entries_of(10)] == [*range(6), *range(5)]
+    assert store.entry_of(10) == second[-1]
+    assert list(store.entries()) == third
     assert seen(store) == EVERY_ROW
+
+
+def begun_again(
+    store: ParquetStore, cut: Any, first: int, end: int, entry: Entry | None = None
+) -> list[Entry]:
+    """Batches without rows, committed under these numbers of directories."""
+    made = []
+    for number in range(first, end):
+        batch = cut.at(number * 10, number * 10 + 10)
+        aside = os.path.join(store.control, "aside", batch.label + str(number))
+        store.disk.create_directory(aside)
+        entry = cut.entry(batch, entry)
+        PreparedParquet(store, aside, None, []).commit(entry)
+        made.append(entry)
+    assert store.numbers()[-1] == end - 1
+    return made
 
 
 def test_a_crash_at_any_step_leaves_the_old_table_or_the_new_one(

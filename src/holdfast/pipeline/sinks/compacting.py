@@ -27,7 +27,6 @@ import pyarrow.parquet as pq
 
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
 from holdfast.pipeline.digest import MASK
-from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import to_text
 from holdfast.pipeline.sinks.base import SinkError
 from holdfast.pipeline.sinks.files import explained, files_below
@@ -124,7 +123,7 @@ def runs_of_small(store: ParquetStore, file_bytes: int) -> Iterator[list[int]]:
     forgotten = store.forgotten()
     run: list[int] = []
     for number in store.numbers():
-        if run and number == forgotten:
+        if run and run[-1] < forgotten <= number:
             if len(run) > 1:
                 yield run
             run = []
@@ -210,15 +209,11 @@ def _merge(store: ParquetStore, definition: ParquetSink, run: list[int], target:
     entries = [entry for number in run for entry in store.entries_of(number)]
     lines = "".join(to_text(entry.as_json()) + "\n" for entry in entries)
     disk.write(os.path.join(target, ENTRIES), lines.encode())
-    disk.write(os.path.join(target, LEDGER), to_text(_last(entries).as_json()).encode())
+    disk.write(os.path.join(target, LEDGER), to_text(entries[-1].as_json()).encode())
     schema = store.held_schema(run[-1])
     if schema is not None:
         disk.write(os.path.join(target, SCHEMA), schema.encode())
     return written
-
-
-def _last(entries: list[Entry]) -> Entry:
-    return max(entries, key=lambda entry: entry.number)
 
 
 def merge_files(paths: Iterable[str], files: FileSet) -> list[WrittenFile]:
