@@ -138,6 +138,10 @@ class TestOpenings:
         assert found["a"] == Positions({place(2): Position(4, -1)})
         assert found["new"].at[place(2)] == Position(4, -1)
 
+    def test_sinks_opened_before_there_was_a_partition_let_a_new_one_begin_where_they_do(self) -> None:
+        found = openings({"a": entry_at("a", {}), "new": None}, {place(0): Log(4, 9, 2)}, {})
+        assert found["new"] == found["a"] == Positions({place(0): Position(4, -1)})
+
     def test_sinks_that_know_everything_are_left_alone(self) -> None:
         assert openings({"a": entry_at("a", {0: 50, 1: 2})}, LOGS, {}) == {}
 

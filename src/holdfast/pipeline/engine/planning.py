@@ -17,7 +17,7 @@ crashed in between:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -126,7 +126,8 @@ class Plan:
 def openings(ledgers: Ledgers, logs: Logs, beginning: Mapping[Place, int]) -> dict[str, Positions]:
     """What each sink's next opening entry must name, for the sinks that need one.
 
-    `beginning` is where a pipeline starts that no sink knows; it names every partition of `logs` in that case.
+    `beginning` is where a pipeline starts that no sink knows; it names every partition of `logs` in that case. Sinks
+    that were opened when there was no partition yet know the pipeline: to them each one is new.
     """
     known = [entry.positions.at for entry in ledgers.values() if entry is not None]
     found: dict[str, Positions] = {}
@@ -142,14 +143,14 @@ def openings(ledgers: Ledgers, logs: Logs, beginning: Mapping[Place, int]) -> di
 def _opening(
     place: Place,
     entry: Entry | None,
-    known: Iterable[Mapping[Place, Position]],
+    known: Sequence[Mapping[Place, Position]],
     logs: Logs,
     beginning: Mapping[Place, int],
 ) -> Position:
     others = [positions[place] for positions in known if place in positions]
     if entry is None and others:
         return min(others)
-    if entry is None and not any(known):
+    if not known:
         return Position(beginning[place], logs[place].leader_epoch)
     return Position(logs[place].start, -1)
 
