@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.groups.classic_members import ClassicMember
 from holdfast.groups.model import MemberProtocol
+from holdfast.groups.names import not_recorded
 from holdfast.wire.coordinator_records import GroupMetadataKey, GroupMetadataValue, MemberMetadata
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ def group_record(group: ClassicGroup, state_since_ms: int) -> tuple[bytes, bytes
             for member in group.members.values()
         ),
     )
-    return GroupMetadataKey(group.group_id).encode(), value.encode()
+    try:
+        return GroupMetadataKey(group.group_id).encode(), value.encode()
+    except ValueError as error:
+        raise not_recorded(error) from error
 
 
 def new_group_record(group_id: str, state_since_ms: int) -> tuple[bytes, bytes]:

@@ -54,6 +54,7 @@ from holdfast.groups.consumer_turn import (
     usable,
 )
 from holdfast.groups.model import Group, Records, Registry
+from holdfast.groups.names import MEMBER_ID_BYTES_ADDED, has_room
 from holdfast.seams import Now
 from holdfast.wire.coordinator_records import ConsumerGroupMetadataKey, CoordinatorRecord
 
@@ -459,6 +460,11 @@ def check_request(request: ConsumerHeartbeat, assignors: tuple[str, ...]) -> Non
     _require(request.group_id.strip(), "the group id is empty")
     _require(request.instance_id is None or request.instance_id.strip(), "the instance id is empty")
     _require(request.rack_id is None or request.rack_id.strip(), "the rack id is empty")
+    _require(
+        all(map(has_room, (request.group_id, request.member_id, request.topic_regex)))
+        and has_room(request.instance_id, added=MEMBER_ID_BYTES_ADDED),
+        "a name that no record has room for",
+    )
     if epoch == JOIN_EPOCH:
         _require(request.rebalance_timeout_ms != NO_TIMEOUT_MS, "a member joins with its rebalance time-out")
         _require(

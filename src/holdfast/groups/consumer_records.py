@@ -13,6 +13,7 @@ from typing import TypeAlias
 from holdfast.groups.assignors import Assignment
 from holdfast.groups.consumer_member import Held, Holding, MemberState, Profile
 from holdfast.groups.model import Records
+from holdfast.groups.names import not_recorded
 from holdfast.groups.regex import Resolution
 from holdfast.wire.coordinator_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
@@ -37,7 +38,10 @@ Change: TypeAlias = tuple[CoordinatorRecord, CoordinatorRecord | None]
 
 
 def encoded(changes: Iterable[Change]) -> Records:
-    return [(key.encode(), None if value is None else value.encode()) for key, value in changes]
+    try:
+        return [(key.encode(), None if value is None else value.encode()) for key, value in changes]
+    except ValueError as error:
+        raise not_recorded(error) from error
 
 
 # What a group says

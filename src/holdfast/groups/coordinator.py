@@ -41,7 +41,8 @@ from holdfast.groups.model import (
     TransactionalCommit,
     append_error,
 )
-from holdfast.groups.offsets import OffsetStore, Tombstone, refuse_id_too_long
+from holdfast.groups.names import refuse_id_too_long, refuse_long_names
+from holdfast.groups.offsets import OffsetStore, Tombstone
 from holdfast.groups.offsets_replay import OffsetReplay
 from holdfast.seams import Now, Scheduled
 from holdfast.wire.batch import BatchHeader, Record
@@ -88,6 +89,7 @@ class GroupCoordinator:
             if not request.group_id:
                 raise ApiError(ErrorCode.invalid_group_id)
             refuse_id_too_long(request.group_id)
+            refuse_long_names(request)
             if not (
                 settings.group_min_session_timeout_ms
                 <= request.session_timeout_ms

@@ -20,7 +20,6 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import ApiError
 from holdfast.groups.model import (
     NO_TOPIC_ID,
     CommitReply,
@@ -276,9 +275,3 @@ def _records(group_id: str, accepted: Partitions) -> Records:
         )
         for (topic, partition), position in accepted.items()
     ]
-
-
-def refuse_id_too_long(group_id: str) -> None:
-    """A key has two bytes for the length of its group id."""
-    if len(group_id) > 0x7FFF // 4 and len(group_id.encode()) > 0x7FFF:
-        raise ApiError(ErrorCode.invalid_group_id, f"a group id of {len(group_id)} characters")
