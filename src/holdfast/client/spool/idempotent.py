@@ -259,7 +259,7 @@ class IdempotentDeliverer(Deliverer):
                     item,
                     None,
                     item.timestamp_ms,
-                    [(ID_HEADER, mark), *item.headers] if item.headers else alone,
+                    [*item.headers, (ID_HEADER, mark)] if item.headers else alone,
                 )
                 at += 1
         except BufferError:
@@ -371,25 +371,29 @@ class IdempotentDeliverer(Deliverer):
         return [item for item, _ in others]
 
     def _send_one_by_one(self, suspects: Sequence[SpooledDelivery]) -> None:
-        """Each of the suspects travels alone, in its place: what is refused then is meant."""
+        """Each of the suspects, and what is in front of it in its partition, travels alone: what is refused is meant.
+
+        Nothing else is sent meanwhile. This producer leaves gaps where one is refused, which is right for a message
+        that was alone, and would let the company of another be overtaken.
+        """
         self._broken = None
         self._producer = self._make_producer(is_gapless=False)
-        alone = set(suspects)
+        last: dict[tuple[str, int | None], int] = {}
+        for item in suspects:
+            where = item.topic, item.partition
+            last[where] = max(item.sequence, last.get(where, -1))
         for item in self._to_send_again():
-            if not alone or not self._is_whole:
-                break
-            if item not in alone:
-                self._hand_over_one(item)
+            if item.sequence > last.get((item.topic, item.partition), -1):
                 continue
-            alone.discard(item)
-            self._drain()
             self._hand_over_one(item)
             self._drain()
             guilty, self._suspects = self._suspects, []
             with self._serving:
                 self._refuse(guilty)
+            if not self._is_whole:
+                break
         self._end_producer()
-        # Whoever was refused in company again will be found again.
+        # The end came before an answer.
         self._suspects = []
 
     def _hand_over_one(self, item: SpooledDelivery) -> None:
