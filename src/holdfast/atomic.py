@@ -7,7 +7,8 @@ old file as it was and at most a `.tmp` beside it, which the next write cuts and
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Sequence
 
 from holdfast.seams import FileSystem, FlushTarget
 
@@ -43,6 +44,32 @@ def read_whole(fs: FileSystem, path: str) -> bytes:
         return file.pread(file.size(), 0)
     finally:
         file.close()
+
+
+def rename_all(fs: FileSystem, renames: Sequence[tuple[str, str]]) -> None:
+    """Rename files, all or none: when one is refused, those before it get their old names back.
+
+    That is for the running program; a crash may find any of them done. Where even that is refused the error is EIO,
+    whatever it was: nobody may go on with files that are neither here nor there.
+    """
+    for count, (old, new) in enumerate(renames):
+        try:
+            fs.rename(old, new)
+        except OSError:
+            _rename_back(fs, renames[:count])
+            raise
+
+
+def _rename_back(fs: FileSystem, renames: Sequence[tuple[str, str]]) -> None:
+    for old, new in reversed(renames):
+        try:
+            fs.rename(new, old)
+        except OSError as error:
+            raise OSError(
+                errno.EIO,
+                f"one of several renames failed, and this one cannot be undone: {error.strerror}",
+                new,
+            ) from error
 
 
 def flush_file(fs: FileSystem, path: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from holdfast.atomic import parent_of, read_whole, write_atomically
+from holdfast.atomic import parent_of, read_whole, rename_all, write_atomically
 from holdfast.testing.disk import Fault, Operation, PowerLost, SimulatedDisk
 
 PATH = "/data/small"
@@ -76,3 +78,34 @@ def test_parent_of_a_path() -> None:
     assert parent_of("/data/topic-0/file") == "/data/topic-0"
     assert parent_of("/file") == "/"
     assert parent_of("file") == "."
+
+
+RENAMES = [(f"/data/{name}", f"/data/{name}.gone") for name in "abc"]
+
+
+def with_three_files() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    disk.prepare("/data")
+    for name, _ in RENAMES:
+        disk.open(name, "create").close()
+    return disk
+
+
+def test_several_renames_are_all_done_or_none() -> None:
+    for refused in range(len(RENAMES)):
+        disk = with_three_files()
+        disk.plan(Fault("rename", errno.ENOSPC, skip=refused))
+        with pytest.raises(OSError, match="No space") as caught:
+            rename_all(disk, RENAMES)
+        assert caught.value.errno == errno.ENOSPC
+        assert disk.list("/data") == ["a", "b", "c"]
+        rename_all(disk, RENAMES)
+        assert disk.list("/data") == ["a.gone", "b.gone", "c.gone"]
+
+
+def test_renames_that_cannot_be_undone_are_no_mere_want_of_room() -> None:
+    disk = with_three_files()
+    disk.plan(Fault("rename", errno.ENOSPC, skip=1, times=2))
+    with pytest.raises(OSError, match="cannot be undone: No space") as caught:
+        rename_all(disk, RENAMES)
+    assert caught.value.errno == errno.EIO

@@ -2,129 +2,37 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+import errno
 
 import pytest
 
-from holdfast.config.broker import BrokerConfig
 from holdfast.log import compaction
 from holdfast.log.checkpoints import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
+from holdfast.log.log import Log
+from holdfast.log.retention import Expired, expired
 from holdfast.log.write_ahead import FLUSHES_MIN
-from holdfast.metadata import changes
-from holdfast.metadata.image import EndPoint, ResourceType
+from holdfast.node import housekeeping
 from holdfast.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_offset
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.housekeeping import FIRST_CHECK_MS, SPACE_CHECK_MS
-from holdfast.node.node import Node, NodeSeams
-from holdfast.testing.clock import ManualClock
+from holdfast.seams import Now
 from holdfast.testing.compacted_log import latest, read_all
-from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
-from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
-from holdfast.wire.batch import Record, build_batch, check_whole
-from holdfast.wire.metadata_records import Config
+from holdfast.testing.disk import Fault, PowerLost
+from holdfast.testing.quiet_broker import QuietBroker
+from holdfast.wire.positions import LogPosition
 
 DAY_MS = 86_400_000
-SETTINGS = {"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://127.0.0.1:9092"}
-
-
-class Broker:
-    """One node whose flushes and background work happen when told."""
-
-    def __init__(
-        self,
-        settings: Mapping[str, str] | None = None,
-        disk: SimulatedDisk | None = None,
-        boot_id: str = "boot",
-    ) -> None:
-        self.clock = ManualClock()
-        self.disk = disk or SimulatedDisk(clock=self.clock)
-        self.disk.prepare("/data")
-        self.said: list[str] = []
-        self.turn: deque[Callable[[], None]] = deque()
-        self.flusher = ManualFlusher(self.disk)
-        self.worker = InlineWorker(self.disk)
-        self.config = BrokerConfig.load({**SETTINGS, **(settings or {})})[0]
-        self.node = Node(
-            self.config,
-            NodeSeams(
-                fs=self.disk,
-                randomness=SeededRandomness(1),
-                flusher=self.flusher,
-                worker=self.worker,
-                call_soon=self.turn.append,
-                boot_id=boot_id,
-                say=self.said.append,
-            ),
-        )
-        self.node.start([EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)], self.clock.now())
-        self.settle()
-
-    def settle(self, *, works: bool = True) -> None:
-        """Let everything under way end: flushes, and background work unless told not to."""
-        while self.turn or self.flusher.jobs or (works and self.worker.jobs):
-            while self.turn:
-                self.turn.popleft()()
-            self.flusher.run_all()
-            if works:
-                self.worker.run_one()
-
-    def pass_time(self, ms: int, *, works: bool = True) -> None:
-        """Let time pass, stopping at every deadline on the way."""
-        end_ms = self.clock.now().monotonic_ms + ms
-        while True:
-            deadline_ms = self.node.next_deadline_ms
-            now_ms = self.clock.now().monotonic_ms
-            if deadline_ms is None or deadline_ms > end_ms:
-                self.clock.advance(end_ms - now_ms)
-                return
-            self.node.tick(self.clock.advance(max(0, deadline_ms - now_ms)))
-            self.settle(works=works)
-
-    def create(self, topic: str, **settings: str) -> HostedPartition:
-        configs = [(name.replace("_", "."), value) for name, value in settings.items()]
-        new = changes.NewTopic(topic, 1, 1, configs=configs)
-        records = changes.create_topic(self.node.image, new, self.node.config, self.node.seams.randomness)
-        self.node.append_metadata(records, self.clock.now())
-        self.settle()
-        hosted = self.node.partitions.get(topic, 0)
-        assert hosted is not None
-        return hosted
-
-    def delete(self, topic: str) -> None:
-        image = self.node.image.topic(topic)
-        assert image is not None
-        self.node.append_metadata(changes.delete_topic(self.node.image, image.topic_id), self.clock.now())
-
-    def set(self, topic: str, name: str, value: str) -> None:
-        record = Config(resource_type=ResourceType.TOPIC, resource_name=topic, name=name, value=value)
-        self.node.append_metadata([record], self.clock.now())
-        self.settle()
-
-    def append(self, hosted: HostedPartition, key: bytes, value: bytes | None, **options: int) -> None:
-        now = self.clock.now()
-        batch = build_batch([Record(0, 0, key, value)], base_timestamp=now.wall_ms, **options)  # type: ignore[arg-type]
-        hosted.log.append(check_whole(batch), batch, hosted.leader_epoch, now)
-        self.node.commit.appended(hosted)
-        self.settle()
-
-    def files(self, hosted: HostedPartition, suffix: str = ".log") -> list[str]:
-        return [name for name in self.disk.list(hosted.log.directory) if name.endswith(suffix)]
-
-    def restart(self) -> Broker:
-        self.node.stop(self.clock.now())
-        return Broker(disk=self.disk)
 
 
 @pytest.fixture
-def broker() -> Broker:
-    return Broker()
+def broker() -> QuietBroker:
+    return QuietBroker()
 
 
 # ---- retention
 
 
-def test_expired_segments_go_after_the_log_start_is_durable(broker: Broker) -> None:
+def test_expired_segments_go_after_the_log_start_is_durable(broker: QuietBroker) -> None:
     hosted = broker.create("t", internal_segment_bytes="100", retention_ms="1000")
     for number in range(4):
         broker.append(hosted, b"k", b"%d" % number)
@@ -136,7 +44,7 @@ def test_expired_segments_go_after_the_log_start_is_durable(broker: Broker) -> N
     assert OffsetCheckpoint(broker.disk, f"/data/{LOG_START_FILE}").read() == {("t", 0): 3}
 
 
-def test_retention_leaves_what_is_young_and_removes_the_rest(broker: Broker) -> None:
+def test_retention_leaves_what_is_young_and_removes_the_rest(broker: QuietBroker) -> None:
     hosted = broker.create(
         "t", internal_segment_bytes="100", retention_ms="40000", file_delete_delay_ms="500"
     )
@@ -152,7 +60,7 @@ def test_retention_leaves_what_is_young_and_removes_the_rest(broker: Broker) -> 
     assert broker.files(hosted, ".deleted") == []
 
 
-def test_an_expired_active_segment_is_rolled_and_then_removed(broker: Broker) -> None:
+def test_an_expired_active_segment_is_rolled_and_then_removed(broker: QuietBroker) -> None:
     hosted = broker.create("t", retention_ms="1000", segment_ms=str(30 * DAY_MS))
     broker.append(hosted, b"k", b"1")
     broker.pass_time(FIRST_CHECK_MS + 2_000)
@@ -162,7 +70,7 @@ def test_an_expired_active_segment_is_rolled_and_then_removed(broker: Broker) ->
     assert [record.offset for record in read_all(hosted.log)] == [1]
 
 
-def test_an_expired_segment_stays_until_its_sealing_is_flushed(broker: Broker) -> None:
+def test_an_expired_segment_stays_until_its_sealing_is_flushed(broker: QuietBroker) -> None:
     hosted = broker.create("t", retention_ms="1000")
     broker.append(hosted, b"k", b"1")
     broker.clock.advance(FIRST_CHECK_MS)
@@ -173,7 +81,96 @@ def test_an_expired_segment_stays_until_its_sealing_is_flushed(broker: Broker) -
     assert hosted.log.start_offset == 0
 
 
-def test_a_compacted_topic_keeps_its_old_segments(broker: Broker) -> None:
+def test_many_partitions_that_expire_together_are_looked_at_twice_each(
+    broker: QuietBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once by the check that rolls them all, once by the one that follows when the rolls are flushed."""
+    hosted = broker.create("t", partitions=30, retention_ms="1000", segment_ms=str(30 * DAY_MS))
+    for partition in broker.node.partitions:
+        broker.append(partition, b"k", b"1")
+    looked_at: list[Log] = []
+
+    def count(log: Log, high_watermark: LogPosition, now: Now) -> Expired | None:
+        looked_at.append(log)
+        return expired(log, high_watermark, now)
+
+    monkeypatch.setattr(housekeeping, "expired", count)
+    broker.pass_time(FIRST_CHECK_MS + 2_000)
+    assert hosted.log.start_offset == 1
+    assert all(partition.log.start_offset == 1 for partition in broker.node.partitions)
+    assert len(looked_at) == 60
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["no space", "no quota"])
+def test_a_removal_that_is_refused_at_any_rename_goes_on_at_the_next_check(code: int) -> None:
+    refused = 0
+    while True:
+        broker = QuietBroker()
+        hosted = broker.create("t", internal_segment_bytes="100", retention_ms="1000")
+        for number in range(4):
+            broker.append(hosted, b"k", b"%d" % number)
+        fault = broker.disk.plan(Fault("rename", code, skip=refused, path_contains=".deleted"))
+        broker.pass_time(FIRST_CHECK_MS)
+        if fault.times:
+            break
+        assert hosted.log.start_offset == 3
+        assert not hosted.offline
+        assert broker.node.fatal is None
+        assert any("cannot be removed now" in line for line in broker.said)
+        assert broker.files(hosted) == [f"{segment.base_offset:020}.log" for segment in hosted.log.segments]
+        broker.pass_time(broker.config.log_retention_check_interval_ms + 120_000)
+        assert hosted.log.start_offset == hosted.log.end_offset == 4
+        assert [segment.base_offset for segment in hosted.log.segments] == [4]
+        assert broker.files(hosted) == ["00000000000000000004.log"]
+        assert broker.files(hosted, ".deleted") == []
+        refused += 1
+    assert refused > 6
+
+
+def test_a_check_that_raises_is_told_and_made_again(
+    broker: QuietBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosted = broker.create("t", retention_ms="1000")
+    dirty = broker.create("u", cleanup_policy="compact", internal_segment_bytes="250")
+    fill(broker, dirty)
+    broker.append(hosted, b"k", b"1")
+    broker.has_defect = True
+
+    def broken(log: Log, high_watermark: LogPosition, now: Now) -> Expired | None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(housekeeping, "expired", broken)
+    broker.pass_time(FIRST_CHECK_MS)
+    (told,) = [line for line in broker.said if "defect in the timer" in line]
+    assert "KeyError" in told
+    assert "check_retention" in told
+    assert len(read_all(dirty.log)) < 12, "compaction has its own timer"
+    monkeypatch.undo()
+    broker.pass_time(broker.config.log_retention_check_interval_ms + 2_000)
+    assert hosted.log.start_offset == 1
+
+
+def test_a_second_that_raises_is_followed_by_the_next(
+    broker: QuietBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recovery points and time-outs of produces come from one timer that repeats itself."""
+    hosted = broker.create("t")
+    broker.has_defect = True
+
+    def broken() -> None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(broker.node, "write_recovery_points", broken)
+    broker.append(hosted, b"k", b"1")
+    broker.pass_time(1_000)
+    assert any("defect in the timer" in line for line in broker.said)
+    monkeypatch.undo()
+    broker.append(hosted, b"k", b"2")
+    broker.pass_time(1_000)
+    assert broker.node.persisted_recovery_point(hosted) == 2
+
+
+def test_a_compacted_topic_keeps_its_old_segments(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="100", retention_ms="1000")
     broker.append(hosted, b"a", b"1")
     broker.append(hosted, b"b", b"1")
@@ -181,7 +178,7 @@ def test_a_compacted_topic_keeps_its_old_segments(broker: Broker) -> None:
     assert latest(read_all(hosted.log)) == {b"a": b"1", b"b": b"1"}
 
 
-def test_a_changed_setting_counts_at_the_next_check(broker: Broker) -> None:
+def test_a_changed_setting_counts_at_the_next_check(broker: QuietBroker) -> None:
     hosted = broker.create("t", internal_segment_bytes="100", retention_ms=str(30 * DAY_MS))
     broker.append(hosted, b"k", b"1")
     broker.append(hosted, b"k", b"2")
@@ -192,7 +189,7 @@ def test_a_changed_setting_counts_at_the_next_check(broker: Broker) -> None:
     assert hosted.log.start_offset > 0
 
 
-def test_an_idle_segment_is_rolled_when_its_time_is_over(broker: Broker) -> None:
+def test_an_idle_segment_is_rolled_when_its_time_is_over(broker: QuietBroker) -> None:
     hosted = broker.create("t", segment_ms="60000")
     broker.append(hosted, b"k", b"1")
     broker.pass_time(FIRST_CHECK_MS + 300_000)
@@ -201,7 +198,7 @@ def test_an_idle_segment_is_rolled_when_its_time_is_over(broker: Broker) -> None
     assert [segment.base_offset for segment in hosted.log.segments] == [0, 1]
 
 
-def test_files_that_a_stop_left_behind_are_gone_after_the_next_start(broker: Broker) -> None:
+def test_files_that_a_stop_left_behind_are_gone_after_the_next_start(broker: QuietBroker) -> None:
     hosted = broker.create("t", internal_segment_bytes="100", retention_ms="1000")
     broker.append(hosted, b"k", b"1")
     broker.append(hosted, b"k", b"2")
@@ -217,7 +214,7 @@ def test_files_that_a_stop_left_behind_are_gone_after_the_next_start(broker: Bro
 # ---- flushes by time and producers
 
 
-def test_appends_are_flushed_after_flush_ms_where_acknowledging_does_not(broker: Broker) -> None:
+def test_appends_are_flushed_after_flush_ms_where_acknowledging_does_not(broker: QuietBroker) -> None:
     hosted = broker.create("t", holdfast_flush="os", flush_ms="3000")
     broker.append(hosted, b"k", b"0")  # takes the new files along
     broker.pass_time(1_000)
@@ -230,7 +227,7 @@ def test_appends_are_flushed_after_flush_ms_where_acknowledging_does_not(broker:
     assert not hosted.log.needs_flush
 
 
-def test_space_written_ahead_is_given_back_when_nothing_is_appended(broker: Broker) -> None:
+def test_space_written_ahead_is_given_back_when_nothing_is_appended(broker: QuietBroker) -> None:
     hosted = broker.create("t")
     for number in range(FLUSHES_MIN + 1):
         broker.append(hosted, b"k", b"%d" % number)
@@ -244,7 +241,7 @@ def test_space_written_ahead_is_given_back_when_nothing_is_appended(broker: Brok
     assert broker.disk.size(path) == hosted.log.size
 
 
-def test_space_that_cannot_be_given_back_takes_the_directory_offline(broker: Broker) -> None:
+def test_space_that_cannot_be_given_back_takes_the_directory_offline(broker: QuietBroker) -> None:
     hosted = broker.create("t")
     for number in range(FLUSHES_MIN + 1):
         broker.append(hosted, b"k", b"%d" % number)
@@ -253,7 +250,7 @@ def test_space_that_cannot_be_given_back_takes_the_directory_offline(broker: Bro
     assert hosted.offline
 
 
-def test_a_producer_that_is_silent_for_long_is_forgotten(broker: Broker) -> None:
+def test_a_producer_that_is_silent_for_long_is_forgotten(broker: QuietBroker) -> None:
     hosted = broker.create("t")
     broker.append(hosted, b"k", b"1", producer_id=5, producer_epoch=0, base_sequence=0)
     broker.pass_time(DAY_MS - 1_000_000)
@@ -265,12 +262,12 @@ def test_a_producer_that_is_silent_for_long_is_forgotten(broker: Broker) -> None
 # ---- compaction
 
 
-def fill(broker: Broker, hosted: HostedPartition) -> None:
+def fill(broker: QuietBroker, hosted: HostedPartition) -> None:
     for number in range(12):
         broker.append(hosted, b"key-%d" % (number % 2), b"%d" % number * 20)
 
 
-def test_a_dirty_log_is_compacted_and_the_checkpoint_written(broker: Broker) -> None:
+def test_a_dirty_log_is_compacted_and_the_checkpoint_written(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     broker.pass_time(FIRST_CHECK_MS)
@@ -285,7 +282,7 @@ def test_a_dirty_log_is_compacted_and_the_checkpoint_written(broker: Broker) -> 
     assert read_all(found.log) == records
 
 
-def test_a_clean_log_is_left_alone_also_after_a_restart(broker: Broker) -> None:
+def test_a_clean_log_is_left_alone_also_after_a_restart(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     broker.pass_time(FIRST_CHECK_MS)
@@ -295,14 +292,14 @@ def test_a_clean_log_is_left_alone_also_after_a_restart(broker: Broker) -> None:
 
 
 def test_compaction_can_be_turned_off() -> None:
-    broker = Broker({"log.cleaner.enable": "false"})
+    broker = QuietBroker({"log.cleaner.enable": "false"})
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     broker.pass_time(DAY_MS // 24)
     assert len(read_all(hosted.log)) == 12
 
 
-def test_one_compaction_at_a_time(broker: Broker) -> None:
+def test_one_compaction_at_a_time(broker: QuietBroker) -> None:
     for name in ("t", "u"):
         fill(broker, broker.create(name, cleanup_policy="compact", internal_segment_bytes="250"))
     broker.pass_time(FIRST_CHECK_MS * 4, works=False)
@@ -311,7 +308,7 @@ def test_one_compaction_at_a_time(broker: Broker) -> None:
     assert all(len(read_all(hosted.log)) < 12 for hosted in broker.node.partitions)
 
 
-def test_reading_goes_on_between_the_steps_of_a_swap(broker: Broker) -> None:
+def test_reading_goes_on_between_the_steps_of_a_swap(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     expected = latest(read_all(hosted.log))
@@ -327,7 +324,7 @@ def test_reading_goes_on_between_the_steps_of_a_swap(broker: Broker) -> None:
     assert broker.files(hosted, ".swap") == broker.files(hosted, ".cleaned") == []
 
 
-def test_a_large_round_is_done_in_parts(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_round_is_done_in_parts(broker: QuietBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "PART_BYTES_MIN", 100)
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     for number in range(40):
@@ -344,7 +341,7 @@ def test_a_large_round_is_done_in_parts(broker: Broker, monkeypatch: pytest.Monk
     assert written == {("t", 0): hosted.log.active.base_offset}
 
 
-def test_a_lookup_by_time_finds_a_record_that_compaction_left(broker: Broker) -> None:
+def test_a_lookup_by_time_finds_a_record_that_compaction_left(broker: QuietBroker) -> None:
     hosted = broker.create(
         "t", cleanup_policy="compact", internal_segment_bytes="250", message_timestamp_type="LogAppendTime"
     )
@@ -358,7 +355,7 @@ def test_a_lookup_by_time_finds_a_record_that_compaction_left(broker: Broker) ->
 
 
 @pytest.mark.parametrize("flushes", range(6))
-def test_deleting_the_topic_ends_its_compaction(broker: Broker, flushes: int) -> None:
+def test_deleting_the_topic_ends_its_compaction(broker: QuietBroker, flushes: int) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     broker.pass_time(FIRST_CHECK_MS, works=False)
@@ -377,7 +374,7 @@ def test_deleting_the_topic_ends_its_compaction(broker: Broker, flushes: int) ->
 
 
 @pytest.mark.parametrize("flushes", range(6))
-def test_retention_during_a_compaction_wins(broker: Broker, flushes: int) -> None:
+def test_retention_during_a_compaction_wins(broker: QuietBroker, flushes: int) -> None:
     hosted = broker.create("t", cleanup_policy="compact,delete", internal_segment_bytes="250")
     fill(broker, hosted)
     broker.pass_time(FIRST_CHECK_MS, works=False)
@@ -396,7 +393,7 @@ def test_retention_during_a_compaction_wins(broker: Broker, flushes: int) -> Non
     assert not any("offline" in line for line in broker.said)
 
 
-def test_damage_is_reported_and_the_log_left_alone_for_a_while(broker: Broker) -> None:
+def test_damage_is_reported_and_the_log_left_alone_for_a_while(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     segment = hosted.log.segments[0]
@@ -412,7 +409,7 @@ def read_all_offsets(hosted: HostedPartition) -> list[int]:
     return [found.header.base_offset for found in hosted.log.batches_from(0)]
 
 
-def test_a_disk_too_full_for_the_result_puts_compaction_off(broker: Broker) -> None:
+def test_a_disk_too_full_for_the_result_puts_compaction_off(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     broker.disk.capacity_bytes = broker.disk.used_bytes + 1_000_000
@@ -423,7 +420,7 @@ def test_a_disk_too_full_for_the_result_puts_compaction_off(broker: Broker) -> N
     assert len(read_all(hosted.log)) < 12
 
 
-def test_a_failed_flush_during_a_swap_takes_the_directory_offline(broker: Broker) -> None:
+def test_a_failed_flush_during_a_swap_takes_the_directory_offline(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
     fill(broker, hosted)
     broker.pass_time(FIRST_CHECK_MS, works=False)
@@ -437,7 +434,7 @@ def test_power_loss_during_a_compaction_loses_no_latest_value() -> None:
     operations = 0
     is_over = False
     while not is_over:
-        broker = Broker()
+        broker = QuietBroker()
         hosted = broker.create("t", cleanup_policy="compact", internal_segment_bytes="250")
         fill(broker, hosted)
         broker.pass_time(14_000)
@@ -448,7 +445,7 @@ def test_power_loss_during_a_compaction_loses_no_latest_value() -> None:
         except PowerLost:
             operations += 3
         broker.disk.crash()
-        again = Broker(disk=broker.disk, boot_id="next boot")
+        again = QuietBroker(disk=broker.disk, boot_id="next boot")
         found = again.node.partitions.get("t", 0)
         assert found is not None, again.said
         assert latest(read_all(found.log)) == {b"key-0": b"10" * 20, b"key-1": b"11" * 20}
@@ -459,7 +456,7 @@ def test_power_loss_during_a_compaction_loses_no_latest_value() -> None:
     assert operations > 40
 
 
-def test_idle_records_are_compacted_after_the_longest_lag(broker: Broker) -> None:
+def test_idle_records_are_compacted_after_the_longest_lag(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact", max_compaction_lag_ms="60000")
     for number in range(5):
         broker.append(hosted, b"k", b"%d" % number)
@@ -472,7 +469,7 @@ def test_idle_records_are_compacted_after_the_longest_lag(broker: Broker) -> Non
 # ---- the scrub
 
 
-def test_rot_below_the_recovery_point_is_found_and_named(broker: Broker) -> None:
+def test_rot_below_the_recovery_point_is_found_and_named(broker: QuietBroker) -> None:
     hosted = broker.create("t", internal_segment_bytes="250")
     fill(broker, hosted)
     segment = hosted.log.segments[1]
@@ -488,7 +485,7 @@ def test_rot_below_the_recovery_point_is_found_and_named(broker: Broker) -> None
     assert len([line for line in broker.said if "scrub" in line]) == 2
 
 
-def test_a_sound_log_is_scrubbed_in_silence_while_it_is_compacted_and_cut(broker: Broker) -> None:
+def test_a_sound_log_is_scrubbed_in_silence_while_it_is_compacted_and_cut(broker: QuietBroker) -> None:
     hosted = broker.create("t", cleanup_policy="compact,delete", internal_segment_bytes="250")
     broker.pass_time(590_000)
     for number in range(40):

@@ -30,7 +30,7 @@ def alter(client: WireClient, broker_id: str, name: str, operation: int, value: 
 
 
 def await_limit(broker: BrokerProcess, limit: int) -> None:
-    """Until exactly so many of more connections, held open together, are answered: earlier ones may still be closing."""
+    """Until exactly so many of more connections are answered: earlier ones may still be closing."""
     deadline = time.monotonic() + 10
     accepted = -1
     while accepted != limit:
@@ -57,7 +57,7 @@ def test_the_most_connections_can_be_altered_while_running(start_broker: StartBr
 
 
 def test_what_the_server_reads_once_cannot_be_altered_while_running() -> None:
-    """A setting read from the configuration the broker was started with must be read-only; others come from the node."""
+    """What is read from the configuration of the start must be read-only; the rest comes from the node's."""
     (folder,) = holdfast.server.__path__
     source = "\n".join(path.read_text("utf-8") for path in Path(folder).glob("*.py"))
     read = {name for name in re.findall(r"(?<!node\.)\bconfig\.([a-z_]+)", source) if name in ATTRIBUTES}

@@ -32,6 +32,7 @@ broker swaps them in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -162,6 +163,11 @@ def clean(fs: FileSystem, asked: Round) -> Cleaned:
     cleaner = _Cleaner(fs, asked)
     try:
         return cleaner.run()
+    except OSError:
+        # If it was for want of room, these files have it.
+        with suppress(OSError):
+            remove_cleaned_files(fs, asked.directory)
+        raise
     finally:
         cleaner.close()
 

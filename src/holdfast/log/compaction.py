@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from holdfast.atomic import rename_all
 from holdfast.log.cleaner import CleanedSegment, LastRecord, Round, Source
 from holdfast.log.log import Log
 from holdfast.log.segment import (
@@ -176,6 +177,7 @@ class Swap:
         self._new.max_timestamp = cleaned.max_timestamp
         self._new.offset_of_max_timestamp = cleaned.offset_of_max_timestamp
         self._new.first_timestamp = cleaned.first_timestamp
+        self.is_committed = False
 
     @property
     def is_possible(self) -> bool:
@@ -189,18 +191,21 @@ class Swap:
 
     def commit(self) -> None:
         self._fs.rename(self._new.path(LOG_SUFFIX) + CLEANED_SUFFIX, self._swap_path)
+        self.is_committed = True
 
     def exchange(self) -> list[str]:
-        """Returns the files that may be deleted whenever it suits."""
-        self._new.adopt_file(self._fs.open(self._swap_path, "write"))
-        retired: list[str] = []
+        """Returns the files that may be deleted whenever it suits. Where it fails nothing is exchanged."""
+        file = self._fs.open(self._swap_path, "write")
+        renames: list[tuple[str, str]] = []
         for old in self._old:
             is_first = old.base_offset == self._new.base_offset
-            retired += self._log.retire_files(old, with_snapshot=not is_first)
-        for suffix in INDEX_SUFFIXES:
-            path = self._new.path(suffix)
+            renames += self._log.retirement(old, with_snapshot=not is_first)
+        retired = [new for _, new in renames]
+        for path in map(self._new.path, INDEX_SUFFIXES):
             if self._fs.exists(path + CLEANED_SUFFIX):
-                self._fs.rename(path + CLEANED_SUFFIX, path)
+                renames.append((path + CLEANED_SUFFIX, path))
+        rename_all(self._fs, renames)
+        self._new.adopt_file(file)
         self._new.has_transaction_file = self._fs.exists(self._new.path(TXN_INDEX_SUFFIX))
         self._log.replace(self._old, self._new)
         return retired

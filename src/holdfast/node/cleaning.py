@@ -4,12 +4,15 @@ The worker reads and writes; here only files are renamed, a few per step, and ev
 the flusher's. A round is given up without harm when the topic was deleted, the directory went offline, retention
 took one of the segments, or the broker stops: cleaned files that were not committed are deleted by the next round
 or the next start, committed ones are completed by recovery.
+
+A disk without room for a new name refuses a rename. A swap that was not committed is given up then, and its log
+cleaned later; from the commit on the step that was refused, which has changed nothing, is tried until it succeeds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -18,7 +21,7 @@ from holdfast.log.checkpoints import CLEANER_FILE, OffsetCheckpoint
 from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Dirt, Swap, examine, is_due, plan_round, room_needed
 from holdfast.log.segment import Segment
-from holdfast.node.directories import LogDirectory
+from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_later
 from holdfast.seams import FlushJob, Now
@@ -30,6 +33,8 @@ RETRY_MS: Final = 600_000
 """How long a log is left alone after its cleaning failed."""
 FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 """Stays free on a disk beside what a round may write."""
+STEP_RETRY_MS: Final = 10_000
+"""Before a step of a committed swap is tried again that was refused for want of room."""
 
 
 class Background:
@@ -48,6 +53,10 @@ class Cleaning:
         # How far each partition was cleaned; its topic's id tells it from a later one of the same name.
         self._clean_to: dict[tuple[str, int], tuple[UUID, int]] = {}
         self._not_before_ms: dict[HostedPartition, int] = {}
+        self._unmeasured: set[LogDirectory] = set()
+        """Whose free space could not be asked when last tried."""
+        self._unwritten: set[LogDirectory] = set()
+        """Where a full disk refused the checkpoint; the one that stands makes a later round read more, no less."""
         self.rounds = 0
         for directory in node.directories:
             if not directory.offline:
@@ -74,6 +83,8 @@ class Cleaning:
     def check(self, now: Now) -> None:
         """Begin the most useful round, if one is due and nothing else is under way."""
         node = self._node
+        for directory in [due for due in self._unwritten if not due.offline]:
+            self._write_checkpoint(directory)
         if self._background.is_busy or node.is_stopping or not node.config.log_cleaner_enable:
             return
         best: tuple[HostedPartition, Dirt] | None = None
@@ -93,25 +104,44 @@ class Cleaning:
 
     def _begin(self, hosted: HostedPartition, dirt: Dirt, now: Now) -> None:
         node = self._node
+        directory = hosted.directory
         needed = room_needed(hosted.log, dirt) + FREE_BYTES_MIN
-        if node.fs.free_bytes(hosted.directory.path) < needed:
-            self._put_off(
-                hosted, f"cleaning may need {needed} bytes, and {hosted.directory.path} has less", now
-            )
+        try:
+            free = node.fs.free_bytes(directory.path)
+        except OSError as error:
+            self._cannot_measure(directory, error, now)
             return
-        self._background.is_busy = True
+        self._unmeasured.discard(directory)
+        if free < needed:
+            self._put_off(hosted, f"cleaning may need {needed} bytes, and {directory.path} has less", now)
+            return
         _Round(self, node, hosted, dirt).begin(now)
+        self._background.is_busy = True
+
+    def _cannot_measure(self, directory: LogDirectory, error: OSError, now: Now) -> None:
+        """Leave the whole directory alone for a while; whether it works at all is found out by a write or flush."""
+        self._leave_alone([hosted for hosted in self._node.partitions if hosted.directory is directory], now)
+        if directory not in self._unmeasured:
+            self._unmeasured.add(directory)
+            self._node.say(
+                f"nothing in {directory.path} is compacted: its free space cannot be asked: {error}; "
+                f"trying again every {RETRY_MS // 60_000} minutes"
+            )
+        self.check(now)
 
     def _put_off(self, hosted: HostedPartition, reason: str, now: Now) -> None:
+        self._leave_alone([hosted], now)
+        self._node.say(
+            f"{hosted.name} is not compacted: {reason}; trying again in {RETRY_MS // 60_000} minutes"
+        )
+
+    def _leave_alone(self, logs: Iterable[HostedPartition], now: Now) -> None:
         self._not_before_ms = {
             other: deadline
             for other, deadline in self._not_before_ms.items()
             if deadline > now.monotonic_ms and not other.is_deleted
         }
-        self._not_before_ms[hosted] = now.monotonic_ms + RETRY_MS
-        self._node.say(
-            f"{hosted.name} is not compacted: {reason}; trying again in {RETRY_MS // 60_000} minutes"
-        )
+        self._not_before_ms.update(dict.fromkeys(logs, now.monotonic_ms + RETRY_MS))
 
     # Ending
 
@@ -147,7 +177,12 @@ class Cleaning:
         try:
             directory.write_checkpoint(CLEANER_FILE, offsets)
         except OSError as error:
-            node.directory_failed(directory, error)
+            if error.errno in REFUSED_ERRNOS:
+                self._unwritten.add(directory)
+            else:
+                node.directory_failed(directory, error)
+            return
+        self._unwritten.discard(directory)
 
 
 class _Round:
@@ -162,6 +197,7 @@ class _Round:
         self._swaps: deque[Swap] = deque()
         self._end_offset = dirt.bound
         self._resume_base: int | None = None
+        self._has_told = False
 
     def begin(self, now: Now, first_base: int = 0) -> None:
         """Send the worker the part of the round that begins at `first_base`."""
@@ -227,15 +263,43 @@ class _Round:
 
         try:
             if revocable is not None and not revocable.is_possible:
-                for swap in (revocable, *self._swaps):
-                    swap.abandon()
+                self._abandon(revocable)
                 self._cleaning.ended(hosted)
                 return
             action()
         except OSError as error:
-            self._failed(error)
+            if error.errno not in REFUSED_ERRNOS:
+                self._failed(error)
+            elif revocable is not None and not revocable.is_committed:
+                self._give_up(revocable, error)
+            else:
+                self._try_again(lambda: self._step(revocable, action, then), error)
             return
         node.seams.flusher.submit(FlushJob((hosted.log.directory,), flushed, is_background=True))
+
+    def _abandon(self, swap: Swap) -> None:
+        for unfinished in (swap, *self._swaps):
+            unfinished.abandon()
+
+    def _give_up(self, swap: Swap, refusal: OSError) -> None:
+        """Nothing of `swap` was promised yet, and a cleaned file that cannot be removed goes with the next round."""
+        try:
+            self._abandon(swap)
+        except OSError as error:
+            if error.errno not in REFUSED_ERRNOS:
+                self._failed(error)
+                return
+        self._cleaning.ended(self._hosted, failure=str(refusal))
+
+    def _try_again(self, step: Callable[[], None], refusal: OSError) -> None:
+        node = self._node
+        if not self._has_told:
+            self._has_told = True
+            node.say(
+                f"the compaction of {self._hosted.name} cannot be completed now: {refusal}; "
+                f"trying again every {STEP_RETRY_MS // 1000} seconds"
+            )
+        node.timers.at(node.now().monotonic_ms + STEP_RETRY_MS, step)
 
     def _failed(self, error: OSError) -> None:
         if not self._hosted.is_deleted:

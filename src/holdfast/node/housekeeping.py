@@ -61,8 +61,10 @@ class Housekeeping:
             if node.is_stopping:
                 return
             now = node.now()
-            action(now)
-            node.timers.at(now.monotonic_ms + interval_ms(), run)
+            try:
+                action(now)
+            finally:
+                node.timers.at(now.monotonic_ms + interval_ms(), run)
 
         node.timers.at(now.monotonic_ms + min(interval_ms(), FIRST_CHECK_MS), run)
 
@@ -79,6 +81,7 @@ class Housekeeping:
         node = self._node
         moves = []
         reasons = []
+        waits_for_flush = False
         for hosted in list(node.partitions):
             if hosted.offline:
                 continue
@@ -91,10 +94,11 @@ class Housekeeping:
                     f"deleted by {due.reason}"
                 )
             if due is not None and due.rolls_active:
-                if roll(node, hosted, now):
-                    node.timers.at(now.monotonic_ms + RECHECK_MS, lambda: self._recheck_retention())
+                waits_for_flush |= roll(node, hosted, now)
             elif roll_due(hosted.log, now):
                 roll(node, hosted, now)
+        if waits_for_flush:
+            node.timers.at(now.monotonic_ms + RECHECK_MS, self._recheck_retention)
         node.move_log_starts(moves, even_if_full=True)
         for reason in reasons:
             node.say(reason)

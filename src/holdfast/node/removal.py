@@ -8,23 +8,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 
-def remove_below_start(node: Node, hosted: HostedPartition) -> None:
-    """Take segments that lie below the log start, which is durable, out of the log."""
+def remove_below_start(node: Node, hosted: HostedPartition) -> bool:
+    """Take segments that lie below the log start, which is durable, out of the log, oldest first.
+
+    False when one could not be: the directory is offline, or it has no room for a name, and the rest goes at the next
+    check of retention.
+    """
     log = hosted.log
-    if hosted.offline or len(log.segments) < 2 or log.segments[1].base_offset > log.start_offset:
-        return
+    if hosted.offline:
+        return False
+    if len(log.segments) < 2 or log.segments[1].base_offset > log.start_offset:
+        return True
+    retired: list[str] = []
+    refusal: OSError | None = None
     try:
-        retired = log.remove(log.segments_before(log.start_offset))
+        for segment in log.segments_before(log.start_offset):
+            retired += log.remove([segment])
     except OSError as error:
-        node.directory_failed(hosted.directory, error)
-        return
+        if error.errno not in REFUSED_ERRNOS:
+            node.directory_failed(hosted.directory, error)
+            return False
+        refusal = error
+        node.say(f"{hosted.name}: what is below the log start cannot be removed now: {error}")
     remove_later(node, retired, log.config.file_delete_delay_ms)
+    return refusal is None
 
 
 def remove_later(node: Node, paths: list[str], delay_ms: int) -> None:

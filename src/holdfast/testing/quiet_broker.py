@@ -1,0 +1,114 @@
+"""A node left to its timers: time passes, flushes and background work are done, and nobody asks it anything."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from holdfast.config.broker import BrokerConfig
+from holdfast.metadata import changes
+from holdfast.metadata.image import EndPoint, ResourceType
+from holdfast.node.hosted import HostedPartition
+from holdfast.node.node import Node, NodeSeams
+from holdfast.testing.bare_node import SETTINGS, check_defects
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
+from holdfast.wire.batch import Record, build_batch, check_whole
+from holdfast.wire.metadata_records import Config
+
+
+class QuietBroker:
+    """One node whose flushes and background work happen when told."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        disk: SimulatedDisk | None = None,
+        boot_id: str = "boot",
+    ) -> None:
+        self.settings = dict(settings or {})
+        self.config = BrokerConfig.load({**SETTINGS, **self.settings})[0]
+        self.clock = ManualClock()
+        self.disk = disk or SimulatedDisk(clock=self.clock)
+        for path in self.config.log_dirs:
+            self.disk.prepare(path)
+        self.said: list[str] = []
+        self.has_defect = False
+        """A timer may raise: otherwise that ends the test."""
+        self.turn: deque[Callable[[], None]] = deque()
+        self.flusher = ManualFlusher(self.disk)
+        self.worker = InlineWorker(self.disk)
+        self.node = Node(
+            self.config,
+            NodeSeams(
+                fs=self.disk,
+                randomness=SeededRandomness(1),
+                flusher=self.flusher,
+                worker=self.worker,
+                call_soon=self.turn.append,
+                boot_id=boot_id,
+                say=self.said.append,
+            ),
+        )
+        self.node.start([EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)], self.clock.now())
+        self.settle()
+
+    def settle(self, *, works: bool = True) -> None:
+        """Let everything under way end: flushes, and background work unless told not to."""
+        while self.turn or self.flusher.jobs or (works and self.worker.jobs):
+            while self.turn:
+                self.turn.popleft()()
+            self.flusher.run_all()
+            if works:
+                self.worker.run_one()
+
+    def pass_time(self, ms: int, *, works: bool = True) -> None:
+        """Let time pass, stopping at every deadline on the way."""
+        end_ms = self.clock.now().monotonic_ms + ms
+        while True:
+            deadline_ms = self.node.next_deadline_ms
+            now_ms = self.clock.now().monotonic_ms
+            if deadline_ms is None or deadline_ms > end_ms:
+                self.clock.advance(end_ms - now_ms)
+                return
+            said = len(self.said)
+            self.node.tick(self.clock.advance(max(0, deadline_ms - now_ms)))
+            if not self.has_defect:
+                check_defects(self.said[said:])
+            self.settle(works=works)
+
+    def create(self, topic: str, partitions: int = 1, **settings: str) -> HostedPartition:
+        """Returns the first partition; settings are given with underscores for dots."""
+        configs = [(name.replace("_", "."), value) for name, value in settings.items()]
+        new = changes.NewTopic(topic, partitions, 1, configs=configs)
+        records = changes.create_topic(self.node.image, new, self.node.config, self.node.seams.randomness)
+        self.node.append_metadata(records, self.clock.now())
+        self.settle()
+        hosted = self.node.partitions.get(topic, 0)
+        assert hosted is not None
+        return hosted
+
+    def delete(self, topic: str) -> None:
+        image = self.node.image.topic(topic)
+        assert image is not None
+        self.node.append_metadata(changes.delete_topic(self.node.image, image.topic_id), self.clock.now())
+
+    def set(self, topic: str, name: str, value: str) -> None:
+        record = Config(resource_type=ResourceType.TOPIC, resource_name=topic, name=name, value=value)
+        self.node.append_metadata([record], self.clock.now())
+        self.settle()
+
+    def append(self, hosted: HostedPartition, key: bytes, value: bytes | None, **options: int) -> None:
+        now = self.clock.now()
+        batch = build_batch([Record(0, 0, key, value)], base_timestamp=now.wall_ms, **options)  # type: ignore[arg-type]
+        hosted.log.append(check_whole(batch), batch, hosted.leader_epoch, now)
+        self.node.commit.appended(hosted)
+        self.settle()
+
+    def files(self, hosted: HostedPartition, suffix: str = ".log") -> list[str]:
+        return [name for name in self.disk.list(hosted.log.directory) if name.endswith(suffix)]
+
+    def restart(self) -> QuietBroker:
+        self.node.stop(self.clock.now())
+        return QuietBroker(self.settings, disk=self.disk)
