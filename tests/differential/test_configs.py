@@ -32,6 +32,7 @@ GIVEN_AT_START = frozenset(
         "log.dirs",
         "offsets.topic.num.partitions",
         "offsets.topic.replication.factor",
+        "queued.max.request.bytes",
         "share.coordinator.state.topic.min.isr",
         "share.coordinator.state.topic.replication.factor",
         "transaction.state.log.min.isr",
@@ -39,7 +40,7 @@ GIVEN_AT_START = frozenset(
         "transaction.state.log.replication.factor",
     )
 )
-"""Settings of which one broker or the other was told at its start."""
+"""Settings of which one broker or the other was told at its start, or whose defaults differ."""
 WEEK = "604800000"
 NEVER = "9223372036854775807"
 

@@ -363,6 +363,22 @@ def test_half_received_frames_are_bounded_together_where_asked(start_broker: Sta
             assert isinstance(client.receive(), bytes)
 
 
+def test_stalled_senders_hold_no_more_than_the_limit_and_one_frame(start_broker: StartBroker) -> None:
+    limit, largest = 16 * MIB, 8 * MIB
+    broker = start_broker(socket_request_max_bytes=str(largest), queued_max_request_bytes=str(limit))
+    with ExitStack() as stack, WireClient(broker.bootstrap_servers) as client:
+        assert client.is_alive()
+        before = resident_bytes(broker.pid)
+        for _ in range(20):
+            stalled = stack.enter_context(connect(broker))
+            stalled.settimeout(0.1)
+            with suppress(TimeoutError):  # it is not read any more, which is the point
+                stalled.sendall(struct.pack(">i", largest) + bytes(largest - 1))
+        assert client.is_alive()
+        grown = resident_bytes(broker.pid) - before
+    assert grown < limit + largest + 20 * MIB, f"{grown / MIB:.1f} MiB of the 160 that were sent"
+
+
 @pytest.fixture
 def large_topic(broker: BrokerProcess, create_topic: CreateTopic) -> str:
     """60 MB in one partition."""

@@ -122,7 +122,7 @@ class BrokerConfig:
     offsets_topic_segment_bytes: int
     process_roles: tuple[str, ...]
     producer_id_expiration_ms: int
-    queued_max_request_bytes: int
+    queued_max_request_bytes: int | None
     socket_request_max_bytes: int
     transaction_abort_timed_out_transaction_cleanup_interval_ms: int
     transaction_max_timeout_ms: int

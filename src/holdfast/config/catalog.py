@@ -31,6 +31,8 @@ OUR_DEFAULTS: Mapping[str, Value] = {
     "listeners": ("PLAINTEXT://127.0.0.1:9092", "PLAINTEXT://[::1]:9092"),
     # Data that must survive does not belong in a directory that is emptied at boot.
     "log.dir": ("holdfast-data",),
+    # Requests that begin to arrive must not use up the memory: without a limit given, a share of it is one.
+    "queued.max.request.bytes": None,
     # One node holds one replica, and is its own in-sync set.
     "offsets.topic.replication.factor": 1,
     "transaction.state.log.replication.factor": 1,

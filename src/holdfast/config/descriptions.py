@@ -36,8 +36,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     "max.request.partition.size.limit": "The most partitions one DescribeTopicPartitions answer holds.",
     "node.id": "This broker's id.",
     "process.roles": "Must include broker; holdfast is always its own controller as well.",
-    "queued.max.request.bytes": "Request bytes held in memory before sockets are no longer read; -1 for no "
-    "limit.",
+    "queued.max.request.bytes": "Bytes of half-received requests, of all connections together, after which one is "
+    "received at a time, and one that comes too slowly is closed while others wait; -1 for no limit. Unless given, a "
+    "quarter of the memory this process may use, at least twice socket.request.max.bytes.",
     "socket.request.max.bytes": "A longer request closes its connection.",
     # topics
     "auto.create.topics.enable": "Whether asking for a topic that does not exist creates it.",

@@ -67,7 +67,7 @@ def _server_mistakes(values: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("authorizer.class.name", "access control is not served yet; remove it to go without")
         )
     largest_request = values["socket.request.max.bytes"]
-    if 0 < values["queued.max.request.bytes"] < largest_request:
+    if 0 < (values["queued.max.request.bytes"] or -1) < largest_request:
         name = "queued.max.request.bytes"
         mistakes.append((name, f"allowed is at least socket.request.max.bytes, {largest_request}, or -1"))
     delay_ms = values["connection.failed.authentication.delay.ms"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +18,7 @@ from holdfast.node.node import Node, NodeSeams
 from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
 from holdfast.seams import Now
 from holdfast.server.flusher import AdaptiveFlusher
+from holdfast.server.frame_memory import FrameMemory, frame_bytes_limit
 from holdfast.server.preload import preload_first, preload_when_idle
 from holdfast.server.staying_awake import StayingAwake
 from holdfast.server.transport import RECEIVE_BYTES, ClientProtocol
@@ -44,9 +44,8 @@ class Server:
         self.frame_bytes_max = config.socket_request_max_bytes
         self.receive_view = memoryview(bytearray(RECEIVE_BYTES))
         """Where every connection receives; its content is used up before the next one does."""
-        self._frame_bytes_held = 0
-        """Announced sizes of frames that are being received."""
-        self._waiting_for_memory: deque[ClientProtocol] = deque()
+        limit = frame_bytes_limit(config.queued_max_request_bytes, self.frame_bytes_max)
+        self.frame_memory = FrameMemory(limit, self.loop)
         self._clock = RealClock()
         self.now: Callable[[], Now] = self._clock.now
         self.flusher = AdaptiveFlusher(config.holdfast_flush_threads, self._call_soon, self._wake)
@@ -185,26 +184,6 @@ class Server:
             has_work = connection is not None and connection.requests_under_way > 0
             if now - protocol.last_active >= limit and not has_work:
                 protocol.close_idle(f"idle for connections.max.idle.ms={limit_ms}")
-
-    # Memory of frames that are being received
-
-    def reserve_frame(self, protocol: ClientProtocol, length: int) -> bool:
-        """Whether a frame of `length` may be received now; if not, `protocol` is resumed when it may."""
-        limit = self.config.queued_max_request_bytes
-        if 0 < limit < self._frame_bytes_held + length and self._frame_bytes_held:
-            self._waiting_for_memory.append(protocol)
-            return False
-        self._frame_bytes_held += length
-        return True
-
-    def release_frame(self, length: int) -> None:
-        self._frame_bytes_held -= length
-        waiting = self._waiting_for_memory
-        if waiting:
-            self._waiting_for_memory = deque()
-            for protocol in waiting:
-                protocol.waits_for_memory = False
-                protocol.resume()
 
 
 def raise_descriptor_limit() -> int:

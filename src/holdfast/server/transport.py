@@ -5,8 +5,9 @@ an idle connection holds none. Whole frames in it are handed on at once; of a fr
 there moves to a buffer of the frame's announced size, which takes memory as bytes arrive, not before. A length that
 is negative or above `socket.request.max.bytes` closes the connection before anything is read.
 
-Reading stops while too many requests are under way, while the other side does not take its answers, and while other
-connections' half-received frames fill `queued.max.request.bytes`. What had already been read waits in `_rest`.
+Reading stops while too many requests are under way, while the other side does not take its answers, and while
+half-received frames fill `queued.max.request.bytes`: see `holdfast.server.frame_memory`. What had already been read
+waits in `_rest`.
 
 File slices are read and written piece by piece as the socket drains, so a slow reader holds one piece in memory,
 not its whole answer.
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Final, cast
 from holdfast.log.segment import Slice
 from holdfast.node.connection import Connection
 from holdfast.node.context import Part
-from holdfast.real import RealFile, unfilled_buffer
+from holdfast.real import RealFile
 from holdfast.seams import Buffer
+from holdfast.server.frame_memory import HalfFrame
 
 if TYPE_CHECKING:
     from holdfast.server.server import Server
@@ -52,9 +54,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self.connection: Connection | None = None
         self._rest = b""
         """Bytes read and not handed on: less than a frame's length, or frames that came while reading was paused."""
-        self._frame: bytearray | None = None
+        self._frame: HalfFrame | None = None
         """The frame that is being received."""
-        self._frame_have = 0
         self._outgoing: deque[Part] = deque()
         self._writable = True
         self._reads_file = False
@@ -64,7 +65,6 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._consuming = False
         self._is_unhurried = False
         """No reason to stay awake for the next request: the last one was a heartbeat, or this is bulk."""
-        self.waits_for_memory = False
         self.last_active = 0.0
         """The loop's time when a byte last came or unsent bytes drained: what idleness is counted from."""
 
@@ -84,26 +84,30 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._outgoing.clear()
         self._rest = b""
         if self._frame is not None:
-            self._server.release_frame(len(self._frame))
+            self._server.frame_memory.end(self._frame)
             self._frame = None
         if self.connection is not None:
             self.connection.lost()
         self._server.disconnected(self)
 
     def get_buffer(self, size_hint: int) -> memoryview:
-        if self._frame is not None:
-            return memoryview(self._frame)[self._frame_have :]
+        frame = self._frame
+        if frame is not None:
+            end = frame.arrived + self._server.frame_memory.room(frame)
+            return memoryview(frame.buffer)[frame.arrived : end]
         return self._server.receive_view
 
     def buffer_updated(self, count: int) -> None:
         self.last_active = self._server.loop.time()
         frame = self._frame
         if frame is not None:
-            self._frame_have += count
-            if self._frame_have == len(frame):
+            memory = self._server.frame_memory
+            if not memory.arrived(frame, count):
+                self._pause()
+            elif frame.is_whole:
                 self._frame = None
-                self._server.release_frame(len(frame))
-                self._receive(frame)
+                memory.end(frame)
+                self._receive(frame.buffer)
             return
         if not self._rest:
             view = self._server.receive_view
@@ -132,8 +136,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 return
             end = start + length
             if end > have:
-                if self._begin_frame(length, data[start:have]):
-                    position = have
+                self._begin_frame(length, data[start:have])
+                position = have
                 break
             position = end
             self._receive(bytes(data[start:end]))
@@ -142,16 +146,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._rest = bytes(data[position:have]) if position < have else b""
         self._consuming = False
 
-    def _begin_frame(self, length: int, begun: memoryview) -> bool:
-        """Make room for a frame whose first bytes are here; false when memory must become free first."""
-        if not self._server.reserve_frame(self, length):
-            self.waits_for_memory = True
+    def _begin_frame(self, length: int, begun: memoryview) -> None:
+        """Take the first bytes of a frame; the rest is read when there is memory for it."""
+        self._frame = HalfFrame(self, length, begun)
+        if not self._server.frame_memory.begin(self._frame):
             self._pause()
-            return False
-        self._frame = unfilled_buffer(length)
-        self._frame_have = len(begun)
-        self._frame[: len(begun)] = begun
-        return True
 
     def _receive(self, frame: bytes | bytearray) -> None:
         connection = self.connection
@@ -279,7 +278,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         connection, transport = self.connection, self._transport
         return (
             self._writable
-            and not self.waits_for_memory
+            and (self._frame is None or not self._frame.waits)
             and connection is not None
             and not connection.is_saturated
             and len(self._outgoing) < OUTGOING_PARTS_MAX
@@ -312,6 +311,17 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._transport.abort()
         else:
             self._close(reason)
+
+    def go_on(self) -> None:
+        """There is memory for more of the frame."""
+        self.last_active = self._server.loop.time()
+        self.resume()
+
+    def lose(self, reason: str) -> None:
+        """End a connection at once, whatever it has yet to be sent."""
+        peer = self.connection.info.address if self.connection is not None else "?"
+        self._server.say(f"closing the connection of {peer}: {reason}")
+        self.abort()
 
     def abort(self) -> None:
         if self._transport is not None:
