@@ -227,6 +227,74 @@ def test_offsets_in_no_batch_at_the_end_of_a_log_are_missing_and_not_waited_for(
     ] * 2
 
 
+def empty(fields: dict[str, Any]) -> None:
+    """As Kafka does when remote storage takes longer than a fetch may wait: nothing, and no error."""
+    fields["responses"][0]["partitions"][0]["records"] = b""
+
+
+def fetches(fake: FakeCluster) -> list[Any]:
+    return [request for _, api_key, request in fake.asked if api_key == FETCH]
+
+
+def test_remote_storage_that_is_slow_is_waited_for_and_its_records_are_not_missing(fake: FakeCluster) -> None:
+    topic = fake.add_topic("t")
+    fill(topic.partitions[0])
+    topic.partitions[0].local_start = 21
+    with connect(fake) as cluster:
+        ranges = whole(cluster, "t")
+        fake.script(FETCH, *[empty] * 20)
+        assert values(cluster, ranges) == ALL
+    waits = [int(request.max_wait.total_seconds() * 1000) for request in fetches(fake)]
+    assert waits[:5] == [100, 200, 400, 800, 1000]  # no longer than half of request.timeout.ms
+    assert waits[20] == 1000
+
+
+def test_remote_storage_that_stays_away_is_an_error_in_time(fake: FakeCluster) -> None:
+    topic = fake.add_topic("t")
+    fill(topic.partitions[0])
+    topic.partitions[0].local_start = 21
+    topic.partitions[0].batches.clear()
+    with connect(fake, QUICK) as cluster:
+        reports: list[RangeReport] = []
+        with pytest.raises(reader.EndNotReached, match="offsets before 21 are in remote storage"):
+            list(cluster.read(whole(cluster, "t"), reports=reports))
+    assert (reports[0].missing, reports[0].position) == (0, 0)
+
+
+def test_the_wait_is_short_again_once_records_come(fake: FakeCluster) -> None:
+    topic = fake.add_topic("t")
+    fill(topic.partitions[0])
+    with connect(fake) as cluster:
+        ranges = whole(cluster, "t")
+        fake.script(FETCH, empty, empty)
+        assert values(cluster, ranges, batch_bytes=1) == ALL
+    waits = [int(request.max_wait.total_seconds() * 1000) for request in fetches(fake)]
+    assert waits[:4] == [100, 200, 400, 100]
+
+
+def test_records_that_became_remote_while_they_were_asked_for_are_not_missing(fake: FakeCluster) -> None:
+    topic = fake.add_topic("t")
+    fill(topic.partitions[0])
+
+    def leave(fields: dict[str, Any]) -> None:
+        empty(fields)
+        topic.partitions[0].local_start = 30
+
+    with connect(fake) as cluster:
+        ranges = whole(cluster, "t")
+        fake.script(FETCH, empty, empty, empty, leave, empty, empty, empty, empty, empty)
+        assert values(cluster, ranges) == ALL
+
+
+def test_brokers_that_know_no_remote_storage_have_empty_ends_too() -> None:
+    with FakeCluster(versions={LIST_OFFSETS: (1, 7)}) as fake:
+        topic = fake.add_topic("t")
+        fill(topic.partitions[0])
+        topic.partitions[0].log_end = 50
+        with connect(fake) as cluster:
+            assert values(cluster, whole(cluster, "t")) == ALL
+
+
 def test_gaps_inside_a_log_are_missing(fake: FakeCluster) -> None:
     topic = fake.add_topic("t")
     log = topic.partitions[0]

@@ -55,9 +55,11 @@ METADATA: Final = 3
 OFFSET_FOR_LEADER_EPOCH: Final = 23
 METADATA_WITH_IDS: Final = 10
 LIST_OFFSETS_WITH_EPOCHS: Final = 4
+LIST_OFFSETS_WITH_LOCAL_STARTS: Final = 8
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+EARLIEST_LOCAL: Final = -4
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
@@ -146,7 +148,21 @@ class Cluster(AbstractContextManager["Cluster"]):
         if not isinstance(timestamp, int) or timestamp < EARLIEST:
             raise UsageError(f"{spec!r} is no place in a log: earliest, latest, last-stable or milliseconds")
         isolation = READ_COMMITTED if spec == "last-stable" else READ_UNCOMMITTED
+        return self._list_offsets(partitions, timestamp, isolation, LIST_OFFSETS_WITH_EPOCHS)
 
+    def local_start(self, place: TopicPartition) -> int | None:
+        """Up to where the leader has moved the log to remote storage; None from brokers that know of no such thing."""
+        try:
+            found = self._list_offsets(
+                [place], EARLIEST_LOCAL, READ_UNCOMMITTED, LIST_OFFSETS_WITH_LOCAL_STARTS
+            )
+        except UnsupportedBroker:
+            return None
+        return found[place].offset
+
+    def _list_offsets(
+        self, partitions: Iterable[TopicPartition], timestamp: int, isolation: int, lowest: int
+    ) -> dict[TopicPartition, OffsetAnswer]:
         def fields(asked: list[TopicPartition]) -> dict[str, Any]:
             return {
                 "replica_id": -1,
@@ -169,7 +185,7 @@ class Cluster(AbstractContextManager["Cluster"]):
                     place = TopicPartition(topic.name, each.partition_index)
                     yield place, each.error_code, OffsetAnswer(each.offset, each.leader_epoch, each.timestamp)
 
-        return self._ask_leaders(LIST_OFFSETS, LIST_OFFSETS_WITH_EPOCHS, partitions, fields, answers)
+        return self._ask_leaders(LIST_OFFSETS, lowest, partitions, fields, answers)
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, tuple[int, int]]:
         """For each partition the largest epoch not above the given one that its log has, and where that one ends.

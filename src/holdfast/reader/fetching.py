@@ -10,7 +10,9 @@ The rules:
   after another.
 - A range ends at its end, whatever lies before it. A log whose last offsets before the end are in no batch (all were
   compacted away) answers with nothing although it reaches further; the range that stands first in a request gets at
-  least one batch if there is any, so nothing several times in that place means that nothing is there.
+  least one batch if there is any, so nothing several times in that place means that nothing is there. Not so in remote
+  storage: a read of it that outlasts the fetch is answered with nothing as well, so what the leader no longer has
+  itself is asked for until it comes, or until time is over. After each such answer a fetch may wait longer.
 - Every step forward of any range renews the time a range has. A range that may not get on (the log or its stable part
   ends before the range does) raises `EndNotReached` after `default.api.timeout.ms`, a broker that does not answer
   raises `Unreachable`.
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
 
 WAIT_MS: Final = 100
 """How long a broker may hold a fetch for which it has nothing."""
+WAIT_MS_MAX: Final = 5_000
+"""How long it may where it has answered with nothing although there should be something."""
 CONFIRMATIONS: Final = 3
 """How often something must be seen that a broker may say in passing."""
 FETCH_BYTES_MIN: Final = 64 << 10
@@ -106,6 +110,8 @@ class _Range:
     """The size of a batch that did not fit the last answer."""
     empty_answers: int = 0
     """How often in a row, standing first, it was answered with nothing although the log reaches its end."""
+    wait_ms: int = WAIT_MS
+    """How long a fetch may be held for this range."""
     contradictions: int = 0
     """How often in a row the topic's name had no or another id."""
     needs_leader: bool = False
@@ -305,7 +311,7 @@ class RangesReader:
             version := connection.version(FETCH, LOWEST_VERSION),
             topics,
             isolation_level=int(self.isolation == "read_committed"),
-            wait_ms=WAIT_MS,
+            wait_ms=max(each.wait_ms for each in asked),
             bytes_max=max(self.batch_bytes, FETCH_BYTES_MIN),
         )
         try:
@@ -411,6 +417,7 @@ class RangesReader:
             return None
         each.batch_bytes = 0
         each.empty_answers = 0
+        each.wait_ms = WAIT_MS
         each.problem = None
         each.position = min(next_offset, end)
         each.last_epoch = surveyed.leader_epoch
@@ -432,18 +439,39 @@ class RangesReader:
                 f"{reach}" + (": a transaction is still open" if reach < fetched.high_watermark else "")
             )
             each.empty_answers = 0
+            each.wait_ms = WAIT_MS
             return
         each.problem = EndNotReached(
             f"{each.name}: the broker answers with nothing at offset {each.position}, although its log reaches {reach}"
         )
         if is_first and not len(fetched.records):
             each.empty_answers += 1
+            each.wait_ms = min(2 * each.wait_ms, WAIT_MS_MAX, self.cluster.settings.request_timeout_ms // 2)
         else:
             each.empty_answers = max(each.empty_answers, 1)  # it will stand first in the next request
-        if each.empty_answers <= CONFIRMATIONS:
+        if each.empty_answers <= CONFIRMATIONS or self._is_remote(each, reach):
             return
         each.report.missing += each.wanted.end - each.position
         each.report.position = each.position = each.wanted.end
+
+    def _is_remote(self, each: _Range, reach: int) -> bool:
+        """Whether the leader may have to get what is asked for from elsewhere; then counting begins anew.
+
+        Asked after the last empty answer: what is local now was so all along.
+        """
+        try:
+            local_start = self.cluster.local_start(each.place)
+        except Unreachable as error:
+            self._lose(each, error)
+            return True
+        if local_start is None or local_start <= each.position:
+            return False
+        each.empty_answers = 1
+        each.problem = EndNotReached(
+            f"{each.name}: the broker answers with nothing at offset {each.position}, although its log reaches "
+            f"{reach}: offsets before {local_start} are in remote storage, which is slow or away"
+        )
+        return True
 
     # -------------------------------------------------------------------- trouble
 

@@ -65,6 +65,8 @@ class FakePartition:
     epoch: int = 0
     batches: list[tuple[BatchHeader, bytes]] = field(default_factory=list)
     log_start: int = 0
+    local_start: int | None = None
+    """What is before it lies in remote storage; None when nothing does."""
     log_end: int = 0
     last_stable: int | None = None
     """Where undecided transactions begin; None when there are none."""
@@ -288,7 +290,8 @@ class FakeCluster:
         for asked in topic.partitions:
             partition = self.topics[topic.name].partitions[asked.partition_index]
             end = partition.stable_end if isolation else partition.log_end
-            offset = partition.log_start if asked.timestamp == -2 else end
+            local_start = partition.log_start if partition.local_start is None else partition.local_start
+            offset = {-2: partition.log_start, -4: local_start}.get(asked.timestamp, end)
             code = self._checked(broker, partition, asked.current_leader_epoch)
             answers.append(
                 {
