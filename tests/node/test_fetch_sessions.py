@@ -9,6 +9,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.node import fetch_sessions
 from holdfast.node.fetch_sessions import (
     EVICTION_MS,
     FetchPlan,
@@ -240,3 +241,50 @@ def test_the_session_idle_longest_gives_way_after_two_minutes() -> None:
 
 def test_without_slots_nobody_gets_a_session() -> None:
     assert Sessions(slots=0).plan(0, 0, T0).session is None
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_sessions, "REMEMBERED_MAX", 10)
+
+
+def partitions(count: int, topic: str = "t") -> list[PartitionKey]:
+    return [(topic, index) for index in range(count)]
+
+
+@pytest.mark.usefixtures("little_room")
+def test_what_sessions_remember_together_is_bounded(sessions: Sessions) -> None:
+    """Whether the partitions exist or not; who gets no session is served all the same."""
+    assert sessions.plan(0, 0, *partitions(11)).session is None
+    sessions.begin(*partitions(4))
+    sessions.begin(*partitions(6))
+    plan = sessions.plan(0, 0, T0)
+    assert (keys(plan), plan.session, plan.is_full) == ([T0], None, True)
+    assert len(sessions.sessions) == 2
+
+
+@pytest.mark.usefixtures("little_room")
+def test_names_longer_than_a_topic_may_have_count_for_more(sessions: Sessions) -> None:
+    assert sessions.plan(0, 0, ("t" * 249, 0), ("t" * 249, 1)).session is not None
+    assert sessions.plan(0, 0, ("t" * 2500, 0)).session is None
+
+
+@pytest.mark.usefixtures("little_room")
+def test_those_idle_longest_make_room(sessions: Sessions) -> None:
+    first = sessions.begin(*partitions(5), now=0)
+    second = sessions.begin(*partitions(5), now=1)
+    assert sessions.plan(0, 0, *partitions(8), now=EVICTION_MS).session is None
+    assert sessions.plan(0, 0, *partitions(8), now=EVICTION_MS + 1).session is not None
+    for gone in (first, second):
+        refused(ErrorCode.fetch_session_id_not_found, sessions, gone.session_id, 1)
+
+
+@pytest.mark.usefixtures("little_room")
+def test_a_session_that_outgrows_the_room_ends(sessions: Sessions) -> None:
+    session_id = sessions.begin(*partitions(8)).session_id
+    plan = sessions.plan(session_id, 1, *partitions(9), forgotten=(("t", 0), ("none", 0)))
+    assert keys(plan) == partitions(9)[1:]
+    assert len(sessions.plan(session_id, 2, *partitions(2, "more")).partitions) == 10
+    refused(ErrorCode.fetch_session_id_not_found, sessions, session_id, 3, ("one more", 0))
+    assert len(sessions.sessions) == 0
+    sessions.begin(*partitions(10))

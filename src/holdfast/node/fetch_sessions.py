@@ -8,8 +8,9 @@
     (id, n)                       incremental: partitions named are added or changed, forgotten ones removed
 
 An epoch that is not the next one is refused; the client then begins anew. A session that has forgotten its last
-partition ends. Sessions are bounded; when all
-slots are taken, the one idle longest gives way if it has been idle for two minutes.
+partition ends. Sessions are bounded, in number and in what they remember together; when there is no room, the one idle
+longest gives way if it has been idle for two minutes. One that outgrows the room ends. Without a session a client names
+all its partitions each time, and is served all the same.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.metadata.names import TOPIC_NAME_LENGTH_MAX
 from holdfast.seams import Now, Randomness
 from holdfast.wire.hot import Fetched
 
 EVICTION_MS: Final = 120_000
+REMEMBERED_MAX: Final = 200_000
+"""Partitions of all sessions together, a hundred megabytes or so. They need not exist: a session repeats the error."""
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
 NO_SESSION: Final = 0
@@ -43,13 +47,20 @@ class Wanted(NamedTuple):
     log_start_offset: int
 
 
+def weight(key: PartitionKey) -> int:
+    """How many partitions of a name as long as names may be would take as much memory as this one."""
+    topic = key[0]
+    return 1 + len(topic) // (TOPIC_NAME_LENGTH_MAX + 1) if isinstance(topic, str) else 1
+
+
 class Session:
-    __slots__ = ("_sent", "epoch", "id", "last_used_ms", "partitions")
+    __slots__ = ("_sent", "epoch", "id", "last_used_ms", "partitions", "weight")
 
     def __init__(self, session_id: int, now_ms: int) -> None:
         self.id = session_id
         self.epoch = 1
         self.last_used_ms = now_ms
+        self.weight = 0
         self.partitions: OrderedDict[PartitionKey, Wanted] = OrderedDict()
         """In the order they are served; one that returned data moves to the end, so none starves. The full
         response that begins the session leaves the client's order as it is."""
@@ -57,9 +68,12 @@ class Session:
 
     def update(self, wanted: dict[PartitionKey, Wanted], forgotten: list[PartitionKey]) -> None:
         for key, want in wanted.items():
+            if key not in self.partitions:
+                self.weight += weight(key)
             self.partitions[key] = want
         for key in forgotten:
-            self.partitions.pop(key, None)
+            if self.partitions.pop(key, None) is not None:
+                self.weight -= weight(key)
             self._sent.pop(key, None)
 
     def is_news(self, key: PartitionKey, fetched: Fetched) -> bool:
@@ -112,7 +126,7 @@ class FetchSessions:
             return FetchPlan(list(wanted.items()), None, True)
         if epoch == INITIAL_EPOCH:
             self._sessions.pop(session_id, None)
-            session = self._create(now)
+            session = self._create(sum(map(weight, wanted)), now)
             if session is not None:
                 session.update(wanted, [])
             return FetchPlan(list(wanted.items()), session, True)
@@ -133,17 +147,24 @@ class FetchSessions:
         session.epoch = 1 if epoch == 2**31 - 1 else epoch + 1
         session.last_used_ms = now.monotonic_ms
         self._sessions.move_to_end(session_id)
+        before = session.weight
         session.update(wanted, forgotten)
+        if session.weight > before and not self._has_room(0):
+            del self._sessions[session_id]
+            raise ApiError(ErrorCode.fetch_session_id_not_found, "there is no room for a session that large")
         if not session.partitions:
             # Nothing is left to remember: what was asked is answered in full, and the slot is free.
             del self._sessions[session_id]
             return FetchPlan(list(wanted.items()), None, True)
         return FetchPlan(list(session.partitions.items()), session, False)
 
-    def _create(self, now: Now) -> Session | None:
-        if self._slots_max <= 0:
+    def _has_room(self, more: int) -> bool:
+        return more + sum(session.weight for session in self._sessions.values()) <= REMEMBERED_MAX
+
+    def _create(self, weight: int, now: Now) -> Session | None:
+        if self._slots_max <= 0 or weight > REMEMBERED_MAX:
             return None
-        if len(self._sessions) >= self._slots_max:
+        while len(self._sessions) >= self._slots_max or not self._has_room(weight):
             oldest = next(iter(self._sessions.values()))
             if now.monotonic_ms - oldest.last_used_ms < EVICTION_MS:
                 return None
