@@ -206,3 +206,71 @@ def test_metadata_that_is_no_subscription_is_refused_in_a_consumer_group(world: 
     reply = join(world, "", "range", b"\x00", None)
     assert reply.error is ErrorCode.inconsistent_group_protocol
     assert set(world.consumer_group().members) == {"ann"}
+
+
+def test_what_nobody_has_when_the_last_consumer_becomes_classic_is_shared_out_anew() -> None:
+    world = unsettled()
+    orders = world.topics.by_name("orders")
+    assert orders is not None
+    (kept,) = world.consumer_group().members["sam"].holding.assigned[orders.topic_id]
+    joined = join(world, "", "range", ConsumerSubscription(topics=("orders",)).encode(), "seat")
+    assert joined.error is ErrorCode.none
+    group = world.coordinator.groups["group"]
+    assert isinstance(group, ClassicGroup)
+    held = [decode_assignment(member.assignment)[1].assigned_partitions for member in group.members.values()]
+    assert sorted(held) == [(), (OwnedPartitions("orders", (kept,)),)], "one of two partitions is nobody's"
+    assert group.state == "PreparingRebalance"
+    world.reload()
+    (restored,) = world.coordinator.groups.values()
+    assert isinstance(restored, ClassicGroup)
+    assert restored.generation > joined.generation, "after a crash its members join again as well"
+
+
+def test_a_target_that_is_to_be_computed_yet_is_a_reason_to_rebalance() -> None:
+    world = settled()
+    world.topics.grow("orders", 3)
+    joined = join(world, "", "range", ConsumerSubscription(topics=("orders",)).encode(), "seat")
+    assert joined.error is ErrorCode.none
+    assert world.coordinator.groups["group"].state == "PreparingRebalance"
+
+
+def test_a_group_in_which_everybody_has_its_part_goes_on_when_the_last_consumer_becomes_classic() -> None:
+    world = settled()
+    joined = join(world, "", "range", ConsumerSubscription(topics=("orders",)).encode(), "seat")
+    assert joined.error is ErrorCode.none
+    assert kind(world) is ClassicGroup
+    assert world.coordinator.groups["group"].state == "Stable"
+
+
+def unsettled() -> GroupWorld:
+    """A consumer that has both partitions, is to give one of them to a classic member, and goes away for a while."""
+    world = GroupWorld({"group.consumer.assignment.interval.ms": "0"})
+    orders = world.topics.create("orders", 2)
+    first = world.beat("sam", 0, topics=["orders"], instance_id="seat")
+    both = {orders: frozenset((0, 1))}
+    assert first.assignment == both
+    joined = join(world, "ann", "range", ConsumerSubscription(topics=("orders",)).encode(), None)
+    assert sync(world, joined, b"").error is ErrorCode.none
+    world.beat("sam", first.member_epoch, owned=both, instance_id="seat")
+    assert world.consumer_group().members["sam"].holding.revoking
+    world.beat("sam", -2, instance_id="seat")
+    return world
+
+
+def settled() -> GroupWorld:
+    """The same, after the classic member was given its partition."""
+    world = GroupWorld({"group.consumer.assignment.interval.ms": "0"})
+    orders = world.topics.create("orders", 2)
+    metadata = ConsumerSubscription(topics=("orders",)).encode()
+    world.beat("sam", 0, topics=["orders"], instance_id="seat")
+    join(world, "ann", "range", metadata, None)
+    sam = world.consumer_group().members["sam"]
+    for _ in range(2):
+        kept = {topic: frozenset(partitions) for topic, partitions in sam.holding.assigned.items()}
+        world.beat("sam", sam.holding.epoch, owned=kept, instance_id="seat")
+    joined = join(world, "ann", "range", metadata, None)
+    assert sync(world, joined, b"").error is ErrorCode.none
+    assert world.consumer_group().state == "Stable"
+    assert world.consumer_group().members["ann"].holding.assigned[orders]
+    world.beat("sam", -2, instance_id="seat")
+    return world

@@ -6,7 +6,8 @@ member. Whoever waited in the classic group for the others is told to join again
 owns a partition twice, because what the classic members were assigned is what they hold until they give it up.
 
 Downgrading is the reverse: the classic members that are left make a classic group of the next generation, with what
-they hold as their assignments, and are told to rebalance.
+they hold as their assignments, and are told to rebalance, unless one of them has just taken the last consumer's seat
+and nothing else is to change.
 
 Both are one batch in the log: the tombstones of what the group was and the records of what it is. After a crash it is
 the one or the other. `group.consumer.migration.policy` decides which of the two may happen.
@@ -37,7 +38,7 @@ from holdfast.groups.consumer_records import (
     target_epoch_change,
 )
 from holdfast.groups.consumer_state import ConsumerMember
-from holdfast.groups.consumer_turn import Seat, Subscriptions, usable
+from holdfast.groups.consumer_turn import Seat, Subscriptions, topics_followed, usable
 from holdfast.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
     Group,
@@ -211,7 +212,11 @@ def downgrade(home: ConsumerGroups, group: ConsumerGroup, gone: Sequence[Consume
 def downgrade_joining(
     home: ConsumerGroups, group: ConsumerGroup, seat: Seat, profile: Profile, now: Now
 ) -> JoinReply:
-    """A classic static member takes the place of the last consumer: it joins, and the group is classic again."""
+    """A classic static member takes the place of the last consumer: it joins, and the group is classic again.
+
+    It goes on as it is only where everybody has its part of the work, and knows of all of it. A classic group has no
+    target: what a member was still to be given would be nobody's.
+    """
     topics = home.around.topics
     members = [
         _classic_member(seat.member_id, profile, seat.holding, topics)
@@ -219,12 +224,23 @@ def downgrade_joining(
         else _classic_member(member.member_id, member.profile, member.holding, topics)
         for member in group.members.values()
     ]
-    is_new_subscription = profile.subscription != seat.profile.subscription
-    classic = _become_classic(home, group, members, now, rebalances=is_new_subscription)
-    if is_new_subscription:
+    rebalances = profile.subscription != seat.profile.subscription or not _is_settled(group, topics)
+    classic = _become_classic(home, group, members, now, rebalances=rebalances)
+    if rebalances:
         classic.begin_rebalance(now)
     return JoinReply(
         ErrorCode.none, seat.member_id, classic.generation, CONSUMER_PROTOCOL_TYPE, classic.protocol_name
+    )
+
+
+def _is_settled(group: ConsumerGroup, topics: Topics) -> bool:
+    """Whether everybody has what a target made of the present says; one who is replaced, what it leaves behind."""
+    return (
+        group.epoch == group.assignment_epoch
+        and not topics_followed(group, topics)
+        and all(
+            usable(member.holding) == group.target_of(member.member_id) for member in group.members.values()
+        )
     )
 
 
