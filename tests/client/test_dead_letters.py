@@ -83,11 +83,23 @@ def test_the_history_of_retries_becomes_the_origin() -> None:
     topics = Limited(100_000)
     history = History(Origin("orders", 2, 7, 5), "mailer", attempts=3, step=1, first_ms=1, due_ms=2)
     retried = Message("orders-retry-1", 2, 0, 9, b"k", b"v", (("trace", b"1"), *history.headers()))
-    letters(topics).add("orders-dlt", retried, "enough", failed(), 1)
+    letters(topics).add("orders-dlt", retried, "enough", failed(), 1, History.read(retried))
     headers = topics.sent[0][2]
     failure = read_failure(headers)
     assert failure is not None
     assert (failure.place, failure.timestamp_ms, failure.attempts) == ("orders-2@7", 5, 4)
+    assert not [name for name, _ in headers if name.startswith("hf-retry-")]
+
+
+def test_copied_headers_of_retries_do_not_become_the_origin() -> None:
+    topics = Limited(100_000)
+    history = History(Origin("orders", 2, 7, 5), "mailer", attempts=3, step=1, first_ms=1, due_ms=2)
+    copied = Message("invoices", 1, 4, 9, b"k", b"v", history.headers())
+    letters(topics).add("invoices-dlt", copied, "enough", failed(), 1)
+    headers = topics.sent[0][2]
+    failure = read_failure(headers)
+    assert failure is not None
+    assert (failure.place, failure.timestamp_ms, failure.attempts) == ("invoices-1@4", 9, 1)
     assert not [name for name, _ in headers if name.startswith("hf-retry-")]
 
 

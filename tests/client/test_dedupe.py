@@ -47,6 +47,20 @@ def test_messages_without_an_id_are_never_duplicates() -> None:
     assert seen.fresh([*odd, *odd]) == [*odd, *odd]
 
 
+def test_an_id_copied_from_a_message_of_another_partition_says_nothing() -> None:
+    seen = SeenIds()
+    copied = [
+        Message("out", 1, offset, 0, None, b"", (("hf-id", b"%016x:0:%d" % (7, sequence)),))
+        for offset, sequence in enumerate((5, 4, 4))
+    ]
+    assert seen.fresh(copied) == copied
+
+
+def test_an_id_with_numbers_that_no_number_can_hold_says_nothing() -> None:
+    assert parse_id(b"00000000000000aa:0:" + b"1" * 5000) is None
+    assert parse_id(b"00000000000000aa:%b:1" % (b"1" * 5000)) is None
+
+
 def test_numbers_beside_a_position_that_somebody_else_set_are_not_used() -> None:
     seen = SeenIds()
     seen.fresh([with_id(0, 1, 0), with_id(1, 1, 1)])

@@ -49,7 +49,7 @@ from holdfast.audit.spool_numbers import (
     runs_of,
     without,
 )
-from holdfast.client.dedupe import ID_HEADER
+from holdfast.client.messages import ID_HEADER
 from holdfast.client.spool.home import SpoolHome, is_spool_id
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.errors import UsageError

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.evaluating import header
-from holdfast.client.dedupe import ID_HEADER
+from holdfast.client.messages import ID_HEADER
 
 _ID: Final = r"^(?P<spool>[0-9a-f]{16}):(?P<partition>[0-9]{1,9}):(?P<sequence>[0-9]{1,18})$"
 

@@ -27,7 +27,7 @@ from holdfast.cli.exits import CannotConnect, CommandFailed, complain
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.redrive_progress import Progress
 from holdfast.client.dead_letter_dialects import Header, without_failure
-from holdfast.client.side_topics import away_from_home
+from holdfast.client.messages import away_from_home
 
 FROM_HEADER: Final = "hf-redriven-from"
 TIMESTAMP_HEADER: Final = "hf-original-timestamp"

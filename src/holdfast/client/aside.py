@@ -16,11 +16,11 @@ from typing import Any
 from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dead_letters import DeadLetters
-from holdfast.client.messages import DeadLetter, Message
+from holdfast.client.messages import DeadLetter, Message, away_from_home
 from holdfast.client.retries import RetryPolicy
 from holdfast.client.retry_history import History
 from holdfast.client.retry_topics import HeldBack, Later, RetryTopics, headers_for, next_history
-from holdfast.client.side_topics import SideTopics, away_from_home, send_smaller
+from holdfast.client.side_topics import SideTopics, send_smaller
 
 
 class Aside:
@@ -49,6 +49,7 @@ class Aside:
         self._dialect: Dialect = dialect
         self._create = create or (self._retry is not None and self._retry.create)
         self._is_wanted = is_wanted
+        self._sources = frozenset(topics)
         self._places = {} if self._retry is None else self._retry.places(topics)
         self._lock = threading.Lock()
         self._topics: SideTopics | None = None
@@ -82,8 +83,8 @@ class Aside:
 
     def __call__(self, message: Message, reason: str, error: BaseException, attempts: int) -> None:
         """Bring a message to safety; returns when it is, raises when it cannot be."""
+        history = self._history(message)
         if self._retry is not None:
-            history = self._history(message)
             now_ms = time.time_ns() // 1_000_000
             following = self._retry.follow(history, error, attempts, now_ms)
             if isinstance(following, Later):
@@ -99,19 +100,25 @@ class Aside:
             reason = following.reason
         if self._give_up == "stop" and not isinstance(error, DeadLetter):
             raise HandlerFailed(f"{message.place}: {reason}") from error
-        topic = self._dead_letter_topic(self._history(message).origin.topic)
+        topic = self._dead_letter_topic(history.origin.topic)
         self._side_topics()
         assert self._dead_letters is not None
-        self._dead_letters.add(topic, message, reason, error, attempts)
+        self._dead_letters.add(topic, message, reason, error, attempts, history)
         return None
 
     def _history(self, message: Message) -> History:
-        """A message that somebody put into a retry topic by hand has no history; the topic tells its step."""
-        history = History.read(message)
+        """What a message has behind it: nothing, unless it comes from one of our retry topics.
+
+        Elsewhere such headers were copied from another message, and lead to topics that nobody here reads. A message
+        that somebody put into a retry topic by hand has no history, or not one of ours; the topic tells its step.
+        """
         place = self._places.get(message.topic)
-        if history.step is None and place is not None:
-            return replace(history, step=place.step, origin=history.origin._replace(topic=place.source))
-        return history
+        if place is None:
+            return History(message.here)
+        history = History.read(message)
+        if history.origin.topic not in self._sources:
+            return History(message.here._replace(topic=place.source), step=place.step)
+        return history if history.step is not None else replace(history, step=place.step)
 
     def _side_topics(self) -> SideTopics:
         with self._lock:

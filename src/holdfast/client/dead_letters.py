@@ -22,9 +22,9 @@ from holdfast.client.dead_letter_dialects import (
     failure_headers,
     stack_of,
 )
-from holdfast.client.messages import DeadLetter, Message
+from holdfast.client.messages import DeadLetter, Message, away_from_home
 from holdfast.client.retry_history import History, without_history
-from holdfast.client.side_topics import Sends, SideTopics, away_from_home, send_smaller
+from holdfast.client.side_topics import Sends, SideTopics, send_smaller
 
 
 class DeadLetters:
@@ -44,10 +44,16 @@ class DeadLetters:
         self._topics = topics or SideTopics(bootstrap, consumer_settings, create=create)
 
     def add(
-        self, topic: str, message: Message, reason: str, error: BaseException | None, attempts: int
+        self,
+        topic: str,
+        message: Message,
+        reason: str,
+        error: BaseException | None,
+        attempts: int,
+        history: History | None = None,
     ) -> None:
         """Set a message aside; returns when the broker has it, raises when it cannot."""
-        failure = failure_of(message, self._group, reason, error, attempts)
+        failure = failure_of(message, self._group, reason, error, attempts, history)
         send_smaller(
             self._topics,
             topic,
@@ -68,13 +74,18 @@ def headers_of(message: Message, failure: Failure, dialect: Dialect) -> tuple[He
 
 
 def failure_of(
-    message: Message, group: str, reason: str, error: BaseException | None, attempts: int
+    message: Message,
+    group: str,
+    reason: str,
+    error: BaseException | None,
+    attempts: int,
+    history: History | None = None,
 ) -> Failure:
-    """What is to be told of a message that is given up on now."""
+    """What is to be told of a message that is given up on now; without a history it failed here first."""
     cause = error
     if isinstance(error, DeadLetter) and error.__cause__ is not None:
         cause = error.__cause__
-    history = History.read(message)
+    history = history or History(message.here)
     origin = history.origin
     return Failure(
         topic=origin.topic,

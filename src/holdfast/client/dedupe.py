@@ -6,7 +6,8 @@ silent for long may be remembered for longer after a restart.
 
 By `hf-id` (`spool:partition:sequence`, the sequence gapless per spool and partition): a spool sends again what it does
 not know to have arrived, perhaps a day later, and always under the same number. One number per spool is enough: a
-message with a sequence at or below the highest seen is a duplicate. The numbers are kept in the metadata string of
+message with a sequence at or below the highest seen is a duplicate. An id that names another partition than the one it
+is in was copied from elsewhere, and says nothing. The numbers are kept in the metadata string of
 the committed position, which a broker bounds to 4096 bytes (`offset.metadata.max.bytes`): in one record with the
 position, and fenced like it. They belong to that position; beside one that somebody else has set they are not used.
 200 spools per partition fit; beyond that the one longest silent is forgotten, and so is one silent for
@@ -27,10 +28,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from holdfast.client.messages import HEADERS, Fields, Message, as_message, last_header
+from holdfast.client.messages import HEADERS, ID_HEADER, Fields, Message, as_message, last_header
 from holdfast.errors import UsageError
 
-ID_HEADER: Final = "hf-id"
 NOTE_PREFIX: Final = "hf1:"
 SPOOLS_MAX: Final = 200
 """Per partition: what fits into the metadata of a position, with room for growing numbers."""
@@ -60,22 +60,22 @@ class Seen(Protocol):
 
 class SpoolId(NamedTuple):
     spool: int
+    partition: int
     sequence: int
 
 
 def parse_id(value: bytes | None) -> SpoolId | None:
-    """The spool and sequence of an `hf-id`; none when it is not one: such a message is never a duplicate."""
+    """The parts of an `hf-id`; none when it is not one: such a message is never a duplicate."""
     if value is None:
         return None
     parts = value.split(b":")
-    if len(parts) != 3 or len(parts[0]) != 16 or not parts[2].isdigit():
+    if len(parts) != 3 or len(parts[0]) != 16 or not (parts[1].isdigit() and parts[2].isdigit()):
         return None
     try:
-        spool = int(parts[0], 16)
+        found = SpoolId(int(parts[0], 16), int(parts[1]), int(parts[2]))
     except ValueError:
         return None
-    sequence = int(parts[2])
-    return SpoolId(spool, sequence) if sequence <= _SEQUENCE_MAX else None
+    return found if found.sequence <= _SEQUENCE_MAX else None
 
 
 class SeenIds:
@@ -95,8 +95,10 @@ class SeenIds:
         return [fields for fields in messages if not self._is_duplicate(fields)]
 
     def _is_duplicate(self, fields: Fields) -> bool:
-        _, _, offset, timestamp_ms, _, _, headers = fields
+        _, partition, offset, timestamp_ms, _, _, headers = fields
         if not headers or (found := parse_id(last_header(headers, ID_HEADER))) is None:
+            return False
+        if found.partition != partition:
             return False
         is_new = self._read.add(found, timestamp_ms, self._keep_ms)
         if is_new:

@@ -15,7 +15,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 RETRY_PREFIX: Final = "hf-retry-"
 """Headers of a message in a retry topic; see `retry_history`."""
-
+ID_HEADER: Final = "hf-id"
+"""A spool's number of a message; see `dedupe`."""
+ORIGIN_ID_HEADER: Final = "hf-origin-id"
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
@@ -26,6 +28,28 @@ def last_header(headers: Headers, name: str) -> bytes | None:
         if each == name:
             return value
     return None
+
+
+def away_from_home(headers: Headers) -> Headers:
+    """Headers for a message that goes anywhere but on its first way.
+
+    `hf-id` counts messages of one topic in order. Elsewhere they come out of order or a second time on purpose, and a
+    reader that deduplicates would drop them: the id stays readable under another name.
+    """
+    return tuple((ORIGIN_ID_HEADER if name == ID_HEADER else name, value) for name, value in headers)
+
+
+def forwarded(headers: Headers) -> Headers:
+    """A user's headers for a new message; they may be those of a message that was read, with what is ours in them.
+
+    That one's number and its retries are not those of the new one, and would be taken for them.
+    """
+    for name, _ in headers:
+        if name.startswith("hf-"):
+            break
+    else:
+        return headers
+    return away_from_home(tuple(each for each in headers if not each[0].startswith(RETRY_PREFIX)))
 
 
 class Origin(NamedTuple):
@@ -57,6 +81,11 @@ class Message(NamedTuple):
         return f"{self.topic}-{self.partition}@{self.offset}"
 
     @property
+    def here(self) -> Origin:
+        """Where it is."""
+        return Origin(self.topic, self.partition, self.offset, self.timestamp_ms)
+
+    @property
     def origin(self) -> Origin:
         """Where it was first: here, unless it comes from a retry topic."""
         topic = self.header(f"{RETRY_PREFIX}topic")
@@ -64,7 +93,7 @@ class Message(NamedTuple):
             self.header(f"{RETRY_PREFIX}{name}") or b"" for name in ("partition", "offset", "timestamp")
         ]
         if topic is None or not all(each.removeprefix(b"-").isdigit() for each in numbers):
-            return Origin(self.topic, self.partition, self.offset, self.timestamp_ms)
+            return self.here
         partition, offset, timestamp_ms = map(int, numbers)
         return Origin(topic.decode("utf-8", "replace"), partition, offset, timestamp_ms)
 

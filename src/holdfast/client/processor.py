@@ -188,7 +188,7 @@ class _Letters:
     def compose(self, message: Message, reason: str, error: BaseException, attempts: int) -> list[Output]:
         """The dead letter of a message, the fullest first; nothing when it is time to stop and its topic unknown."""
         processor = self._processor
-        topic = processor._dead_letter_topic(message.origin.topic)
+        topic = processor._dead_letter_topic(message.topic)
         count = self._side.partitions(topic, message.topic)
         self._topics.add(topic)
         failure = failure_of(message, processor._group, reason, error, attempts)

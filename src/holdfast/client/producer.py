@@ -23,6 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivery, SendMethod
 from holdfast.client.errors import ClientError, LeftBehind, ProducerClosed, Undelivered, UndeliveredMessages
+from holdfast.client.messages import forwarded
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.serializers import Serializer, as_bytes
 from holdfast.client.settings import SPOOL_BOUND, producer_settings, spool_bound, spool_settings
@@ -294,5 +295,8 @@ def _say(line: str) -> None:
 
 
 def as_headers(headers: HeadersLike) -> Headers:
+    """The headers of a message as they are sent; see `forwarded`."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)
+    return forwarded(
+        tuple((name, value.encode() if isinstance(value, str) else value) for name, value in pairs)
+    )

@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from holdfast.client.dead_letter_dialects import Headers
 from holdfast.client.errors import ClientError, DeliveryFailed, UndeliveredMessages
 from holdfast.client.messages import Message
-from holdfast.client.producer import Producer
+from holdfast.client.producer import NO_TIMESTAMP, SEND_TIMEOUT_SECONDS, Producer
 from holdfast.client.settings import INFINITE
 from holdfast.client.signals import say
 from holdfast.errors import UsageError
@@ -55,8 +55,6 @@ HEADERS_BYTES: Final = 65_536
 DEFAULT_MESSAGE_BYTES: Final = 1_048_588
 AWAY: Final = frozenset((KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN))
 TOO_LARGE: Final = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
-ID_HEADER: Final = "hf-id"
-ORIGIN_ID_HEADER: Final = "hf-origin-id"
 
 
 class Sends(Protocol):
@@ -75,15 +73,6 @@ class TooLargeToSetAside(ClientError):
 
 class SideTopicMissing(ClientError, UsageError):
     """A message has to go to a topic that does not exist. It is still where it was."""
-
-
-def away_from_home(headers: Headers) -> Headers:
-    """Headers for a message that goes anywhere but on its first way.
-
-    `hf-id` counts messages of one topic in order. Elsewhere they come out of order or a second time on purpose, and a
-    reader that deduplicates would drop them: the id stays readable under another name.
-    """
-    return tuple((ORIGIN_ID_HEADER if name == ID_HEADER else name, value) for name, value in headers)
 
 
 def send_smaller(
@@ -137,12 +126,15 @@ class SideTopics:
         count = self.partitions(topic, source)
         if not count:
             raise TimeoutError(f"{message.place} was to go to '{topic}', and no broker has told of it")
-        delivery = self._sender().send(
+        # Past `send`, which takes a history for one that a user has copied.
+        delivery = self._sender()._hand_over(
             topic,
+            message.partition if message.partition < count else None,
+            message.key,
             message.value,
-            key=message.key,
-            headers=headers,
-            partition=message.partition if message.partition < count else None,
+            headers,
+            NO_TIMESTAMP,
+            SEND_TIMEOUT_SECONDS,
         )
         say_at = time.monotonic() + PATIENCE_SECONDS
         while True:

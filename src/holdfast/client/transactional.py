@@ -16,12 +16,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as RawProducer
 
 from holdfast.client.errors import ClientError, DeliveryFailed
+from holdfast.client.messages import forwarded
 from holdfast.client.spool.format import Headers
 
 ANSWER_SECONDS: Final = 10.0
@@ -97,11 +99,12 @@ class TransactionalProducer:
         self.is_open = True
 
     def produce(self, output: Output, on_delivery: Callable[[Any, Any], None] | None = None) -> None:
-        arguments: dict[str, Any] = {"key": output.key, "headers": list(output.headers) or None}
+        arguments: dict[str, Any] = {"key": output.key, "headers": list(forwarded(output.headers)) or None}
         if output.partition is not None:
             arguments["partition"] = output.partition
         if on_delivery is not None:
-            arguments["on_delivery"] = on_delivery
+            # It is called instead of the one that hears of refusals.
+            arguments["on_delivery"] = partial(self._reported, on_delivery)
         while True:
             try:
                 self._raw.produce(output.topic, output.value, **arguments)
@@ -188,6 +191,12 @@ class TransactionalProducer:
                     raise _Stuck(f"no answer within {seconds_max:.0f} s: {error.str()}") from late
             else:
                 return
+
+    def _reported(
+        self, on_delivery: Callable[[Any, Any], None], error: KafkaError | None, message: Any
+    ) -> None:
+        self._delivered(error, message)
+        on_delivery(error, message)
 
     def _delivered(self, error: KafkaError | None, message: Any) -> None:
         if error is not None and error.code() in HOPELESS and self._refusal is None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from holdfast.client.dead_letter_dialects import Failure, failure_headers
+from holdfast.client.messages import away_from_home
 from holdfast.client.retry_history import without_history
-from holdfast.client.side_topics import away_from_home
 from holdfast.pipeline.definition.model import DeadLetter, KafkaSink
 from holdfast.pipeline.sinks.base import LINEAGE, Problem
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
