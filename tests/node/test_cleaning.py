@@ -123,6 +123,26 @@ def test_a_log_reads_from_the_cleaned_file_while_its_last_rename_is_refused(
     assert broker.files(hosted, ".swap") == broker.files(hosted, ".cleaned") == []
 
 
+def test_a_swap_goes_on_when_there_are_descriptors_again() -> None:
+    """The flush of a directory opens it: without descriptors nothing was flushed, and nothing has failed."""
+    for flushes in range(3):
+        broker = QuietBroker()
+        hosted = dirty_log(broker)
+        broker.pass_time(CHECKED_MS, works=False)
+        broker.worker.run_one()
+        fault = broker.disk.plan(
+            Fault("flush directory", errno.EMFILE, skip=flushes, times=2, path_contains="/t-0")
+        )
+        broker.settle()
+        assert fault.times == 1
+        assert not broker.disk.exists(f"/data/{CLEANER_FILE}"), "the round is not over"
+        assert latest(read_all(hosted.log)) == LATEST
+        broker.pass_time(3 * STEP_RETRY_MS)
+        assert not hosted.offline
+        assert is_compacted(hosted)
+        assert broker.files(hosted, ".swap") == broker.files(hosted, ".cleaned") == []
+
+
 def test_a_swap_that_cannot_be_undone_takes_the_directory_offline_and_the_next_start_completes_it() -> None:
     broker = QuietBroker()
     hosted = dirty_log(broker)

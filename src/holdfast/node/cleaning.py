@@ -5,8 +5,9 @@ the flusher's. A round is given up without harm when the topic was deleted, the 
 took one of the segments, or the broker stops: cleaned files that were not committed are deleted by the next round
 or the next start, committed ones are completed by recovery.
 
-A disk without room for a new name refuses a rename. A swap that was not committed is given up then, and its log
-cleaned later; from the commit on the step that was refused, which has changed nothing, is tried until it succeeds.
+A disk without room for a new name refuses a rename, and without descriptors nothing can be opened. A swap that was
+not committed is given up then, and its log cleaned later; from the commit on the step that was refused, which has
+changed nothing, is tried until it succeeds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.log.checkpoints import CLEANER_FILE, OffsetCheckpoint
 from holdfast.log.cleaner import Cleaned
 from holdfast.log.compaction import Dirt, Swap, examine, is_due, plan_round, room_needed
 from holdfast.log.segment import Segment
-from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
+from holdfast.node.directories import NO_DESCRIPTOR_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_later
 from holdfast.seams import FlushJob, Now
@@ -34,7 +35,7 @@ RETRY_MS: Final = 600_000
 FREE_BYTES_MIN: Final = 64 * 1024 * 1024
 """Stays free on a disk beside what a round may write."""
 STEP_RETRY_MS: Final = 10_000
-"""Before a step of a committed swap is tried again that was refused for want of room."""
+"""Before a step of a committed swap is tried again that was refused."""
 
 
 class Background:
@@ -250,21 +251,13 @@ class _Round:
 
     def _step(self, revocable: Swap | None, action: Callable[[], None], then: Callable[[], None]) -> None:
         """Rename, have the directory flushed, and go on, unless there is nothing to go on for."""
-        node, hosted = self._node, self._hosted
         if self._is_pointless:
-            self._cleaning.ended(hosted)
+            self._cleaning.ended(self._hosted)
             return
-
-        def flushed(error: OSError | None) -> None:
-            if error is not None:
-                self._failed(error)
-            else:
-                then()
-
         try:
             if revocable is not None and not revocable.is_possible:
                 self._abandon(revocable)
-                self._cleaning.ended(hosted)
+                self._cleaning.ended(self._hosted)
                 return
             action()
         except OSError as error:
@@ -275,7 +268,22 @@ class _Round:
             else:
                 self._try_again(lambda: self._step(revocable, action, then), error)
             return
-        node.seams.flusher.submit(FlushJob((hosted.log.directory,), flushed, is_background=True))
+        self._flush(then)
+
+    def _flush(self, then: Callable[[], None]) -> None:
+        def flushed(error: OSError | None) -> None:
+            if error is None:
+                then()
+            elif error.errno in NO_DESCRIPTOR_ERRNOS:
+                self._try_again(lambda: self._flush(then), error)
+            else:
+                self._failed(error)
+
+        if self._is_pointless:
+            self._cleaning.ended(self._hosted)
+            return
+        job = FlushJob((self._hosted.log.directory,), flushed, is_background=True)
+        self._node.seams.flusher.submit(job)
 
     def _abandon(self, swap: Swap) -> None:
         for unfinished in (swap, *self._swaps):
