@@ -10,6 +10,7 @@ good batches behind it is not a tail: the partition is refused and nothing is to
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import CorruptLog
 from holdfast.log.log import Log
-from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.testing.plain_log import (
     DIRECTORY,
     START_MS,
@@ -292,6 +293,51 @@ def test_a_tail_of_garbage_is_cut_and_kept_aside(written: Written) -> None:
         kept = path.removesuffix(".log") + ".cut"
         assert disk.open(kept, "read").pread(1 << 20, 0) == garbage
         assert any(f"cut {len(garbage)} bytes" in line for line in said)
+
+
+def test_every_tail_that_is_cut_off_one_segment_is_kept(written: Written) -> None:
+    path = written.paths[-1]
+    stem = path.removesuffix(".log")
+    disk = written.disk.copy()
+    tails = (b"\xff" * 70, b"\xfe" * 90, b"\xfd" * 70)
+    for tail in tails:
+        file = disk.open(path, "write")
+        file.pwritev([tail], disk.size(path))
+        file.flush()
+        said: list[str] = []
+        open_at(disk, config=CONFIG, said=said)
+    kept = [f"{stem}.cut", f"{stem}.2.cut", f"{stem}.3.cut"]
+    assert tuple(disk.open(name, "read").pread(1 << 20, 0) for name in kept) == tails
+    assert any(kept[-1].rpartition("/")[2] in line for line in said)
+
+
+def test_a_tail_whose_cutting_was_interrupted_is_kept_once(written: Written) -> None:
+    path = written.paths[-1]
+    disk = written.disk.copy()
+    file = disk.open(path, "write")
+    file.pwritev([b"\xff" * 70], disk.size(path))
+    file.flush()
+    disk.plan(Fault("truncate", path_contains=path))
+    with pytest.raises(OSError, match=path):
+        open_at(disk, config=CONFIG)
+    open_at(disk, config=CONFIG)
+    assert [name for name in disk.list(DIRECTORY) if name.endswith(".cut")] == [
+        path.rpartition("/")[2].removesuffix(".log") + ".cut"
+    ]
+
+
+def test_a_tail_that_there_was_no_room_to_keep_is_kept_once_there_is(written: Written) -> None:
+    path = written.paths[-1]
+    disk = written.disk.copy()
+    file = disk.open(path, "write")
+    file.pwritev([b"\xff" * 70], disk.size(path))
+    file.flush()
+    disk.plan(Fault("write", errno.ENOSPC, partial=True, path_contains=".cut"))
+    with pytest.raises(OSError, match=r"\.cut"):
+        open_at(disk, config=CONFIG)
+    open_at(disk, config=CONFIG)
+    (kept,) = [name for name in disk.list(DIRECTORY) if name.endswith(".cut")]
+    assert disk.open(f"{DIRECTORY}/{kept}", "read").pread(1 << 20, 0) == b"\xff" * 70
 
 
 @pytest.mark.parametrize("torn", [True, False])

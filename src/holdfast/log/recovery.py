@@ -7,8 +7,8 @@ read. Otherwise nothing from the recovery point on is believed:
    verified is what the disk holds, not what a cache remembers.
 2. Every batch is verified; indexes, producer state and leader epochs are rebuilt from what holds.
 3. At the first place that is not a whole valid batch the log ends. The bytes behind it are kept in
-   `*.cut` and cut off, and the log line says how many and why. Zeros up to the end of the last file were written
-   ahead (see `write_ahead`): they are cut off without a word, and are no part of what is kept.
+   `*.cut`, a file for each cut, and cut off, and the log line says how many and why. Zeros up to the end of the last
+   file were written ahead (see `write_ahead`): they are cut off without a word, and are no part of what is kept.
 
 A bad place with a whole valid batch of a later offset behind it is not a tail. On a machine that kept
 running, the page cache held every write in order, so a hole means damage: the partition stays offline and
@@ -26,6 +26,7 @@ from holdfast.atomic import ASIDE_SUFFIX, flush_file, parent_of, read_whole
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
+from holdfast.log.cut_bytes import keep_cut_bytes
 from holdfast.log.end_markers import add_aborted, replay_batch
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.log import Log
@@ -48,11 +49,6 @@ from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import content_end
 from holdfast.seams import FileSystem, Now
 from holdfast.wire.batch import BatchHeader
-
-CUT_SUFFIX: Final = ".cut"
-CUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Kept of a cut tail: more than any tail a crash can leave behind unflushed in practice."""
-
 
 ZEROS_KEPT: Final = 512
 """Kept of the zeros behind a cut tail: the end of its last batch may be among them, what was written ahead is not."""
@@ -198,15 +194,21 @@ def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) 
     while first > 0 and not _has_snapshot(fs, segments[first]):
         first -= 1
     for gone in segments[: max(first, 0)]:
-        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
-            if fs.exists(gone.path(suffix)):
-                fs.remove(gone.path(suffix))
+        _remove_files(fs, gone)
     segments = segments[max(first, 0) :]
     if not segments:
         segment = Segment(fs, directory, start_offset, 0, now.wall_ms)
         segment.create()
         segments.append(segment)
     return segments
+
+
+def _remove_files(fs: FileSystem, segment: Segment) -> None:
+    """Everything of a segment but the state of producers at its beginning."""
+    segment.close()
+    for path in map(segment.path, (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
+        if fs.exists(path):
+            fs.remove(path)
 
 
 def _has_snapshot(fs: FileSystem, segment: Segment) -> bool:
@@ -295,10 +297,7 @@ class _Opening:
             "it begins anew there"
         )
         for segment in self.segments:
-            segment.close()
-            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
-                if self.fs.exists(segment.path(suffix)):
-                    self.fs.remove(segment.path(suffix))
+            _remove_files(self.fs, segment)
         self.end_offset = self.trust.start_offset
         segment = Segment(self.fs, self.directory, self.end_offset, 0, self.now.wall_ms)
         segment.create()
@@ -326,6 +325,7 @@ class _Opening:
         else:
             last.start_indexes()  # its files may be of batches that were lost
         self._rebuild_producers(self.end_offset)
+        self._remove_unused_snapshots()
 
     def _load_sealed(self, segment: Segment) -> None:
         if not len(segment.time_index):
@@ -434,7 +434,7 @@ class _Opening:
 
     def _write_snapshot(self, offset: int) -> None:
         """Producer state as of `offset`: the batches it came from may be deleted one day."""
-        file = self.fs.open(f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}", "create")
+        file = self.fs.open(self._snapshot_path(offset), "create")
         data = encode_snapshot(self.producers.to_snapshot())
         file.pwritev([data], 0)
         file.truncate(len(data))
@@ -509,24 +509,24 @@ class _Opening:
                 f"`holdfast dump-log --verify --files {segment.path()}` and restore the file, or move the "
                 "partition's directory away to give its messages up."
             )
+        kept = []
         if zeros_from > damage.position:
-            self._keep_cut_bytes(segment, damage, min(end, zeros_from + ZEROS_KEPT))
+            kept_end = min(end, zeros_from + ZEROS_KEPT)
+            kept.append(keep_cut_bytes(self.fs, segment, damage.position, kept_end))
         segment.file.truncate(damage.position)
         segment.file.flush()
         if zeros_from == damage.position and not later_segments:
             return
         for following in later_segments:
-            self._keep_cut_bytes(following, Damage(0, "behind a cut"), following.file.size())
-            following.close()
-            for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX):
-                if self.fs.exists(following.path(suffix)):
-                    self.fs.remove(following.path(suffix))
+            if following.file.size():
+                kept.append(keep_cut_bytes(self.fs, following, 0, following.file.size()))
+            _remove_files(self.fs, following)
         del self.segments[index + 1 :]
         self.fs.flush_directory(self.directory)
         self.say(
             f"{segment.path()}: cut {end - damage.position} bytes at {damage.position}, behind offset "
             f"{self.end_offset}: {damage.reason}; they were never acknowledged and are kept in "
-            f"{offset_name(segment.base_offset)}{CUT_SUFFIX}"
+            f"{', '.join(kept) or 'no file, being zeros'}"
         )
 
     @staticmethod
@@ -535,16 +535,6 @@ class _Opening:
         for found in VerifiedScan(segment.file, damage.position, 0, end):
             return found
         return None
-
-    def _keep_cut_bytes(self, segment: Segment, damage: Damage, end: int) -> None:
-        length = min(end - damage.position, CUT_BYTES_MAX)
-        if not length:
-            return
-        file = self.fs.open(segment.path(CUT_SUFFIX), "create")
-        file.pwritev([segment.file.pread(length, damage.position)], 0)
-        file.truncate(length)
-        file.flush()
-        file.close()
 
     # Producer state
 
@@ -582,7 +572,7 @@ class _Opening:
 
     def _load_snapshot(self, offset: int) -> bool:
         """Take the state as of `offset` from its file, if there is one and it is sound."""
-        path = f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}"
+        path = self._snapshot_path(offset)
         try:
             entries = decode_snapshot(read_whole(self.fs, path), path)
         except FileNotFoundError:
@@ -593,9 +583,30 @@ class _Opening:
         self.producers = ProducerStateMap.from_snapshot(entries, self.directory)
         return True
 
+    def _remove_unused_snapshots(self) -> None:
+        """Remove what earlier stops wrote at their ends, once there is one of this end."""
+        used = {segment.base_offset for segment in self.segments} | {self.end_offset}
+        found = self._snapshots()
+        if self.end_offset not in found:
+            return
+        try:
+            for offset in found:
+                if offset not in used:
+                    self.fs.remove(self._snapshot_path(offset))
+        except OSError as error:
+            self.say(f"{self.directory}: an old state of producers could not be removed: {error}")
+
     def _remove_snapshots_above(self, offset: int) -> None:
         """Remove what may be of batches that were not flushed and are lost: their offsets are given again."""
-        for name in self.fs.list(self.directory):
-            stem = name.removesuffix(SNAPSHOT_SUFFIX)
-            if stem != name and stem.isdigit() and int(stem) > offset:
-                self.fs.remove(f"{self.directory}/{name}")
+        for found in self._snapshots():
+            if found > offset:
+                self.fs.remove(self._snapshot_path(found))
+
+    def _snapshots(self) -> list[int]:
+        """The offsets there are states of producers of."""
+        names = [name for name in self.fs.list(self.directory) if name.endswith(SNAPSHOT_SUFFIX)]
+        stems = (name.removesuffix(SNAPSHOT_SUFFIX) for name in names)
+        return [int(stem) for stem in stems if stem.isdigit() and offset_name(int(stem)) == stem]
+
+    def _snapshot_path(self, offset: int) -> str:
+        return f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}"
