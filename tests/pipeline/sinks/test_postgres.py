@@ -132,10 +132,61 @@ def test_upsert_keeps_the_last_row_of_a_key_and_never_an_older_one(
     assert entry.rows == 3
     assert table(database, "id, name") == [(1, "c"), (2, "b")]
     cut.write(sink, cut.at(3, 4), rows([{"id": 2, "name": "d"}], start=3))
-    # A replay from before, after a reset: the table knows better.
-    sink.forget()
-    cut.write(sink, cut.at(0, 2), rows([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]))
+    # A replay from before: the table knows better.
+    cut.write(sink, cut.at(4, 5), rows([{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]))
     assert table(database, "id, name, _hf_offset") == [(1, "c", 2), (2, "d", 3)]
+
+
+def test_after_a_reset_an_upsert_takes_whatever_comes(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    """A topic made anew begins at lower offsets; a step that was mended gives other rows at the same ones."""
+    sink = make(mode="upsert", key=("id",), delete_when="name = 'gone'")
+    cut = batches("postgres")
+    cut.write(sink, cut.at(0, 9), rows(ids(1, 2, 3, 4), start=5))
+    sink.forget()
+    assert sink.last_entry() is None
+    assert table(database, "id, name") == [(1, "n1"), (2, "n2"), (3, "n3"), (4, "n4")]
+    values = [{"id": 1, "name": "low"}, {"id": 2, "name": "gone"}]
+    cut.write(sink, cut.at(0, 2), rows(values))
+    cut.write(sink, cut.at(2, 8), rows([{"id": 3, "name": "same place"}], start=7))
+    assert table(database, "id, name, _hf_offset") == [(1, "low", 0), (3, "same place", 7), (4, "n4", -1)]
+    # From here on it is a life like any other.
+    cut.write(sink, cut.at(8, 9), rows([{"id": 3, "name": "older"}], start=6))
+    assert table(database, "name", where="WHERE id = 3") == ["same place"]
+
+
+def test_a_reset_that_fails_half_way_changes_nothing(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(mode="upsert", key=("id",)), batches("postgres")
+    entry = cut.write(sink, cut.at(0, 2), rows(ids(1, 2)))
+    database.execute("ALTER TABLE orders ADD CHECK (_hf_offset >= 0)")
+    with pytest.raises(SinkError, match="violates check constraint"):
+        sink.forget()
+    assert sink.last_entry() == entry
+    assert table(database, "id, _hf_offset") == [(1, 0), (2, 1)]
+
+
+def test_a_reset_leaves_the_places_of_appended_rows(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(), batches("postgres")
+    cut.write(sink, cut.at(0, 2), rows(ids(1, 2)))
+    sink.forget()
+    assert sink.last_entry() is None
+    assert table(database, "id, _hf_offset") == [(1, 0), (2, 1)]
+
+
+def test_a_reset_before_the_table_has_lineage(make: Make, database: Any, rows: Any, batches: Any) -> None:
+    sink, cut = make(mode="upsert", key=("id",)), batches("postgres")
+    cut.write(sink, cut.at(0, 0), rows([]))
+    sink.forget()
+    assert sink.last_entry() is None
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, name text)")
+    cut.write(sink, cut.at(0, 0), rows([]))
+    sink.forget()
+    assert sink.last_entry() is None
 
 
 def test_upsert_deletes_the_keys_whose_last_row_says_so(

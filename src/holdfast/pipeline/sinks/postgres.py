@@ -10,7 +10,9 @@ reports how many. The driver's transaction
 3. makes or widens the table, merges the reported attempts and no others, and drops the staging table.
 
 `append` adds rows. `upsert` keeps the last row of each key by topic, partition and offset, never lets an older offset
-of a partition overwrite a newer one, and deletes keys whose last row `delete_when` is true for.
+of a partition overwrite a newer one, and deletes keys whose last row `delete_when` is true for. Places are compared
+within one life of the ledger only: when it is forgotten, so are the places of the rows, in the same transaction. A
+topic that was made anew counts from the beginning, and a pipeline that was mended has other rows for the same places.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from holdfast.pipeline.sinks.postgres_sql import (
     LINEAGE_COLUMNS,
     Target,
     create_ledger,
+    forget_places,
     ledger,
     stage_name,
     stage_prefix,
@@ -221,14 +224,21 @@ class PostgresSinkWriter:
         return None if found is None else found[0]
 
     def forget(self) -> None:
-        with self._explained() as connection:
-            if self._oid(connection, "holdfast_ledger") is not None:
-                connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE pipeline = %s AND sink = %s").format(
-                        ledger(self._definition.schema_name)
-                    ),
-                    (self._pipeline, self.name),
-                )
+        definition = self._definition
+        with self._explained() as connection, connection.transaction():
+            if self._oid(connection, "holdfast_ledger") is None:
+                return
+            connection.execute(
+                sql.SQL("DELETE FROM {} WHERE pipeline = %s AND sink = %s").format(
+                    ledger(definition.schema_name)
+                ),
+                (self._pipeline, self.name),
+            )
+            if (
+                definition.mode == "upsert"
+                and LINEAGE_COLUMNS.keys() <= (self._columns(connection) or {}).keys()
+            ):
+                connection.execute(forget_places(definition.schema_name, definition.table))
 
     def close(self) -> None:
         if self._connection is not None:

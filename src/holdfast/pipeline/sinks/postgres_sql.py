@@ -140,6 +140,13 @@ def _not_older(new: str) -> sql.SQL:
     )
 
 
+def forget_places(schema: str, table: str) -> sql.Composed:
+    """Rows stand before every place from now on: whatever comes for their keys takes over."""
+    return sql.SQL("UPDATE {} SET _hf_offset = -1, _hf_index = -1 WHERE _hf_offset >= 0").format(
+        sql.Identifier(schema, table)
+    )
+
+
 def create_ledger(schema: str) -> sql.Composed:
     return sql.SQL(
         "CREATE TABLE IF NOT EXISTS {} (pipeline text NOT NULL, sink text NOT NULL, number bigint NOT NULL, "
