@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
-from holdfast.groups.model import CommitRequest, PartitionCommit, TopicCommit
+from holdfast.groups.model import (
+    CommitRequest,
+    PartitionCommit,
+    TopicCommit,
+    TopicFacts,
+    TransactionalCommit,
+)
 from holdfast.groups.offsets import BATCH_BYTES
 from holdfast.groups.offsets_replay import OffsetReplay
 from holdfast.testing.group_world import GroupWorld
@@ -95,3 +103,85 @@ def test_a_marker_without_a_transaction_ends_nothing() -> None:
     replay.end_transaction(8, is_commit=True)
     (found,) = replay.finish()
     assert found.producer_id == 7
+
+
+# Topics that are gone
+
+
+def pending(world: GroupWorld, topic_id: UUID, offset: int, producer: int = 7) -> None:
+    topics = (TopicCommit("orders", topic_id, (PartitionCommit(0, offset, -1, None),)),)
+    world.coordinator.commit_in_transaction(
+        TransactionalCommit("group", "", None, -1, topics, producer, 0), world.now
+    )
+
+
+def committed(world: GroupWorld) -> int | None:
+    position = world.coordinator.offsets.of_group("group").get(("orders", 0))
+    return None if position is None else position.offset
+
+
+def made_anew(world: GroupWorld) -> UUID:
+    """The topic under another id, and nobody has looked at positions yet."""
+    facts = world.topics.by_name("orders")
+    assert facts is not None
+    topic_id = UUID(int=facts.topic_id.int + 1)
+    world.topics._by_name["orders"] = facts._replace(topic_id=topic_id)
+    return topic_id
+
+
+def test_a_pending_position_of_a_topic_that_is_gone_does_not_take_the_good_one_with_it() -> None:
+    world = GroupWorld()
+    old = world.topics.create("orders", 1)
+    pending(world, old, 5)
+    made_anew(world)
+    commit(world, "group", 1, 6)
+    world.coordinator.topics_deleted({"orders"}, world.now)
+    assert committed(world) == 6
+    assert not world.coordinator.offsets.is_pending("group", "orders", 0)
+    world.reload()
+    assert committed(world) == 6
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_position_of_a_topic_that_is_gone_does_not_take_the_pending_one_with_it(is_commit: bool) -> None:
+    world = GroupWorld()
+    world.topics.create("orders", 1)
+    commit(world, "group", 1, 5)
+    pending(world, made_anew(world), 6)
+    world.coordinator.topics_deleted({"orders"}, world.now)
+    assert committed(world) is None
+    assert world.coordinator.offsets.is_pending("group", "orders", 0)
+    world.reload()
+    assert committed(world) is None
+    assert world.coordinator.offsets.is_pending("group", "orders", 0)
+    world.coordinator.end_transaction(7, is_commit, world.now)
+    assert committed(world) == (6 if is_commit else None)
+
+
+def test_what_is_pending_in_a_topic_that_is_gone_is_forgotten_and_what_another_has_pending_is_not() -> None:
+    world = GroupWorld()
+    old = world.topics.create("orders", 1)
+    pending(world, old, 5, producer=7)
+    pending(world, made_anew(world), 6, producer=8)
+    world.coordinator.topics_deleted({"orders"}, world.now)
+    world.coordinator.end_transaction(7, True, world.now)
+    assert committed(world) is None
+    world.coordinator.end_transaction(8, True, world.now)
+    assert committed(world) == 6
+
+
+def test_a_topic_is_looked_up_once_for_all_positions_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = GroupWorld()
+    world.topics.create("orders", 100)
+    for group in ("one", "two"):
+        commit(world, group, 100)
+    asked: list[str] = []
+    by_name = world.topics.by_name
+
+    def counted(name: str) -> TopicFacts | None:
+        asked.append(name)
+        return by_name(name)
+
+    monkeypatch.setattr(world.topics, "by_name", counted)
+    assert world.coordinator.offsets.strangers() == {}
+    assert asked == ["orders"]

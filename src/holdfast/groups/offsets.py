@@ -8,13 +8,14 @@ Rules kept:
 
 - Of a plain commit and a transactional one for the same partition the later *commit* wins, whenever the marker came.
   `Position.order` says which was later; replaying the log gives the same order again.
-- Forgetting a position forgets what is pending for it too.
+- Forgetting a position forgets what is pending for it too, unless that is for a topic made anew under the name.
 - What is here is what replaying the journal gives: `OffsetReplay` keeps the same rules on undecoded records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -177,16 +178,22 @@ class OffsetStore:
         return parts
 
     def forget(self, group_id: str, topic: str, partition: int) -> None:
-        positions = self._positions.get(group_id)
-        if positions is not None:
-            positions.pop((topic, partition), None)
+        self._forget_where(group_id, (topic, partition), lambda position: True)
+
+    def _forget_where(
+        self, group_id: str, key: tuple[str, int], is_doomed: Callable[[Position], bool]
+    ) -> None:
+        positions = self._positions.get(group_id, {})
+        if key in positions and is_doomed(positions[key]):
+            del positions[key]
             if not positions:
                 del self._positions[group_id]
         for producer_id in list(self._open.get(group_id, ())):
             pending = self._pending[producer_id][group_id]
-            pending.pop((topic, partition), None)
-            if not pending:
-                self._close(producer_id, group_id)
+            if key in pending and is_doomed(pending[key]):
+                del pending[key]
+                if not pending:
+                    self._close(producer_id, group_id)
 
     def _close(self, producer_id: int, group_id: str) -> None:
         """Nothing of this group is pending for this producer any more."""
@@ -220,21 +227,44 @@ class OffsetStore:
     def strangers(self, names: Container[str] | None = None) -> dict[str, list[tuple[str, int]]]:
         """Positions, by group, in topics that are gone, or whose name another topic has by now.
 
-        With `names`, only in topics of these names.
+        With `names`, only in topics of these names. Where a group has a good position for the partition as well,
+        pending or not, a tombstone would take that, too. There the strange one is forgotten here, and is not among
+        what is returned: in the log the good one follows it, and a start judges again what it finds.
         """
-        topics = self._around.topics
+        is_strange = self._judge_of_topics()
         found: dict[str, list[tuple[str, int]]] = {}
         for group_id in self.groups():
-            held = dict(self.of_group(group_id))
-            for producer_id in self._open.get(group_id, ()):
-                held.update(self._pending[producer_id][group_id])
-            for (topic, partition), position in held.items():
-                if names is not None and topic not in names:
-                    continue
-                facts = topics.by_name(topic)
-                if facts is None or position.topic_id not in (NO_TOPIC_ID, facts.topic_id):
-                    found.setdefault(group_id, []).append((topic, partition))
+            strange: set[tuple[str, int]] = set()
+            good: set[tuple[str, int]] = set()
+            for place in self._places_of(group_id):
+                for key, position in place.items():
+                    if names is None or key[0] in names:
+                        (strange if is_strange(key[0], position) else good).add(key)
+            for key in strange & good:
+                self._forget_where(group_id, key, partial(is_strange, key[0]))
+            if strange - good:
+                found[group_id] = list(strange - good)
         return found
+
+    def _places_of(self, group_id: str) -> list[Mapping[tuple[str, int], Position]]:
+        """Where a group's positions are: those that count, and those of each transaction."""
+        producers = self._open.get(group_id, ())
+        return [
+            self.of_group(group_id),
+            *(self._pending[producer_id][group_id] for producer_id in producers),
+        ]
+
+    def _judge_of_topics(self) -> Callable[[str, Position], bool]:
+        """Says whether a position is in a topic that is gone; each topic is looked up once."""
+        ids: dict[str, UUID | None] = {}
+
+        def is_strange(topic: str, position: Position) -> bool:
+            if topic not in ids:
+                facts = self._around.topics.by_name(topic)
+                ids[topic] = None if facts is None else facts.topic_id
+            return ids[topic] is None or position.topic_id not in (NO_TOPIC_ID, ids[topic])
+
+        return is_strange
 
     # The log
 

@@ -27,12 +27,12 @@ ENROLLING_VERSION: Final = 5
 
 
 def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
-    known, refused = known_topics(node, request.topics, by_id=False)
+    topics = known_topics(node, request.topics, by_id=False)
 
     def fields(reply: CommitReply | ErrorCode) -> Fields:
-        return commit_fields(node, request, refused, reply)
+        return commit_fields(node, request, topics.refused, reply)
 
-    if not known:
+    if not topics.topics:
         return fields({})
     if not request.group_id:
         return fields(ErrorCode.invalid_group_id)
@@ -43,22 +43,33 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     hosted = shard.hosted
     positions = (hosted.topic, hosted.index)
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
-    commit = TransactionalCommit(
-        request.group_id,
-        getattr(request, "member_id", ""),
-        getattr(request, "group_instance_id", None),
-        getattr(request, "generation_id", -1),
-        known,
-        *producer,
-        context.version,
-    )
     later = Later()
+
+    def commit() -> CommitReply:
+        return machine.commit_in_transaction(
+            TransactionalCommit(
+                request.group_id,
+                getattr(request, "member_id", ""),
+                getattr(request, "group_instance_id", None),
+                getattr(request, "generation_id", -1),
+                topics.topics,
+                *producer,
+                context.version,
+            ),
+            now,
+        )
+
+    def enrolled(refusals: Refusals) -> None:
+        # Meanwhile topics may have gone, or been made anew.
+        nonlocal topics
+        topics = known_topics(node, request.topics, by_id=False)
+        go_on(refusals)
 
     def go_on(refusals: Refusals) -> None:
         try:
             if positions in refusals:
                 raise ApiError(_for_version(refusals[positions], context.version))
-            reply: CommitReply | ErrorCode = machine.commit_in_transaction(commit, now)
+            reply: CommitReply | ErrorCode = commit()
         except ApiError as error:
             reply = error.code
         shard.release(later, fields(reply), fields)
@@ -74,9 +85,9 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
         NEWER_PROTOCOL if is_newer else OLDER_PROTOCOL,
     )
     if is_newer:
-        node.transactions.enrol(enrolment, now, go_on)
+        node.transactions.enrol(enrolment, now, enrolled)
     else:
-        node.transactions.verify(enrolment, now, go_on)
+        node.transactions.verify(enrolment, now, enrolled)
     return later
 
 
