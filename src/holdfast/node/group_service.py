@@ -7,7 +7,7 @@ cheap. What is remembered is checked on every use and is forgotten when the inte
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from holdfast.groups.coordinator import GroupCoordinator
@@ -31,6 +31,7 @@ class ImageTopics:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._known: dict[str, _Known] = {}
 
     def by_name(self, name: str) -> TopicFacts | None:
         topic = self._node.image.topic(name)
@@ -43,19 +44,40 @@ class ImageTopics:
     def names(self) -> Iterable[str]:
         return [topic.name for topic in self._node.image.topics_by_id.values()]
 
+    def changed(self, names: Iterable[str]) -> None:
+        """Topics were made, grown or deleted."""
+        for name in names:
+            self._known.pop(name, None)
+
     def _facts(self, topic: TopicImage) -> TopicFacts:
         racks = {broker.broker_id: broker.rack for broker in self._node.image.brokers.values() if broker.rack}
-        return TopicFacts(
-            topic.name,
-            topic.topic_id,
-            len(topic.partitions),
-            tuple(
-                tuple(racks[replica] for replica in partition.replicas if replica in racks)
-                for partition in topic.partitions
-            )
-            if racks
-            else (),
+        known = self._known.get(topic.name)
+        if known is None or known.topic is not topic or known.racks != racks:
+            known = self._known[topic.name] = _Known(topic, racks, _facts_of(topic, racks))
+        return known.facts
+
+
+class _Known(NamedTuple):
+    """What was made of a topic: looking at each of its partitions again would cost too much for every position."""
+
+    topic: TopicImage
+    racks: dict[int, str]
+    """Of brokers."""
+    facts: TopicFacts
+
+
+def _facts_of(topic: TopicImage, racks: Mapping[int, str]) -> TopicFacts:
+    return TopicFacts(
+        topic.name,
+        topic.topic_id,
+        len(topic.partitions),
+        tuple(
+            tuple(racks[replica] for replica in partition.replicas if replica in racks)
+            for partition in topic.partitions
         )
+        if racks
+        else (),
+    )
 
 
 class GroupService(Coordination[GroupCoordinator]):
@@ -63,6 +85,8 @@ class GroupService(Coordination[GroupCoordinator]):
         super().__init__(node, self._internal_topic, self._machine)
         self._found: dict[str, Coordinator[GroupCoordinator]] = {}
         self._topics = ImageTopics(node)
+        self._deleted: dict[str, int] = {}
+        """Topics whose positions are to go, with the end of the metadata log that says so."""
 
     def _internal_topic(self) -> InternalTopic:
         config = self._node.config
@@ -112,23 +136,41 @@ class GroupService(Coordination[GroupCoordinator]):
         """Topics were made, grown or deleted: groups that read them follow."""
         if TOPIC in names:
             self._found.clear()
+        self._topics.changed(names)
         for coordinator in self:
             coordinator.machine.topics_changed(names, now)
 
     def topics_deleted(self, names: set[str], now: Now) -> None:
         """Positions go with their topics, but not before the topics are gone for good.
 
-        A deletion that is not durable may be undone by a crash, and the positions would be missed.
+        A deletion that is not durable may be undone by a crash, and the positions would be missed. All that is
+        made durable by one flush costs one look through the positions.
         """
         metadata = self._node.metadata
         assert metadata is not None
+        is_awaited = bool(self._deleted)
+        self._deleted |= dict.fromkeys(names, metadata.log.end_offset)
+        if not is_awaited:
+            self._await_deletions(now)
+
+    def _await_deletions(self, now: Now) -> None:
+        metadata = self._node.metadata
+        assert metadata is not None
+        offsets = metadata.offsets
 
         def forget(error: Exception | None) -> None:
-            if error is None:
+            if error is not None:
+                self._deleted.clear()
+                return
+            gone = {name for name, end_offset in self._deleted.items() if offsets.is_committed(end_offset)}
+            self._deleted = {name: end for name, end in self._deleted.items() if name not in gone}
+            if self._deleted:
+                self._await_deletions(now)
+            if gone:
                 for coordinator in self:
-                    coordinator.machine.topics_deleted(names, now)
+                    coordinator.machine.topics_deleted(gone, now)
 
-        metadata.offsets.when_committed(metadata.log.end_offset, forget)
+        offsets.when_committed(min(self._deleted.values()), forget)
 
 
 def answer_all(shards: Iterable[Shard], fields: Fields, refusal: Refusal) -> Answer:

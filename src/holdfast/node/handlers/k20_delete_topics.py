@@ -6,6 +6,7 @@ topic is durable, which is also when the answer leaves.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -33,11 +34,8 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     else:
         wanted = [Wanted(name, None) for name in request.topic_names]
     blanket = _refusal_of_all(node, context, request)
-    results = [
-        _one(node, each, wanted, blanket, now)
-        for position, each in enumerate(wanted)
-        if each not in wanted[:position]
-    ]
+    times = Counter(wanted)
+    results = [_one(node, each, times, blanket, now) for each in times]
     return {"throttle_time": 0, "responses": results}
 
 
@@ -50,15 +48,15 @@ def _refusal_of_all(node: Node, context: RequestContext, request: Any) -> ApiErr
     return None
 
 
-def _one(node: Node, each: Wanted, wanted: list[Wanted], blanket: ApiError | None, now: Now) -> Fields:
+def _one(node: Node, each: Wanted, times: Counter[Wanted], blanket: ApiError | None, now: Now) -> Fields:
     name, topic_id = each
     try:
         if blanket is not None:
             raise blanket
-        topic = _find(node, each, wanted)
+        topic = _find(node, each, times)
         # By a name the id, and by an id the name, is told only once the topic is found.
         name, topic_id = topic.name, topic.topic_id
-        if sum(_names(other, topic) for other in wanted) > 1:
+        if times[Wanted(name, None)] + times[Wanted(None, topic_id)] > 1:
             raise ApiError(ErrorCode.invalid_request, f"topic {name!r} is named by name and by id")
         node.append_metadata(delete_topic(node.image, topic.topic_id), now)
     except ApiError as refused:
@@ -66,11 +64,11 @@ def _one(node: Node, each: Wanted, wanted: list[Wanted], blanket: ApiError | Non
     return _result(name, topic_id, ErrorCode.none, None)
 
 
-def _find(node: Node, each: Wanted, wanted: list[Wanted]) -> TopicImage:
+def _find(node: Node, each: Wanted, times: Counter[Wanted]) -> TopicImage:
     name, topic_id = each
     if name is not None and topic_id is not None:
         raise ApiError(ErrorCode.invalid_request, f"topic {name!r} is named by id as well: give one of both")
-    if wanted.count(each) > 1:
+    if times[each] > 1:
         raise ApiError(ErrorCode.invalid_request, f"topic {name or topic_id!r} is named more than once")
     if name is not None:
         return existing_topic(node.image, name)
@@ -80,10 +78,6 @@ def _find(node: Node, each: Wanted, wanted: list[Wanted]) -> TopicImage:
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_id, f"no topic has the id {topic_id}")
     return topic
-
-
-def _names(wanted: Wanted, topic: TopicImage) -> bool:
-    return wanted in (Wanted(topic.name, None), Wanted(None, topic.topic_id))
 
 
 def _result(name: str | None, topic_id: UUID | None, code: ErrorCode, message: str | None) -> Fields:
