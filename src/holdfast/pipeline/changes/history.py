@@ -101,7 +101,7 @@ def beginnings(recorded: Iterable[Recorded]) -> dict[Place, int]:
 
 
 def kept_entries(definition: PipelineDefinition, sink: SinkDefinition) -> list[Entry] | None:
-    """The whole ledger of a sink, oldest first; nothing for one that keeps its last entry only.
+    """The whole ledger of a sink, oldest first; nothing for one that keeps its last entry only, or has lost some.
 
     Of a definition with its secrets expanded.
     """
@@ -119,7 +119,11 @@ def kept_entries(definition: PipelineDefinition, sink: SinkDefinition) -> list[E
 
 
 def _delta(definition: PipelineDefinition, sink: DeltaSink) -> list[Entry] | None:
-    """The files of entries; one of a commit that failed is of a number that another has too, and the same range."""
+    """From the last entry back to the opening of this life, by the files of entries.
+
+    Those of lives before a reset stay beside them, and those of commits that failed, under the same numbers: an entry
+    counts if the one after it goes on from where it ends. Nothing when one is missing: where it began is not known.
+    """
     from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 
     ledger = DeltaSinkWriter(sink, definition.name, definition.directory).ledger
@@ -127,13 +131,38 @@ def _delta(definition: PipelineDefinition, sink: DeltaSink) -> list[Entry] | Non
     last = None if table is None else ledger.last_entry(table)
     if last is None or not os.path.isdir(ledger.directory):
         return None
-    found: dict[int, Entry] = {}
-    for name in os.listdir(ledger.directory):
-        with open(os.path.join(ledger.directory, name), encoding="utf-8") as file:
-            entry = Entry.from_json(json.load(file))
-        if entry.number <= last.number:
-            found[entry.number] = entry
-    return [found[number] for number in sorted(found)]
+    by_number: dict[int, list[Entry]] = {}
+    for entry in _entries_in(ledger.directory):
+        by_number.setdefault(entry.number, []).append(entry)
+    found = [last]
+    while found[-1].number:
+        after = found[-1]
+        before = [each for each in by_number.get(after.number - 1, ()) if _leads_to(each, after)]
+        if not before:
+            return None
+        # Two lives can have taken the same batches: of this one is what was made last, and not later than what follows.
+        found.append(
+            max(before, key=lambda each: (each.batch_time_ms <= after.batch_time_ms, each.batch_time_ms))
+        )
+    return found[::-1]
+
+
+def _entries_in(directory: str) -> Iterator[Entry]:
+    for name in os.listdir(directory):
+        with open(os.path.join(directory, name), encoding="utf-8") as file:
+            try:
+                document = json.load(file)
+            except ValueError:
+                continue  # cut short by a crash
+        yield Entry.from_json(document)
+
+
+def _leads_to(before: Entry, after: Entry) -> bool:
+    at = before.positions.at
+    continues = all(
+        at[place].offset == span.start for place, span in after.range.spans.items() if place in at
+    )
+    return continues and before.positions.moved(after.range) == after.positions
 
 
 def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> list[Entry] | None:
