@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.consuming.assignment import Assignment, PositionLost
+from holdfast.client.consuming.assignment import Assignment, LostPositions, PositionLost, Start
 from holdfast.client.consuming.memory import GroupMemory, Mark
 from holdfast.client.spool.format import PartitionKey
 from holdfast.testing.broker import BrokerProcess
@@ -53,7 +53,7 @@ def begin(broker: BrokerProcess, real: Consumer, code: int) -> list[int]:
     real.commit(offsets=[TopicPartition("work", 1, 0)], asynchronous=False)
     member = Unanswered(real, code)
     assignment = Assignment(member, "stop", is_incremental=False, say=print, settings={**SETTINGS, **address})
-    assignment.begin([TopicPartition("work", 0), TopicPartition("work", 1)])
+    assignment.take_over([TopicPartition("work", 0), TopicPartition("work", 1)])
     return [each.offset for each in member.assigned]
 
 
@@ -114,18 +114,26 @@ class Marks:
         pass
 
 
-def busy(real: Consumer, *answers: list[int]) -> Assignment:
+def busy(real: Consumer, *answers: list[int], lost_positions: LostPositions = "stop") -> Assignment:
     marks = cast(GroupMemory, Marks())
     member = Busy(real, list(answers))
-    return Assignment(member, "stop", is_incremental=False, say=print, memory=marks)
+    return Assignment(member, lost_positions, is_incremental=False, say=print, memory=marks)
 
 
 def test_a_position_that_was_stored_since_it_was_asked_for_is_not_lost(real: Consumer) -> None:
     partitions = [TopicPartition("work", 0), TopicPartition("work", 1)]
-    starts = busy(real, [-1001, 7], [12, 7]).begin(partitions)
-    assert starts == {("work", 0): 12, ("work", 1): 7}
+    starts = busy(real, [-1001, 7], [12, 7]).take_over(partitions)
+    assert starts == {("work", 0): Start(12), ("work", 1): Start(7)}
 
 
 def test_a_position_that_is_still_missing_is_lost(real: Consumer) -> None:
     with pytest.raises(PositionLost, match="work-0"):
-        busy(real, [-1001], [-1001]).begin([TopicPartition("work", 0)])
+        busy(real, [-1001], [-1001]).take_over([TopicPartition("work", 0)])
+
+
+@pytest.mark.parametrize("answers", [([-1001], [-1001]), ([500],)])
+def test_a_position_that_was_decided_on_is_not_taken_for_a_stored_one(
+    real: Consumer, answers: tuple[list[int], ...]
+) -> None:
+    starts = busy(real, *answers, lost_positions="latest").take_over([TopicPartition("work", 0)])
+    assert starts == {("work", 0): Start(100, is_stored=False)}

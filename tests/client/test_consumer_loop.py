@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
+from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.loop import Limits, Loop
 from holdfast.client.consuming.runs import Reports, Run
 from holdfast.client.consuming.tracker import PartitionTracker
@@ -143,7 +144,9 @@ class Hands:
 
 
 class World:
-    def __init__(self, held: dict[str, HeldBack] | None = None) -> None:
+    def __init__(
+        self, held: dict[str, HeldBack] | None = None, lost_positions: LostPositions = "stop"
+    ) -> None:
         self.client = ScriptedClient()
         self.stopping = threading.Event()
         self.client.when_done = self.stopping.set
@@ -159,7 +162,7 @@ class World:
             stopping=self.stopping,
             dedupe=Dedupe(),
             held=held or {},
-            lost_positions="stop",
+            lost_positions=lost_positions,
             is_incremental=False,
             say=lambda line: None,
         )
@@ -220,6 +223,22 @@ def test_the_end_of_a_partition_carries_the_position_over_markers() -> None:
     end = RawMessage("t", 9, KafkaError._PARTITION_EOF)
     world.play(world.assign, lambda: [*raws(5, 6), end], world.hands.finish, lambda: None)
     assert world.client.commits == {"t": 9}
+
+
+def test_where_to_go_on_instead_of_a_lost_position_is_committed() -> None:
+    world = World(lost_positions="latest")
+    world.client.committed_at["t"] = 5
+    lost = RawMessage("t", 5, KafkaError._AUTO_OFFSET_RESET)
+    world.play(world.assign, lambda: [lost], lambda: None)
+    assert world.client.assigned == [[("t", 5)], [("t", 1000)]]
+    assert world.client.commits == {"t": 1000}
+
+
+def test_a_position_decided_on_at_the_beginning_is_committed() -> None:
+    world = World(lost_positions="latest")
+    world.client.committed_at["t"] = 5000
+    world.play(world.assign, lambda: None)
+    assert world.client.commits == {"t": 1000}
 
 
 def test_a_partition_that_goes_while_it_is_paused_is_not_paused_when_it_comes_back() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -168,6 +168,44 @@ def test_told_to_go_on_at_the_end_it_does(here: Scene) -> None:
     consumer.stop()
     running.finish()
     assert set(handled) == {"new"}
+
+
+def position(here: Scene, group: str) -> int:
+    raw = here.consumer(group)
+    (found,) = raw.committed([TopicPartition(group, 0)], timeout=30)
+    raw.close()
+    return int(found.offset)
+
+
+@pytest.mark.parametrize("kind", ["consumer", "processor"])
+def test_what_comes_behind_the_end_it_was_told_to_go_on_at_is_handled_after_a_restart(
+    here: Scene, kind: str
+) -> None:
+    topic = here.create_topic(f"told-{kind}")
+    here.write(topic, {0: numbers(0, 3)})
+    assert work(here, topic, 3) == numbers(0, 3)
+    forget(here, topic)
+    here.write(topic, {0: ["passed over"]})
+    handled: list[str] = []
+
+    def run_until(is_over: Callable[[], bool], what: str) -> None:
+        options: dict[str, Any] = {"group": topic, "topics": [topic], "commit_seconds": 0.05}
+        options["lost_positions"] = "latest"
+        member: Consumer | Processor = (
+            Consumer(here.bootstrap_servers, **options)
+            if kind == "consumer"
+            else Processor(here.bootstrap_servers, **options)
+        )
+        running = Background(lambda: member.run(lambda message: handled.append(value_of(message))))
+        wait_until(is_over, what)
+        member.stop()
+        running.finish()
+
+    run_until(lambda: position(here, topic) == 4, "the position is stored")
+    assert handled == []
+    here.write(topic, {0: ["between"]})
+    run_until(lambda: handled != [], "a message is handled")
+    assert handled == ["between"]
 
 
 def test_a_topic_made_anew_is_new_to_the_group(here: Scene) -> None:

@@ -21,6 +21,11 @@ def test_a_slow_message_holds_back_those_behind_it() -> None:
     assert tracker.position == 13
 
 
+def test_a_position_that_is_not_stored_is_to_be_committed() -> None:
+    assert not PartitionTracker("orders", 0, 10).has_news
+    assert PartitionTracker("orders", 0, 10, is_stored=False).has_news
+
+
 def test_gaps_hold_nothing_back() -> None:
     tracker = PartitionTracker("orders", 0, 0)
     tracker.begin(5)

@@ -239,6 +239,8 @@ class _Running:
         """Positions that the open transaction will commit."""
         self._starts: dict[PartitionKey, int] = {}
         """Where each partition of ours stands without the open transaction; negative: at the beginning of its log."""
+        self._unstored: set[PartitionKey] = set()
+        """Partitions of ours whose start was decided on and not committed yet."""
         self._preparing: set[PartitionKey] = set()
         """Partitions of ours that are paused because the companion is not ready for them."""
         self._held: dict[PartitionKey, tuple[Message, float]] = {}
@@ -279,6 +281,8 @@ class _Running:
                 break
         if self._held and self._error is None:
             self._try_again()
+        if self._unstored and self._error is None and not self._producer.is_open:
+            self._begin()
         if self._error is None and self._is_due():
             self._commit()
         if self._preparing:
@@ -319,8 +323,7 @@ class _Running:
         """Make a message's results part of the transaction."""
         try:
             if not self._producer.is_open:
-                self._producer.begin()
-                self._taken, self._began = 0, time.monotonic()
+                self._begin()
             produce()
         except TakenBack as taken_back:
             self._go_back(taken_back)
@@ -329,6 +332,10 @@ class _Running:
         else:
             self._next[message.topic, message.partition] = message.offset + 1
             self._taken += 1
+
+    def _begin(self) -> None:
+        self._producer.begin()
+        self._taken, self._began = 0, time.monotonic()
 
     def _produce(self, outputs: Iterable[Output]) -> None:
         for output in outputs:
@@ -417,7 +424,8 @@ class _Running:
         if self._failures is not None:
             for key, position in self._next.items():
                 self._failures.passed(key, position)
-        self._remember(self._next)
+        self._remember({key: self._starts[key] for key in self._next.keys() | self._unstored})
+        self._unstored.clear()
         self._next = {}
         if self._companion is not None:
             self._hold_back(self._companion.committed())
@@ -430,7 +438,8 @@ class _Running:
         if self._companion is not None:
             for output, on_delivery in self._companion.changes():
                 self._producer.produce(output, on_delivery)
-        self._producer.commit([self._asking(key, offset) for key, offset in self._next.items()], metadata)
+        positions = {key: self._starts[key] for key in self._unstored} | self._next
+        self._producer.commit([self._asking(key, offset) for key, offset in positions.items()], metadata)
 
     def _asking(self, key: PartitionKey, offset: int) -> TopicPartition:
         if self._memory is not None and self._memory.is_remembered(key):
@@ -495,9 +504,13 @@ class _Running:
 
     def _assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         try:
-            starts = self._assignment.begin(partitions)
+            taken = self._assignment.take_over(partitions)
+            starts = {key: start.position for key, start in taken.items()}
             self._starts.update(starts)
-            self._remember(starts)
+            self._unstored.update(
+                key for key, start in taken.items() if start.position >= 0 and not start.is_stored
+            )
+            self._remember({key: position for key, position in starts.items() if key not in self._unstored})
             if self._companion is not None:
                 self._hold_back(list(starts))
         except (KafkaException, HoldfastError) as error:
@@ -529,6 +542,7 @@ class _Running:
         for key in keys:
             self._starts.pop(key, None)
             self._next.pop(key, None)
+            self._unstored.discard(key)
             self._preparing.discard(key)
             if self._held.pop(key, None) is not None:
                 # The client would remember it if the partition came back.

@@ -72,6 +72,8 @@ class Start(NamedTuple):
     """What was stored beside the position."""
     read_from: int | None = None
     """An offset before the position, when something before it is to be read again."""
+    is_stored: bool = True
+    """False: it was decided on now, and what comes behind it is lost if it is decided on once more."""
 
 
 def messages(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
@@ -111,10 +113,6 @@ class Assignment:
         """Whether rebalances take single partitions: cooperative assignors, and the new group protocol."""
         self._say = say
 
-    def begin(self, partitions: list[TopicPartition]) -> dict[PartitionKey, int]:
-        """Take partitions over; returns where each begins, negative where that is the beginning of its log."""
-        return {key: start.position for key, start in self.take_over(partitions).items()}
-
     def take_over(self, partitions: list[TopicPartition], lookback: int = 0) -> dict[PartitionKey, Start]:
         """Take partitions over, reading so many offsets before the position of each again."""
         starts: dict[PartitionKey, Start] = {}
@@ -131,7 +129,7 @@ class Assignment:
                 starts[each.topic, each.partition] = (
                     self._patiently(partial(self._start_of, each, lookback))
                     if mark is None
-                    else Start(self._patiently(partial(self._start_of_forgotten, mark)))
+                    else Start(self._patiently(partial(self._start_of_forgotten, mark)), is_stored=False)
                 )
         self._assign(
             [
@@ -196,11 +194,12 @@ class Assignment:
         note, is_remembered = without_flag(committed.metadata or "")
         if self._memory is not None and is_remembered and committed.offset >= 0:
             self._memory.known((committed.topic, committed.partition))
-        note = note if position == committed.offset else ""
+        is_stored = position == committed.offset
+        start = Start(position, note if is_stored else "", is_stored=is_stored)
         if position <= 0 or not lookback:
-            return Start(position, note)
+            return start
         low, _ = self._ends(committed)
-        return Start(position, note, max(low, position - lookback))
+        return start._replace(read_from=max(low, position - lookback))
 
     def restart(self, starts: Mapping[PartitionKey, int], others: Mapping[PartitionKey, int]) -> None:
         """Read some of our partitions from elsewhere; `others` are the rest, with where each goes on."""

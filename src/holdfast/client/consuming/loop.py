@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-from holdfast.client.consuming.assignment import Assignment, LostPositions
+from holdfast.client.consuming.assignment import Assignment, LostPositions, Start
 from holdfast.client.consuming.memory import GroupMemory, flagged
 from holdfast.client.consuming.positions import Positions
 from holdfast.client.consuming.runs import Pool, Reports
@@ -321,7 +321,7 @@ class Loop:
             self._error = self._error or error
             return
         tracker.close()
-        self._begin(key, start, "")
+        self._begin(key, Start(start, is_stored=False))
         self._read_again({key: start})
 
     # Finished work
@@ -400,17 +400,18 @@ class Loop:
             return
         for key, start in starts.items():
             self._taken_over.add(key)
-            self._begin(key, start.position, start.note)
+            self._begin(key, start)
         self._remember(self._trackers[key] for key in starts)
 
-    def _begin(self, key: PartitionKey, position: int, note: str) -> None:
-        self._trackers[key] = PartitionTracker(*key, position)
+    def _begin(self, key: PartitionKey, start: Start) -> None:
+        position = start.position
+        self._trackers[key] = PartitionTracker(*key, position, is_stored=start.is_stored)
         if position < 0:
             self._at_beginning.add(key)
         else:
             self._at_beginning.discard(key)
         if self._dedupe is not None and key[0] not in self._held:
-            self._seen[key] = self._dedupe.start(note, position)
+            self._seen[key] = self._dedupe.start(start.note, position)
 
     def _revoked(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         going = self._going(partitions)

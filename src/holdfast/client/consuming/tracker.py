@@ -17,8 +17,11 @@ from holdfast.errors import UsageError
 
 
 class PartitionTracker:
-    def __init__(self, topic: str, partition: int, start: int) -> None:
-        """`start` is the position of the group; negative when it has none, and begins wherever the log does."""
+    def __init__(self, topic: str, partition: int, start: int, *, is_stored: bool = True) -> None:
+        """`start` is the position of the group; negative when it has none, and begins wherever the log does.
+
+        One that was decided on and is not stored is to be committed, or it would be decided on again.
+        """
         self.topic = topic
         self.partition = partition
         self._is_placed = start >= 0
@@ -32,7 +35,7 @@ class PartitionTracker:
         self.is_closed = False
         self.is_draining = False
         """The partition is about to go, or gone: what a worker is at finishes, nothing else is begun."""
-        self.committed = start
+        self.committed = start if is_stored else -1
         """What is committed, as far as this member knows; negative: nothing."""
 
     def __repr__(self) -> str:
