@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from holdfast.client import direct, producer
+from holdfast.client import direct, exit_guard, producer
 from holdfast.client.aio import AsyncProducer
 from holdfast.client.errors import (
     DeliveryFailed,
@@ -162,3 +164,92 @@ def test_it_takes_what_the_producer_takes() -> None:
         }
 
     assert names(AsyncProducer) == names(producer.Producer)
+
+
+async def test_closing_that_is_given_up_on_loses_nothing_and_can_be_asked_again(cluster: FakeCluster) -> None:
+    cluster.queue_max = 1
+    cluster.away()
+    made = await AsyncProducer("fake").start()
+    deliveries = [made.send("orders", b"%d" % number) for number in range(5)]
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(made.close(), 0.01)
+    cluster.back()
+    await asyncio.gather(*deliveries)
+    await made.close()
+    assert cluster.values("orders") == [b"%d" % number for number in range(5)]
+
+
+async def test_what_closing_left_behind_is_told_to_who_asks_again_and_once(cluster: FakeCluster) -> None:
+    cluster.away()
+    made = await AsyncProducer("fake").start()
+    made.send("orders", b"x")
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(made.close(0.2), 0.01)
+    with pytest.raises(UndeliveredMessages) as left:
+        await made.close()
+    assert left.value.count == 1
+    await made.close()
+
+
+async def test_a_line_that_is_cancelled_refuses_what_stands_in_it(cluster: FakeCluster) -> None:
+    cluster.queue_max = 1
+    cluster.away()
+    made = await AsyncProducer("fake", send_timeout=0.5).start()
+    made.send("orders", b"taken")
+    told, other = made.send("orders", b"told"), made.send("orders", b"other")
+    awaiting = asyncio.create_task(told.delivered())
+    await asyncio.sleep(0)
+    assert made._line_task is not None
+    made._line_task.cancel()
+    with pytest.raises(SendTimeout, match="event loop ended"):
+        await asyncio.wait_for(awaiting, 30)
+    assert other.is_settled
+    assert made.abandon(0) == 1
+    with pytest.raises(UndeliveredMessages) as left:
+        await made.close(timeout=0)
+    assert left.value.count == 2
+
+
+async def test_a_report_tells_of_what_stands_in_line(cluster: FakeCluster) -> None:
+    cluster.queue_max = 1
+    cluster.away()
+    async with AsyncProducer("fake") as made:
+        for number in range(3):
+            made.send("orders", b"%d" % number)
+        assert (await made.flush(0.01)).under_way == 3
+        cluster.back()
+        assert (await made.flush(30)).is_complete
+
+
+ENDINGS = """
+import asyncio
+from holdfast.client import exit_guard
+from holdfast.client.aio import AsyncProducer
+exit_guard.LAST_CHANCE_SECONDS = 0.1
+config = {"log_level": 0, "queue.buffering.max.messages": 1}
+async def main():
+    producer = await AsyncProducer("127.0.0.1:1", config=config, send_timeout=0.2).start()
+    for number in range(4):
+        producer.send("orders", b"x")
+    %s
+%s
+"""
+ENDS = ("asyncio.run(main())", "loop = asyncio.new_event_loop(); loop.run_until_complete(main())")
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(
+    "wait", ["pass", "await asyncio.wait((asyncio.ensure_future(producer.close()),), timeout=0.01)"]
+)
+def test_a_program_that_ends_with_messages_in_line_says_how_many_and_exits_with_a_code(
+    wait: str, end: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDINGS % (wait, end)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == exit_guard.EXIT_UNDELIVERED, done.stderr
+    assert "4 messages had not been delivered when the program ended" in done.stderr

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
+from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivered, Delivery, Waiting
 from holdfast.client.errors import ClientError, SendTimeout, Undelivered, UndeliveredMessages
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
@@ -137,6 +138,9 @@ class AsyncProducer:
         self._moved = asyncio.Event()
         self._refused: dict[AsyncDelivery, BaseException] = {}
         """What got no room, as long as nobody was told."""
+        self._closing: asyncio.Task[None] | None = None
+        self._left: UndeliveredMessages | None = None
+        """What closing left behind, as long as nobody was told."""
         self._waiting: dict[Delivery, set[asyncio.Future[None]]] = {}
         """Futures of those who await something."""
         self._woken: deque[asyncio.Future[None]] = deque()
@@ -150,23 +154,44 @@ class AsyncProducer:
         if self._producer is None:
             self._loop = asyncio.get_running_loop()
             self._producer = await asyncio.to_thread(self._make)
+            exit_guard.watch(self)
         return self
 
     async def close(self, timeout: float | None = None) -> None:
-        """As `Producer.close`; raises `UndeliveredMessages` for what did not arrive."""
+        """As `Producer.close`; raises `UndeliveredMessages` for what did not arrive.
+
+        Whoever gives up waiting for it stops only the waiting; the next to call it hears how it ended.
+        """
         if self._producer is None:
             return
-        if self._line_task is not None:
-            await self._line_task
-        undelivered: list[Undelivered] = []
-        count = 0
-        try:
-            await asyncio.to_thread(self._producer.close, timeout)
-        except UndeliveredMessages as left:
-            undelivered, count = left.messages, left.count
-        refused = [_as_undelivered(delivery, error) for delivery, error in self._refused.items()]
-        if refused or count:
-            raise UndeliveredMessages([*refused, *undelivered], len(refused) + count)
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close(self._producer, timeout))
+        await asyncio.shield(self._closing)
+        exit_guard.unwatch(self)
+        refused = self._take_refused()
+        left, self._left = self._left, None
+        if refused or left is not None:
+            undelivered = [] if left is None else left.messages
+            raise UndeliveredMessages(
+                [*refused, *undelivered], len(refused) + (0 if left is None else left.count)
+            )
+
+    async def _close(self, producer: Producer, timeout: float | None) -> None:
+        while self._line and self._line_task is not None:
+            await asyncio.wait((self._line_task,))
+
+        def end() -> None:
+            # Noted by the thread itself: the event loop may not be there any more when it ends.
+            try:
+                producer.close(timeout)
+            except UndeliveredMessages as left:
+                self._left = left
+
+        await asyncio.to_thread(end)
+
+    def abandon(self, timeout: float) -> int:
+        """The program ends; returns how many messages are lost that the producer behind us does not know of."""
+        return len(self._line) + len(self._refused) + (0 if self._left is None else self._left.count)
 
     async def __aenter__(self) -> AsyncProducer:
         return await self.start()
@@ -227,7 +252,13 @@ class AsyncProducer:
             raise UsageError("an AsyncProducer is used in `async with`, or after `await producer.start()`")
         if self._line_task is not None:
             await asyncio.wait((self._line_task,), timeout=timeout)
-        return await asyncio.to_thread(self._producer.flush, timeout)
+        report = await asyncio.to_thread(self._producer.flush, timeout)
+        refused = self._take_refused()
+        return report._replace(
+            refused=[*refused, *report.refused],
+            under_way=report.under_way + len(self._line),
+            refused_count=report.refused_count + len(refused),
+        )
 
     # Messages without room
 
@@ -242,16 +273,38 @@ class AsyncProducer:
         """Hand over what is in line, in its order, as room is made."""
         producer = self._producer
         assert producer is not None, "messages stand in line behind a producer"
-        while self._line:
-            delivery, arguments = self._line[0]
-            try:
-                delivery._inner = await asyncio.to_thread(producer._hand_over, *arguments, self._send_timeout)
-            except Exception as error:  # noqa: BLE001  whoever awaits the delivery gets it
-                delivery._refused = error
-                self._refused[delivery] = error
-            self._line.popleft()
-            moved, self._moved = self._moved, asyncio.Event()
-            moved.set()
+        try:
+            while self._line:
+                delivery, arguments = self._line[0]
+                try:
+                    delivery._inner = await asyncio.to_thread(
+                        producer._hand_over, *arguments, self._send_timeout
+                    )
+                except Exception as error:  # noqa: BLE001  whoever awaits the delivery gets it
+                    self._refuse(delivery, error)
+                self._line.popleft()
+                self._move_on()
+        finally:
+            # Cancelled: the event loop ends. A thread may still be at the first one, and nobody hears from it.
+            while self._line:
+                gone = self._line.popleft().delivery
+                self._refuse(
+                    gone, SendTimeout(f"no room for a message for {gone.topic} when its event loop ended")
+                )
+            self._move_on()
+
+    def _refuse(self, delivery: AsyncDelivery, error: BaseException) -> None:
+        delivery._refused = error
+        self._refused[delivery] = error
+
+    def _move_on(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    def _take_refused(self) -> list[Undelivered]:
+        refused = [_as_undelivered(delivery, error) for delivery, error in self._refused.items()]
+        self._refused.clear()
+        return refused
 
     async def _line_moved(self) -> None:
         await self._moved.wait()
