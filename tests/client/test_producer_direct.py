@@ -104,6 +104,26 @@ def test_a_fatal_error_fails_what_was_under_way_and_the_next_message_goes_out(
     assert cluster.values("orders") == [b"before", b"after"]
 
 
+def test_a_thread_with_news_of_a_broken_producer_leaves_the_new_one_alone(
+    sender: DirectSender, cluster: FakeCluster
+) -> None:
+    broken = sender._producer
+    cluster.break_producers()
+    send(sender, b"first")
+    healthy = sender._producer
+    assert healthy is not broken
+    cluster.away()
+    under_way = send(sender, b"under way")
+    # A thread that took the old producer just before it was replaced.
+    sender._produce = broken.produce
+    late = send(sender, b"late")
+    assert sender._producer is healthy
+    cluster.back()
+    under_way.wait(30)
+    late.wait(30)
+    assert cluster.values("orders") == [b"first", b"under way", b"late"]
+
+
 def test_a_full_queue_makes_the_sender_wait_and_then_says_so(cluster: FakeCluster) -> None:
     cluster.queue_max = 5
     sender = DirectSender(SETTINGS, make=cluster.make)

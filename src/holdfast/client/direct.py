@@ -320,7 +320,8 @@ class DirectSender:
     ) -> None:
         """The queue was full, the producer broken, or the message refused: try until it is clear which."""
         deadline = time.monotonic() + timeout
-        producer = self._producer
+        # Whose problem the first one was is not known: another thread may have put a new producer in its place.
+        producer: Any = None
         while self._may_try_again(producer, problem, delivery, deadline):
             producer = self._producer
             try:
@@ -350,7 +351,8 @@ class DirectSender:
             if not is_fatal(problem.args[0]):
                 self.refuse(delivery, problem.args[0])
                 return False
-            self._replace(producer, problem)
+            if producer is not None:
+                self._replace(producer, problem)
         else:
             self._serve(max(0.0, min(FULL_WAIT_SECONDS, deadline - time.monotonic())))
         if time.monotonic() >= deadline:
