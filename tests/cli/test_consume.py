@@ -233,11 +233,11 @@ def mortal_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def damaged_topic(run: Run, mortal_broker: BrokerProcess) -> str:
-    """Three messages, each in a batch of its own; a bit of the second is wrong on disk."""
+    """Five messages in three batches; a bit of the second batch is wrong on disk."""
     there = ("--bootstrap-server", mortal_broker.bootstrap_servers)
     assert run("topics", "create", "--topic", "t", *there).returncode == 0
-    for value in (b"good\n", b"damaged\n", b"also good\n"):
-        fill(run, "t", value, *there)
+    for value in (b"good\n", b"damaged\nwith it\nand this\n", b"also good\n"):
+        fill(run, "t", value, *there, "--command-property", "linger.ms=1000")
     (log,) = Path(mortal_broker.data_dir).glob("t-0/*.log")
     with log.open("r+b") as file:
         file.seek(log.read_bytes().index(b"damaged"))
@@ -253,6 +253,17 @@ def test_messages_in_front_of_a_damaged_one_are_printed_and_counted(
     assert (result.returncode, result.stdout) == (1, b"good\n"), result.stderr
     assert b"processed a total of 1 messages" in result.stderr
     assert b"cannot read t-0 at offset 1" in result.stderr
+
+
+@pytest.mark.parametrize("as_member", [(), ("--group", "g")], ids=["alone", "member"])
+def test_a_damaged_batch_is_skipped_once_when_told_so(
+    run: Run, mortal_broker: BrokerProcess, damaged_topic: str, as_member: tuple[str, ...]
+) -> None:
+    read = ("consume", "--topic", damaged_topic, "--from-beginning", "--max-messages", "2", *as_member)
+    result = run(*read, "--skip-message-on-error", "--bootstrap-server", mortal_broker.bootstrap_servers)
+    assert (result.returncode, result.stdout) == (0, b"good\nalso good\n"), result.stderr
+    assert result.stderr.count(b"at offset 1") == 2, "once by the client's own words"
+    assert result.stderr.count(b"skipped") == 1
 
 
 def test_a_member_commits_what_it_printed_in_front_of_a_damaged_message(

@@ -30,6 +30,8 @@ from holdfast.errors import UsageError
 app = typer.Typer(add_completion=False)
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
+SKIP_BACKOFF_MS = 10
+"""Damaged messages are stepped over one by one, each of them an error after which the client pauses."""
 
 
 @app.command(
@@ -154,7 +156,10 @@ def consume(
         raise UsageError(f"--group {group} and group.id={group_id} contradict each other")
     group = group or group_id
     selection = _select(topic, include, partition, offset, from_beginning, group)
-    consumer = connection.make(Consumer, _consumer_defaults(connection, group, isolation_level))
+    defaults = _consumer_defaults(connection, group, isolation_level)
+    if skip_message_on_error:
+        defaults["fetch.error.backoff.ms"] = SKIP_BACKOFF_MS
+    consumer = connection.make(Consumer, defaults)
     connection.reach(consumer)
     with Interrupts() as interrupts:
         reader = MessageReader(

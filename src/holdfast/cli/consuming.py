@@ -92,6 +92,8 @@ class MessageReader:
     """Whether the group hands out partitions one by one."""
     _assigned: set[Place] = field(default_factory=set)
     _member: GroupMember | None = None
+    _stepping: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    """Where the last damaged batch of a partition begins, and which of its offsets was tried last."""
 
     @property
     def _logs(self) -> Logs:
@@ -258,7 +260,23 @@ class MessageReader:
         said = f"{what}: {describe_error(error, topic)}"
         if not self.skip_message_on_error or error.fatal():
             raise CommandFailed(said)
-        complain(f"{said}; skipped")
+        if code != KafkaError._BAD_MSG or offset is None or offset < 0:
+            complain(f"{said}; skipped")
+        elif self._step_over((topic, partition), offset):
+            complain(f"{said}; skipped, with what is in its batch")
+
+    def _step_over(self, place: Place, offset: int) -> bool:
+        """Go on behind what is damaged; whether it is not the same as last time.
+
+        The client tells where a damaged batch begins, not where it ends, and would read it for ever: it is sent on by
+        one message until it finds something else.
+        """
+        begins, reached = self._stepping.get(place, (-1, -1))
+        is_new = begins != offset
+        reached = offset + 1 if is_new else reached + 1
+        self._stepping[place] = (offset, reached)
+        self.consumer.seek(TopicPartition(*place, reached))
+        return is_new
 
     def _go_on_where_possible(self, place: Place, offset: int | None) -> None:
         """Our position fell out of the log: messages expired before they were read, or the log was cut."""
