@@ -164,6 +164,16 @@ def test_a_cut_anywhere_but_between_batches_is_a_torn_tail(
     assert any("torn tail" in message for message in findings(path)) is is_torn
 
 
+@pytest.mark.parametrize("suffix", [".cut", ".2.cut"])
+def test_what_recovery_cut_off_is_shown_when_asked_for_by_name(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"{NAME}.log").write_bytes(LOG)
+    cut = tmp_path / f"{NAME}{suffix}"
+    cut.write_bytes(batch(108) + batch(111)[:-5])
+    assert findings(tmp_path) == []
+    assert [event["base_offset"] for event in of_type(dump(cut, DumpOptions()), "batch")] == [108]
+    assert any("torn tail" in message for message in findings(cut))
+
+
 @given(content=st.binary(max_size=400))
 @settings(max_examples=150, deadline=None)
 def test_bytes_that_are_no_log_never_crash_it(

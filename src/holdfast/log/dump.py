@@ -27,6 +27,7 @@ from holdfast.log.checkpoints import (
     decode_offsets,
     decode_partition_metadata,
 )
+from holdfast.log.cut_bytes import CUT_SUFFIX
 from holdfast.log.dump_batches import DumpOptions, Event, dump_batches, finding
 from holdfast.log.dump_decoders import url_safe
 from holdfast.log.dump_indexes import dump_offset_index, dump_time_index, dump_transaction_index
@@ -35,10 +36,11 @@ from holdfast.log.producer_snapshot import decode_snapshot
 from holdfast.seams import FileSystem
 
 SEGMENT_FILE: Final = re.compile(
-    r"(?P<offset>\d{20})(?P<epoch>-\d{10})?\.(?P<kind>log|index|timeindex|txnindex|snapshot|checkpoint)"
-    r"(?P<stage>\.deleted|\.cleaned|\.swap|\.cut|\.part)?"
+    r"(?P<offset>\d{20})(?P<epoch>-\d{10})?(?:\.\d+)?\."
+    r"(?P<kind>log|index|timeindex|txnindex|snapshot|checkpoint|cut)"
+    r"(?P<stage>\.deleted|\.cleaned|\.swap|\.part)?"
 )
-"""Names of a partition's files; a stage is a file on its way in or out."""
+"""Names of a partition's files; a stage is a file on its way in or out. Later cuts of a segment are numbered."""
 OFFSET_CHECKPOINTS: Final = (RECOVERY_POINT_FILE, LOG_START_FILE, REPLICATION_FILE, CLEANER_FILE)
 
 
@@ -51,7 +53,8 @@ def dump_path(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event
         return
     for name in fs.list(path):
         inside = f"{path.rstrip('/')}/{name}"
-        if not fs.is_directory(inside) and _reader(name) is not None:
+        # What recovery cut off is no part of the log any more: shown when it is asked for by name.
+        if not fs.is_directory(inside) and _reader(name) is not None and not name.endswith(CUT_SUFFIX):
             yield from _dump_file(fs, inside, options)
 
 
@@ -61,7 +64,7 @@ def _dump_file(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Even
     if reader is None:
         raise UsageError(
             f"{path}: no file of a log has such a name; there are .log, .index, .timeindex, .txnindex, "
-            f".snapshot, .checkpoint, {LEADER_EPOCH_FILE}, {PARTITION_METADATA_FILE} and the checkpoints"
+            f".snapshot, .checkpoint, {CUT_SUFFIX}, {LEADER_EPOCH_FILE}, {PARTITION_METADATA_FILE} and the checkpoints"
         )
     match = SEGMENT_FILE.fullmatch(name)
     yield {
@@ -175,6 +178,7 @@ def _offsets(data: bytes, path: str) -> Iterator[Event]:
 
 _SEGMENT_READERS: Final[Mapping[str, Reader]] = {
     "log": _dump_log,
+    "cut": _dump_log,
     "checkpoint": _dump_snapshot_of_metadata,
     "index": _dump_index,
     "timeindex": _dump_time_index,
