@@ -18,6 +18,7 @@ from holdfast.transactions.model import (
     TransactionState,
 )
 from holdfast.transactions.records import record_of
+from holdfast.wire.batch import iterate_records
 
 A, B = ("orders", 0), ("orders", 1)
 NOTHING = ProducerIdentity(-1, -1)
@@ -584,6 +585,19 @@ def test_ids_that_cannot_be_forgotten_now_are_forgotten_later(world: Transaction
     world.journal.refuses = None
     world.advance(3_600_000)
     assert not world.coordinator.transactions
+
+
+def test_long_ids_are_forgotten_in_batches_that_fit(world: TransactionWorld) -> None:
+    names = [f"{number:03}".ljust(20_000, "x") for number in range(100)]
+    for name in names:
+        world.started(name)
+    before = len(world.journal.batches)
+    world.advance(8 * 24 * 3_600_000)
+    assert not world.coordinator.transactions
+    forgotten = world.journal.batches[before:]
+    assert len(forgotten) > 1
+    assert all(len(batch) < 1_000_000 for batch in forgotten)
+    assert sum(len(list(iterate_records(batch))) for batch in forgotten) == len(names)
 
 
 def test_changed_settings_count_from_the_next_look(world: TransactionWorld) -> None:

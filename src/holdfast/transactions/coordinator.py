@@ -52,6 +52,8 @@ from holdfast.wire.batch import BatchHeader, Record
 RETRY_MS: Final = 1000
 """How long after a marker or a completion could not be written it is tried again: a full disk may have room again."""
 TOMBSTONES_PER_BATCH: Final = 500
+TOMBSTONE_BYTES_PER_BATCH: Final = 512 * 1024
+"""And one tombstone more: half of what `max.message.bytes` allows by default."""
 
 Refusals: TypeAlias = Mapping[TopicPartition, ErrorCode]
 """Why partitions may not be written to; those that may are not in it."""
@@ -484,15 +486,16 @@ class TransactionCoordinator:
             and transaction.metadata.last_update_ms <= before_ms
             and not transaction.is_busy
         ]
-        for first in range(0, len(expired), TOMBSTONES_PER_BATCH):
-            chunk = expired[first : first + TOMBSTONES_PER_BATCH]
+        left = len(expired)
+        for tombstones in _batches_of_tombstones(expired):
             try:
-                self._journal.append([tombstone_of(transactional_id) for transactional_id in chunk], now)
+                self._journal.append(list(tombstones.values()), now)
             except ApiError as error:
-                self._say(f"{len(expired) - first} transactional ids cannot be forgotten now: {error}")
+                self._say(f"{left} transactional ids cannot be forgotten now: {error}")
                 break
-            for transactional_id in chunk:
+            for transactional_id in tombstones:
                 del self.transactions[transactional_id]
+            left -= len(tombstones)
         if self.transactions:
             self._await_expiry(now)
 
@@ -546,6 +549,20 @@ def check_transactional_id(transactional_id: str | None) -> None:
         raise ApiError(
             ErrorCode.invalid_request, "a transactional id has at least one byte and at most 32767"
         )
+
+
+def _batches_of_tombstones(transactional_ids: Iterable[str]) -> Iterator[dict[str, tuple[bytes, None]]]:
+    """What takes ids out of the log, in parts that fit a batch each."""
+    part: dict[str, tuple[bytes, None]] = {}
+    size = 0
+    for transactional_id in transactional_ids:
+        tombstone = part[transactional_id] = tombstone_of(transactional_id)
+        size += len(tombstone[0])
+        if len(part) >= TOMBSTONES_PER_BATCH or size >= TOMBSTONE_BYTES_PER_BATCH:
+            yield part
+            part, size = {}, 0
+    if part:
+        yield part
 
 
 def _initialised(outcome: TransactionMetadata | ApiError) -> Initialised:
