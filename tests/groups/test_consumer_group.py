@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
-from holdfast.groups import consumer
+from holdfast.groups import consumer, regex
+from holdfast.groups.consumer_group import ConsumerGroup
 from holdfast.groups.consumer_model import ConsumerReply
 from holdfast.groups.consumer_state import ConsumerMember
+from holdfast.groups.model import JoinReply, JoinRequest, MemberProtocol
 from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.batch import iterate_records
+from holdfast.wire.consumer_protocol import ConsumerSubscription
 from holdfast.wire.coordinator_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentValue,
@@ -296,3 +301,133 @@ def test_timers_of_a_member_can_be_cancelled_twice() -> None:
     member.cancel_timers()
     member.cancel("join_timer")
     assert member.session_timer is None
+
+
+def refuse_after(world: GroupWorld, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    """The log takes so many batches, of one record each, and no more."""
+    monkeypatch.setattr(consumer, "BATCH_BYTES", 1)
+    append = world.journal.append
+
+    def append_some(*arguments: object, **named: object) -> None:
+        nonlocal room
+        if not room:
+            raise ApiError(ErrorCode.coordinator_not_available)
+        room -= 1
+        append(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.journal, "append", append_some)
+
+
+def test_a_member_of_whom_only_a_part_was_appended_goes_when_it_is_not_heard_of_again(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_after(world, monkeypatch, 3)
+    with pytest.raises(ApiError):
+        world.beat("ann", 0, topics=["orders"])
+    monkeypatch.undo()
+    assert set(world.consumer_group().members) == {"ann"}
+    world.advance(60_000)
+    assert not world.consumer_group().members
+
+
+def test_a_classic_member_of_whom_only_a_part_was_appended_goes_after_its_own_session(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.beat("ann", 0, topics=["orders"])
+    world.advance(2_000)
+    refuse_after(world, monkeypatch, 1)
+    replies: list[JoinReply] = []
+    world.coordinator.join(join_request("bob"), replies.append, world.now)
+    monkeypatch.undo()
+    assert [reply.error for reply in replies] == [ErrorCode.coordinator_not_available]
+    assert set(world.consumer_group().members) == {"ann", "bob"}
+    world.advance(10_000)
+    assert set(world.consumer_group().members) == {"ann"}
+
+
+def test_a_classic_group_of_which_only_a_part_was_converted_is_no_more(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.configure(group_initial_rebalance_delay_ms="0")
+    replies: list[JoinReply] = []
+    for name in ("", ""):
+        world.coordinator.join(join_request(name), replies.append, world.now)
+    assert [reply.error for reply in replies] == [ErrorCode.none], "the second waits for the first"
+    refuse_after(world, monkeypatch, 2)
+    with pytest.raises(ApiError):
+        world.beat("ann", 0, topics=["orders"])
+    monkeypatch.undo()
+    members = world.consumer_group().members
+    assert [reply.error for reply in replies] == [ErrorCode.none, ErrorCode.rebalance_in_progress]
+    assert len(members) == 3
+    world.advance(60_000)
+    assert not world.consumer_group().members
+    world.reload()
+    assert isinstance(world.coordinator.groups["group"], ConsumerGroup)
+
+
+def join_request(member_id: str) -> JoinRequest:
+    metadata = ConsumerSubscription(topics=("orders",)).encode()
+    return JoinRequest(
+        "group",
+        member_id,
+        None,
+        "client",
+        "/10.0.0.9",
+        10_000,
+        60_000,
+        "consumer",
+        (MemberProtocol("range", metadata),),
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_static_member_that_is_away_is_not_waited_for_to_give_anything_up(
+    world: GroupWorld, restarts: bool
+) -> None:
+    first = world.beat("sam", 0, topics=["orders"], instance_id="seat", rebalance_timeout_ms=10_000)
+    world.advance(2_000)
+    world.beat("ann", 0, topics=["orders"])
+    world.beat("sam", first.member_epoch, instance_id="seat")
+    assert world.consumer_group().members["sam"].holding.revoking
+    world.beat("sam", -2, instance_id="seat")
+    if restarts:
+        world.reload()
+    for _ in range(6):
+        world.advance(5_000)
+        acknowledge(world, "ann")
+    assert "sam" in world.consumer_group().members, "its session has not ended"
+    world.advance(20_000)
+    assert "sam" not in world.consumer_group().members
+
+
+def test_groups_with_the_same_expression_match_each_name_once(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        world.topics.create(f"order-{number}", 1)
+    matched: list[str] = []
+    matching = regex.matching
+
+    def counted(expression: str, names: Iterable[str]) -> frozenset[str]:
+        names = list(names)
+        matched.extend(names)
+        return matching(expression, names)
+
+    monkeypatch.setattr(regex, "matching", counted)
+    groups = [f"group {number}" for number in range(5)]
+    for group in groups:
+        world.beat("ann", 0, group=group, regex="order.*")
+    assert len(matched) == 21
+    matched.clear()
+    world.topics.create("order-new", 1)
+    world.topics.create("other", 1)
+    world.topics.delete("order-0")
+    for group in groups:
+        world.advance(2_000)
+        world.beat("ann", world.consumer_group(group).members["ann"].holding.epoch, group=group)
+        (found,) = world.consumer_group(group).resolutions.values()
+        assert found.topics == {"orders", "order-new", *(f"order-{number}" for number in range(1, 20))}
+    assert sorted(matched) == ["order-new", "other"]

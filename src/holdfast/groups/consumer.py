@@ -137,10 +137,12 @@ class ConsumerGroups:
         if profile.topic_regex is not None and profile.topic_regex not in group.expressions:
             regex.check(profile.topic_regex)
         outcome = Turn(group, seat, self.circumstances(group, now)).take(profile, request.owned)
-        self.commit(group, outcome.changes, now, before=arrival.records)
+        try:
+            self.commit(group, outcome.changes, now, before=arrival.records)
+        finally:
+            if arrival.successor_of is not None and self._registry.groups.get(group.group_id) is group:
+                self._succeed(arrival.successor_of, group, now)
         self.looked_at_topics(group, now)
-        if arrival.successor_of is not None:
-            self._succeed(arrival.successor_of, group, now)
         member = group.members[seat.member_id]
         timing = self.timing(group)
         self.begin_session(group, member, timing.session_timeout_ms, now)
@@ -313,7 +315,11 @@ class ConsumerGroups:
         has its epoch after it, and nobody is given what another has not let go of, whatever its target says.
         """
         for part in _parts(list(changes), before or []):
-            self.around.journal.append(part.records, now)
+            try:
+                self.around.journal.append(part.records, now)
+            except ApiError:
+                self._watch_newcomers(group, now)
+                raise
             if self._registry.groups.get(group.group_id) is not group:
                 self._registry.put(group)
             for change in part.changes:
@@ -360,16 +366,20 @@ class ConsumerGroups:
 
     def resume(self, group: ConsumerGroup, now: Now) -> None:
         """After a start everybody has a whole session, and the whole time to give up what it was told to."""
-        timing = self.timing(group)
         for member in group.members.values():
-            classic = member.profile.classic
-            self.begin_session(
-                group,
-                member,
-                timing.session_timeout_ms if classic is None else classic.session_timeout_ms,
-                now,
-            )
+            self.begin_session(group, member, self._session_timeout_ms(group, member), now)
             self._limit_revocation(group, member, now)
+
+    def _watch_newcomers(self, group: ConsumerGroup, now: Now) -> None:
+        """Who came with a part of what was to be appended, and was told that it did not, may never come again."""
+        if self._registry.groups.get(group.group_id) is group:
+            for member in group.members.values():
+                if not member.deadline_ms:
+                    self.begin_session(group, member, self._session_timeout_ms(group, member), now)
+
+    def _session_timeout_ms(self, group: ConsumerGroup, member: ConsumerMember) -> int:
+        classic = member.profile.classic
+        return self.timing(group).session_timeout_ms if classic is None else classic.session_timeout_ms
 
     def _succeed(self, classic: Group, group: ConsumerGroup, now: Now) -> None:
         """A classic group has become one of ours."""
@@ -399,7 +409,7 @@ class ConsumerGroups:
 
     def _limit_revocation(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         """A member of the classic protocol has time-outs of its own for this."""
-        if member.holding.state is MemberState.UNREVOKED and not member.is_classic:
+        if member.holding.must_give_up and not member.is_classic:
             self.limit(group, member, "rebalance_timer", "it has not given up its partitions in time", now)
 
     def limit(self, group: ConsumerGroup, member: ConsumerMember, timer: str, reason: str, now: Now) -> None:

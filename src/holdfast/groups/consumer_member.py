@@ -88,6 +88,11 @@ class Holding:
         return self.state is MemberState.STABLE and self.epoch == target_epoch
 
     @property
+    def must_give_up(self) -> bool:
+        """Whether it is waited for; one that is away has nothing any more, and its session is waited for."""
+        return self.state is MemberState.UNREVOKED and self.epoch != STATIC_LEAVE_EPOCH
+
+    @property
     def everything(self) -> Held:
         """What it holds, and what it has not given up."""
         if not self.revoking:

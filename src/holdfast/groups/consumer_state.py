@@ -24,7 +24,6 @@ from holdfast.groups.consumer_member import (
     STRANGER,
     Held,
     Holding,
-    MemberState,
     Profile,
 )
 from holdfast.groups.consumer_records import Change, stored_holding, stored_profile, stored_target
@@ -83,7 +82,8 @@ class ConsumerMember:
         self.profile = STRANGER
         self.holding = NEWCOMER
         self.deadline_ms = 0
-        """When it counts as gone (monotonic clock). A heartbeat moves this and nothing else."""
+        """When it counts as gone (monotonic clock), 0 before its first session. A heartbeat moves this and nothing
+        else."""
         self.session_timer: Scheduled | None = None
         self.session_timer_ms = 0
         """When that timer fires: at or before the deadline, looks at it, and is set again."""
@@ -290,7 +290,7 @@ class ConsumerState:
             self._own(member.member_id, holding.assigned)
             self._own(member.member_id, holding.revoking)
         member.holding = holding
-        if holding.state is not MemberState.UNREVOKED:
+        if not holding.must_give_up:
             member.cancel("rebalance_timer")
 
     def _own(self, member_id: str, held: Held) -> None:

@@ -17,7 +17,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 from uuid import UUID
 
-from holdfast.groups import regex
 from holdfast.groups.assignors import ASSIGNORS, NOTHING, Assignment, Subscriber
 from holdfast.groups.consumer_member import (
     NEWCOMER,
@@ -207,7 +206,7 @@ class Turn:
             if before is not None and not around.resolves_again:
                 resolutions[expression] = before
                 continue
-            topics = regex.matching(expression, around.topics.names())
+            topics = around.topics.matching(expression)
             if before is not None and before.topics == topics:
                 resolutions[expression] = before
                 continue

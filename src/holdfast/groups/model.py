@@ -66,6 +66,10 @@ class Topics(Protocol):
 
     def names(self) -> Iterable[str]: ...
 
+    def matching(self, expression: str) -> frozenset[str]:
+        """The names that a regular expression matches."""
+        ...
+
 
 class GroupSettings(Protocol):
     """Settings of the broker under their own names; `BrokerConfig` is one. They may change while running."""

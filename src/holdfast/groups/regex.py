@@ -6,7 +6,7 @@ it is used and not Python's own engine. An expression must match the whole name 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -14,11 +14,16 @@ import re2
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.groups.model import Topics
 
 MEMORY_BYTES_MAX: Final = 8 << 20
 """What one compiled expression may take: RE2's own default, under which larger ones are refused."""
 COMPILED_MAX: Final = 256
 """Expressions kept compiled: more than the groups of one broker have between them in practice."""
+MATCHED_MAX: Final = 64
+"""Expressions whose topics are kept; each may be for all topics there are."""
+CHANGED_MAX: Final = 1_000
+"""Topics that may change before an expression nobody asked for meanwhile is forgotten."""
 
 _OPTIONS: Final = re2.Options()
 _OPTIONS.log_errors = False
@@ -36,6 +41,42 @@ class Resolution(NamedTuple):
 
 
 NO_TOPICS: Final = Resolution(frozenset(), 0, 0)
+
+
+class _Matched(NamedTuple):
+    topics: frozenset[str]
+    changed: set[str]
+    """Topics that have been made or deleted since."""
+
+
+class Matches:
+    """The topics that expressions match, found once for all groups that subscribe alike.
+
+    When topics change, only their own names are matched again.
+    """
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._matched: dict[str, _Matched] = {}
+        """By expression; the one longest not asked for is the first."""
+
+    def changed(self, names: Collection[str]) -> None:
+        for expression, matched in list(self._matched.items()):
+            matched.changed.update(names)
+            if len(matched.changed) > CHANGED_MAX:
+                del self._matched[expression]
+
+    def of(self, expression: str) -> frozenset[str]:
+        matched = self._matched.pop(expression, None)
+        if matched is None:
+            if len(self._matched) >= MATCHED_MAX:
+                del self._matched[next(iter(self._matched))]
+            matched = _Matched(matching(expression, self._topics.names()), set())
+        elif matched.changed:
+            there = [name for name in matched.changed if self._topics.by_name(name) is not None]
+            matched = _Matched(matched.topics - matched.changed | matching(expression, there), set())
+        self._matched[expression] = matched
+        return matched.topics
 
 
 @lru_cache(maxsize=COMPILED_MAX)

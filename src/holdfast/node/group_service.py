@@ -12,6 +12,7 @@ from uuid import UUID
 
 from holdfast.groups.coordinator import GroupCoordinator
 from holdfast.groups.model import Surroundings, TopicFacts
+from holdfast.groups.regex import Matches
 from holdfast.metadata.image import Resource, ResourceType, TopicImage
 from holdfast.node.context import Answer, Fields, Later
 from holdfast.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
@@ -32,6 +33,7 @@ class ImageTopics:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._known: dict[str, _Known] = {}
+        self._matches = Matches(self)
 
     def by_name(self, name: str) -> TopicFacts | None:
         topic = self._node.image.topic(name)
@@ -44,10 +46,14 @@ class ImageTopics:
     def names(self) -> Iterable[str]:
         return [topic.name for topic in self._node.image.topics_by_id.values()]
 
-    def changed(self, names: Iterable[str]) -> None:
+    def matching(self, expression: str) -> frozenset[str]:
+        return self._matches.of(expression)
+
+    def changed(self, names: set[str]) -> None:
         """Topics were made, grown or deleted."""
         for name in names:
             self._known.pop(name, None)
+        self._matches.changed(names)
 
     def _facts(self, topic: TopicImage) -> TopicFacts:
         racks = {broker.broker_id: broker.rack for broker in self._node.image.brokers.values() if broker.rack}

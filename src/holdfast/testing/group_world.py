@@ -26,6 +26,7 @@ from holdfast.groups.consumer_group import ConsumerGroup
 from holdfast.groups.consumer_model import ConsumerHeartbeat, ConsumerReply
 from holdfast.groups.coordinator import GroupCoordinator
 from holdfast.groups.model import Surroundings, TopicFacts
+from holdfast.groups.regex import Matches
 from holdfast.seams import Now
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.fakes import SeededRandomness
@@ -112,7 +113,8 @@ class DictTopics:
 
     def __init__(self, changed: Callable[[set[str]], None]) -> None:
         self._by_name: dict[str, TopicFacts] = {}
-        self._changed = changed
+        self._tell = changed
+        self._matches = Matches(self)
         self._created = 0
 
     def by_name(self, name: str) -> TopicFacts | None:
@@ -123,6 +125,13 @@ class DictTopics:
 
     def names(self) -> Iterable[str]:
         return list(self._by_name)
+
+    def matching(self, expression: str) -> frozenset[str]:
+        return self._matches.of(expression)
+
+    def _changed(self, names: set[str]) -> None:
+        self._matches.changed(names)
+        self._tell(names)
 
     def create(self, name: str, partitions: int) -> UUID:
         self._created += 1
