@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from holdfast.pipeline.definition.model import (
     Window,
 )
 from holdfast.pipeline.digest import MASK, place_hash
+from holdfast.pipeline.engine import aside as writing
 from holdfast.pipeline.engine.aside import FANOUT, AsideFiles, forget_aside
 from holdfast.pipeline.engine.failures import Unbalanced
 from holdfast.pipeline.engine.faults import Faults
@@ -97,8 +100,6 @@ def test_every_row_that_left_is_recorded_once_with_its_step_and_matches_the_ledg
 def test_rows_noted_while_routes_are_counted_are_those_a_job_finds(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.pipeline.engine import aside as writing
-
     asked: list[int] = []
     honest = writing._collected
 
@@ -174,8 +175,6 @@ def test_what_an_attempt_left_that_nobody_has_goes_when_its_offsets_are_taken_ag
 def test_rows_that_change_when_asked_again_stop_the_batch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.pipeline.engine import aside as writing
-
     honest = writing._collected
     monkeypatch.setattr(writing, "_collected", lambda *given: honest(*given).slice(1))
     bench.change(steps=STEPS)
@@ -259,6 +258,64 @@ def test_many_files_become_one_and_every_batch_keeps_its_rows(tmp_path: Path) ->
         first = each.range.spans[PLACE].start
         assert table.column("offset").to_pylist() == list(range(first, first + 1 + first // 10 % 4))
         assert set(table.column("step").to_pylist()) == {f"step-{first % 3}"}
+
+
+def held_batches() -> int:
+    """How many batches of the record this process holds in memory."""
+    gc.collect()
+    return sum(type(each) is aside.AsideBatch for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("rows_max", [2, 10_000])
+def test_what_a_batch_costs_does_not_grow_with_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int
+) -> None:
+    """Files too large to be merged stay one by one, and are not held either."""
+    monkeypatch.setattr(writing, "FANOUT", 4)
+    monkeypatch.setattr(writing, "MERGED_ROWS_MAX", rows_max)
+    looked_at: list[int] = []
+    honest = writing._overlap
+
+    def counted(*given: Any) -> bool:
+        looked_at[-1] += 1
+        return honest(*given)
+
+    monkeypatch.setattr(writing, "_overlap", counted)
+    before, written = held_batches(), AsideFiles(str(tmp_path))
+    sizes = []
+    for number in range(100):
+        if number == 50:
+            written = AsideFiles(str(tmp_path))
+        looked_at.append(0)
+        written.write(batch(number), "f", rows(number * 10, 1 + number % 4), [standing(number * 10)])
+        written.merge([standing(number * 10 + 10)])
+        state = vars(written)
+        sizes.append(len(pickle.dumps({name: state[name] for name in state if name != "_disk"})))
+    assert held_batches() <= before
+    assert max(looked_at[:50] + looked_at[51:]) <= 1
+    assert max(sizes) < 16 * max(sizes[:4])
+    found = {each.name: table.column("offset").to_pylist() for each, table in aside.read_all(str(tmp_path))}
+    assert found == {
+        aside.batch_name(batch(number), "f"): list(range(number * 10, number * 10 + 1 + number % 4))
+        for number in range(100)
+    }
+
+
+def test_batches_that_settle_late_are_merged_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "FANOUT", 4)
+    for number in range(7):
+        AsideFiles(str(tmp_path)).write(batch(number), "f", rows(number * 10, 1), [standing(number * 10)])
+    written = AsideFiles(str(tmp_path))
+    written.write(batch(7), "f", rows(70, 1), [standing(20), standing(70)])
+    written.merge([standing(20), standing(80)])
+    assert len(os.listdir(written.path)) == 8
+    written.write(batch(2), "f", rows(20, 1), [standing(20), standing(80)])  # a sink behind takes it again
+    written.merge([standing(80), standing(80)])
+    (merged,) = (name for name in os.listdir(written.path) if name.startswith("merged-1-"))
+    assert aside.read_file(os.path.join(written.path, merged)).column("offset").to_pylist() == [0, 10, 20, 30]
+    assert len(aside.recorded(str(tmp_path))) == 8
 
 
 def test_batches_that_a_sink_has_not_are_not_merged(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -318,8 +318,10 @@ class AsideFiles:
     def __init__(self, home: str) -> None:
         self.path = aside_path(home)
         self._disk = RealFileSystem()
-        self._known: dict[str, _File] | None = None
-        """By path; nothing before the first look."""
+        self._unsettled: dict[str, _File] | None = None
+        """By path, what some sink may not have; nothing before the first look."""
+        self._settled: dict[int, list[str]] = {}
+        """By tier, in their order: what waits to be merged. Nobody asks any more which offsets are in it."""
 
     def write(
         self, batch: BatchRange, fingerprint: str, table: pa.Table | None, ledgers: Iterable[Entry]
@@ -339,44 +341,52 @@ class AsideFiles:
             if (file.path != own or table is None)
             and (file.path == own or (_overlap(file, batch) and not _any_has(file, entries)))
         ]
-        self._remove(stale)
+        self._remove([file.path for file in stale])
+        for file in stale:
+            del self._files()[file.path]
 
     def merge(self, ledgers: Iterable[Entry]) -> None:
         """Make one file of many, where every sink has what they hold."""
-        if self._known is None:
-            return
-        entries = list(ledgers)
-        by_tier: dict[int, list[_File]] = {}
-        for file in self._known.values():
-            if file.rows <= MERGED_ROWS_MAX:
-                by_tier.setdefault(file.tier, []).append(file)
-        for tier, files in sorted(by_tier.items()):
-            if len(files) >= FANOUT:
-                settled = [file for file in files if _all_have(file, entries)]
-                if len(settled) >= FANOUT:
-                    self._merge(tier + 1, sorted(settled, key=_order)[:FANOUT])
+        self._settle(list(ledgers))
+        for tier, paths in sorted(self._settled.items()):
+            if len(paths) >= FANOUT:
+                self._merge(tier, paths[:FANOUT])
 
-    def _merge(self, tier: int, files: Sequence[_File]) -> None:
+    def _settle(self, entries: Sequence[Entry]) -> None:
+        """Let go of what is known about files that every sink has: no batch takes their offsets again."""
+        if not self._unsettled or not entries:
+            return
+        settled = [file for file in self._unsettled.values() if _all_have(file, entries)]
+        for file in sorted(settled, key=_order):
+            del self._unsettled[file.path]
+            self._wait(file.path, file.tier, file.rows)
+
+    def _wait(self, path: str, tier: int, rows: int) -> None:
+        if rows <= MERGED_ROWS_MAX:
+            self._settled.setdefault(tier, []).append(path)
+
+    def _merge(self, tier: int, paths: Sequence[str]) -> None:
         import pyarrow as pa
 
         batches: list[AsideBatch] = []
         slices: list[pa.Table] = []
-        for file in files:
-            table = read_file(file.path)
-            for batch in file.batches:
+        for path in paths:
+            table = read_file(path)
+            for batch in batches_in(path):
                 slices.append(table.slice(batch.first_row, batch.rows))
                 batches.append(batch)
         merged = pa.concat_tables(slices).unify_dictionaries()
         digest = batch_name(BatchRange({}), to_text({"batches": sorted(batch.name for batch in batches)}))
-        path = os.path.join(self.path, f"merged-{tier}-{digest}{SUFFIX}")
+        path = os.path.join(self.path, f"merged-{tier + 1}-{digest}{SUFFIX}")
         write_atomically(self._disk, path, _encoded(merged, batches))
-        self._remove(files)
-        self._files()[path] = _File(path, tier, tuple(_placed(batches, path)))
+        self._settled[tier] = self._settled[tier][len(paths) :]
+        self._wait(path, tier + 1, merged.num_rows)
+        self._remove(paths)
 
     def _files(self) -> dict[str, _File]:
-        if self._known is None:
-            self._known = self._look()
-        return self._known
+        if self._unsettled is None:
+            self._unsettled = self._look()
+        return self._unsettled
 
     def _look(self) -> dict[str, _File]:
         try:
@@ -404,13 +414,12 @@ class AsideFiles:
             del found[file.path]
         return found
 
-    def _remove(self, files: Sequence[_File]) -> None:
-        if not files:
+    def _remove(self, paths: Sequence[str]) -> None:
+        if not paths:
             return
-        for file in files:
+        for path in paths:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(file.path)
-            self._files().pop(file.path, None)
+                os.unlink(path)
         self._disk.flush_directory(self.path)
 
     def _create(self) -> None:
@@ -425,13 +434,6 @@ def forget_aside(home: str) -> None:
 
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(aside_path(home))
-
-
-def _placed(batches: Sequence[AsideBatch], path: str) -> Iterable[AsideBatch]:
-    first = 0
-    for batch in batches:
-        yield replace(batch, path=path, first_row=first)
-        first += batch.rows
 
 
 def _order(file: _File) -> list[tuple[Any, ...]]:
