@@ -195,14 +195,18 @@ class KafkaSinkWriter:
         return None if record is None else record.entry
 
     def forget(self) -> None:
+        """Every transactional id is held by now, so nobody writes to the ledger behind the first writer's back."""
         assert self._ledger is not None
         was_writing = self._is_writing
         if not self._writers:
             if self._ledger.partitions(self.ledger_topic) == 0:
                 return
             self._take_over()
-        for number, writer in enumerate(self._writers):
-            writer.forget(self.ledger_topic, number)
+        try:
+            self._writers[0].forget(self.ledger_topic, len(self._writers))
+        except BaseException:
+            self.close()
+            raise
         self._standing = Standing()
         if not was_writing:
             self.close()

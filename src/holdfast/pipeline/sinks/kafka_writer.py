@@ -103,10 +103,19 @@ class Writer:
         self._commit()
         return count
 
-    def forget(self, ledger_topic: str, partition: int) -> None:
-        """A ledger that says nothing."""
-        self._producer.begin_transaction()
-        self._send(ledger_topic, (str(partition).encode(), None, None, partition))
+    def forget(self, ledger_topic: str, partitions: int) -> None:
+        """A ledger that says nothing, of all writers in one transaction: half of it would be a batch half done."""
+        self._refused = None
+        try:
+            self._producer.begin_transaction()
+            for partition in range(partitions):
+                self._send(ledger_topic, (str(partition).encode(), None, None, partition))
+        except KafkaException as error:
+            self._abort()
+            raise self._explained(error, "could not forget the ledger") from error
+        except BaseException:
+            self._abort()
+            raise
         self._commit()
 
     def close(self) -> None:
