@@ -329,9 +329,13 @@ class Loop:
         until: dict[Place, int] | None = None
         attempts = 0
         is_first = True
+        are_stale = False
         while not self.stop.is_asked:
             began = time.monotonic()
             try:
+                if are_stale:
+                    self.workshop.read_ledgers()
+                    are_stale = False
                 logs = source.look(self.workshop.ledgers)
                 if self.bounds is not None:
                     logs = self.bounds.within(logs)
@@ -354,6 +358,7 @@ class Loop:
                     raise
                 self._back_off(error, attempts)
                 attempts += 1
+                are_stale = True  # what was committed is not known; the sink may still be away
                 continue
             if has_run and (interval_ms is None or self._lag(logs)):
                 continue
@@ -430,7 +435,6 @@ class Loop:
         self._log({"event": "retry", "reason": reason, "in_ms": wait_ms})
         self._tell(Retrying(reason, wait_ms))
         self.stop.wait(wait_ms)
-        self.workshop.read_ledgers()
 
     # -------------------------------------------------------------------- small things
 
