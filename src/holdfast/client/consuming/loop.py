@@ -115,6 +115,8 @@ class Loop:
         """Taken over during the read that is going on."""
         self._at_beginning: set[PartitionKey] = set()
         """Begun at the beginning of the log, which may move until the first message has come."""
+        self._has_decided = False
+        """Whether there is a start that is not stored: a crash before it is would have it decided on again."""
         self._bytes = 0
         self._error: BaseException | None = None
         self.handled = 0
@@ -133,7 +135,8 @@ class Loop:
                 self._give_due()
                 self._make_room()
                 self._resume()
-                if (now := time.monotonic()) >= commit_due:
+                if (now := time.monotonic()) >= commit_due or self._has_decided:
+                    self._has_decided = False
                     self._positions.commit_soon(self._trackers.values())
                     self._remember(self._trackers.values())
                     commit_due = now + self._limits.commit_seconds
@@ -406,6 +409,7 @@ class Loop:
     def _begin(self, key: PartitionKey, start: Start) -> None:
         position = start.position
         self._trackers[key] = PartitionTracker(*key, position, is_stored=start.is_stored)
+        self._has_decided |= position >= 0 and not start.is_stored
         if position < 0:
             self._at_beginning.add(key)
         else:
