@@ -81,6 +81,7 @@ async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    server.node.on_fatal = stop.set
     started = time.monotonic()
     await server.start()
     where = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
@@ -94,7 +95,6 @@ async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None
     gc.set_threshold(GC_THRESHOLD)
     if on_ready is not None:
         on_ready(server)
-    server.node.on_fatal = stop.set
     await stop.wait()
     say("stopping")
     await server.stop()
