@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 from holdfast.seams import Buffer, File, FileSystem, FlushTarget, Lock, OpenMode
 
-FaultyOperation: TypeAlias = Literal["write", "flush", "read", "rename"]
+FaultyOperation: TypeAlias = Literal["write", "flush", "read", "rename", "lock"]
 
 
 class FaultyFiles:
@@ -74,6 +74,7 @@ class FaultyFiles:
         return self._real.free_bytes(path)
 
     def lock(self, path: str) -> Lock:
+        self.check("lock", path)
         return self._real.lock(path)
 
 

@@ -14,7 +14,6 @@ is none, and delivers what the others hold. A spool that is empty and not in use
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from holdfast.atomic import parent_of, read_whole, write_atomically
@@ -29,6 +28,7 @@ DELIVERY_FILE: Final = "delivery"
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
 GONE_SUFFIX: Final = ".gone"
+NOT_ALLOWED: Final = frozenset((errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 class OwnedSpool(NamedTuple):
@@ -91,17 +91,15 @@ class SpoolHome:
             # Removed between opening the lock file and locking it: what we hold has no name any more.
             lock.release()
             return None
+        try:
+            # Whoever made it may have died before its name was durable.
+            self._fs.flush_directory(self.path)
+        except BaseException:
+            lock.release()
+            raise
         return OwnedSpool(spool_id, directory, lock)
 
-    def take_abandoned(self) -> Iterator[OwnedSpool]:
-        """Every spool whose owner is dead."""
-        self._sweep()
-        for spool_id in self.ids():
-            owned = self.take(spool_id)
-            if owned is not None:
-                yield owned
-
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Finish what a process that died while it removed a spool has left."""
         if self._fs.exists(self.path):
             for name in self._fs.list(self.path):
@@ -113,21 +111,35 @@ class SpoolHome:
                         continue
 
     def make(self) -> None:
-        """The home itself, durable as a name when it is new."""
+        """The home itself and what is missing above it, each durable in its parent before the next is made."""
         try:
-            is_new = not self._fs.exists(self.path)
-            self._fs.make_directory(self.path)
+            missing = []
+            path = self.path.rstrip("/") or "/"
+            while not self._fs.exists(path):
+                missing.append(path)
+                path = parent_of(path)
+            self._flush_name(path)
+            for path in reversed(missing):
+                self._fs.make_directory(path)
+                self._fs.flush_directory(parent_of(path))
             if not self._fs.is_directory(self.path):
                 raise UsageError(f"{self.path} is not a directory; a spool needs one of its own")
-            if is_new:
-                self._fs.flush_directory(parent_of(self.path))
-        except FileExistsError as error:
+        except (FileExistsError, NotADirectoryError) as error:
             raise UsageError(f"{self.path} is not a directory; a spool needs one of its own") from error
         except OSError as error:
             raise self._explained(error) from error
 
+    def _flush_name(self, path: str) -> None:
+        """Whoever made a directory may have died before its name was durable."""
+        try:
+            self._fs.flush_directory(parent_of(path))
+        except OSError as error:
+            # Whoever may not open what is above it has not made it.
+            if error.errno not in NOT_ALLOWED:
+                raise
+
     def _explained(self, error: OSError) -> Exception:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno in NOT_ALLOWED:
             return UsageError(f"{self.path} cannot be written: {error.strerror}")
         return error
 
@@ -141,19 +153,20 @@ class SpoolHome:
                 spool_id = self._randomness.uuid_bytes().hex()[:ID_DIGITS]
                 self._fs.make_directory(self.directory(spool_id))
                 owned = self.take(spool_id)
-            self._fs.flush_directory(self.path)
         except OSError as error:
             raise self._explained(error) from error
         return owned
 
     def remove(self, owned: OwnedSpool) -> None:
-        """Take an empty spool away and let go of it. Its id is never used again."""
-        # Out of sight in one step: whoever looks for a spool finds it whole or not at all.
-        gone = owned.directory + GONE_SUFFIX
-        self._fs.rename(owned.directory, gone)
-        self._fs.remove_tree(gone)
-        self._fs.flush_directory(self.path)
-        owned.lock.release()
+        """Take an empty spool away and let go of it, also when it cannot be removed. Its id is never used again."""
+        try:
+            # Out of sight in one step: whoever looks for a spool finds it whole or not at all.
+            gone = owned.directory + GONE_SUFFIX
+            self._fs.rename(owned.directory, gone)
+            self._fs.remove_tree(gone)
+            self._fs.flush_directory(self.path)
+        finally:
+            owned.lock.release()
 
 
 def is_spool_id(name: str) -> bool:

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
+
+from confluent_kafka import KafkaException
 
 from holdfast.client.delivery import SendMethod, Waiting
 from holdfast.client.errors import DeliveryStopped, LeftBehind, Undelivered
@@ -44,6 +47,8 @@ REFRESH_SECONDS: Final = 300.0
 ADOPT_SECONDS: Final = 10.0
 ADOPTED_MAX: Final = 4
 """How many spools of the dead are delivered at a time; each needs a producer of its own."""
+LEFT_SECONDS: Final = 300.0
+"""How long a spool of the dead is left alone that could not be opened or delivered."""
 ANSWER_SECONDS: Final = 1.0
 """How long a broker may take to answer: closing waits for whoever asks."""
 MISSING_SECONDS: Final = 30.0
@@ -164,6 +169,16 @@ def remove_or_release(fs: FileSystem, home: SpoolHome, owned: OwnedSpool) -> Non
         home.remove(owned)
 
 
+@contextmanager
+def _released_on_failure(owned: OwnedSpool) -> Iterator[OwnedSpool]:
+    """A spool that nothing came of is not kept from others."""
+    try:
+        yield owned
+    except BaseException:
+        owned.lock.release()
+        raise
+
+
 def ask_about_unknown(spool: OpenSpool, missing: dict[str, float], is_over: Callable[[], bool]) -> None:
     """Ask brokers about topics whose messages are undecided; `missing` keeps since when there has been no such."""
     for topic in spool.mover.asked():
@@ -215,12 +230,12 @@ class SpooledSender:
         self._waiting = Waiting()
         self._is_closed = False
         self._closing = threading.Event()
+        self._left_behind: dict[str, float] = {}
+        """Spools that could not be opened or delivered, and when they are looked at again."""
         self._own = self._open_own()
         self.send = self._own.writer.send
         self._own.deliverer.attend(self._waiting)
         self._adopted: list[OpenSpool] = []
-        self._left_behind: set[str] = set()
-        """Spools that cannot be opened: somebody has to look at them."""
         self._missing: dict[str, float] = {}
         """Since when brokers have said that there is no such topic."""
         try:
@@ -231,29 +246,35 @@ class SpooledSender:
         self._housekeeper.start()
 
     def _open_own(self) -> OpenSpool:
-        """The first spool of a dead owner that can be opened, or a new one."""
-        for owned in self._home.take_abandoned():
-            spool = self._open(self._tools, owned, self._waiting, self._max_bytes)
+        """The first spool of a dead owner that can be opened and gone on with in our manner, or a new one."""
+        self._home.sweep()
+        for spool_id in self._home.ids():
+            try:
+                spool = self._take_over(spool_id)
+            except (DamagedSpool, OSError) as error:
+                self._leave(spool_id, error)
+                continue
             if spool is not None:
                 return spool
-        owned = self._home.create()
-        try:
+        with _released_on_failure(self._home.create()) as owned:
             return OpenSpool(self._tools, owned, self._waiting, self._max_bytes)
-        except BaseException:
-            owned.lock.release()
-            raise
 
-    def _open(self, tools: Tools, owned: OwnedSpool, waiting: Waiting, max_bytes: int) -> OpenSpool | None:
-        try:
-            return OpenSpool(tools, owned, waiting, max_bytes)
-        except DamagedSpool as damaged:
-            # Whoever sends now must not suffer for it, and what it holds must not be forgotten.
-            owned.lock.release()
-            self._say(f"spool {owned.id} is left alone: {damaged}")
+    def _take_over(self, spool_id: str) -> OpenSpool | None:
+        """The spool as our own; None when it has an owner, or holds something that is delivered in another manner."""
+        owned = self._home.take(spool_id)
+        if owned is None:
             return None
-        except BaseException:
-            owned.lock.release()
-            raise
+        with _released_on_failure(owned):
+            is_ours = read_manner(self._fs, owned.directory) == self._tools.manner
+            if is_ours or is_delivered(self._fs, owned.directory):
+                return OpenSpool(self._tools, owned, self._waiting, self._max_bytes)
+        owned.lock.release()
+        return None
+
+    def _leave(self, spool_id: str, problem: Exception) -> None:
+        """Whoever sends now must not suffer for it, and what it holds must not be forgotten."""
+        self._left_behind[spool_id] = time.monotonic() + LEFT_SECONDS
+        self._say(f"spool {spool_id} is left alone for now: {problem}")
 
     @property
     def id(self) -> str:
@@ -271,12 +292,12 @@ class SpooledSender:
                     ask_about_unknown(spool, self._missing, self._closing.is_set)
                 if now >= adopt_due:
                     adopt_due = now + ADOPT_SECONDS
-                    self._let_go_of_finished()
+                    self._let_go_of_ended()
                     self._adopt()
                 if now >= refresh_due:
                     refresh_due = now + REFRESH_SECONDS
                     self._refresh()
-            except (HoldfastError, OSError) as error:
+            except (HoldfastError, OSError, KafkaException) as error:
                 self._say(f"{self._home.path}: {error}")
 
     def _refresh(self) -> None:
@@ -294,31 +315,45 @@ class SpooledSender:
         for spool_id in self._home.ids():
             if len(self._adopted) >= ADOPTED_MAX:
                 return
-            owned = self._home.take(spool_id) if spool_id not in self._left_behind else None
-            if owned is None:
+            if time.monotonic() < self._left_behind.get(spool_id, 0.0):
                 continue
+            try:
+                self._adopt_one(spool_id)
+            except (HoldfastError, OSError, KafkaException) as error:
+                self._leave(spool_id, error)
+
+    def _adopt_one(self, spool_id: str) -> None:
+        owned = self._home.take(spool_id)
+        if owned is None:
+            return
+        with _released_on_failure(owned):
             if is_delivered(self._fs, owned.directory):
                 remove_or_release(self._fs, self._home, owned)
-                continue
+                return
             # What its owner began goes on in its owner's way.
             tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
-            spool = self._open(tools, owned, Waiting(), SEGMENT_BYTES)
-            if spool is None:
-                self._left_behind.add(owned.id)
-            else:
-                self._say(f"spool {owned.id}: its owner is gone; delivering what it left")
-                self._adopted.append(spool)
+            self._adopted.append(OpenSpool(tools, owned, Waiting(), SEGMENT_BYTES))
+        self._say(f"spool {owned.id}: its owner is gone; delivering what it left")
 
-    def _let_go_of_finished(self) -> None:
-        for spool in [each for each in self._adopted if each.is_finished]:
+    def _let_go_of_ended(self) -> None:
+        """Of what is delivered for good, and of what will not be delivered here: others may fare better with it."""
+        for spool in list(self._adopted):
+            failure = spool.deliverer.failure
+            if failure is not None:
+                self._leave(spool.owned.id, failure)
+            elif not spool.is_finished:
+                continue
             self._adopted.remove(spool)
             self._end_adopted(spool)
 
     def _end_adopted(self, spool: OpenSpool) -> None:
-        spool.close()
-        if spool.is_finished:
-            remove_or_release(self._fs, self._home, spool.owned)
-        else:
+        try:
+            spool.close()
+            if spool.is_finished:
+                remove_or_release(self._fs, self._home, spool.owned)
+        except OSError as error:
+            self._leave(spool.owned.id, error)
+        finally:
             spool.owned.lock.release()
 
     # Ending
