@@ -286,6 +286,12 @@ def check_topic(topic: str) -> None:
         raise ValueError(f"a topic name of {len(topic.encode())} bytes")
 
 
+def check_bytes(what: str, value: bytes | None) -> None:
+    """Refuse what a serializer made that is not bytes: it has a length, and no frame can hold it."""
+    if value is not None and not isinstance(value, bytes):
+        raise TypeError(f"its {what} is of type {type(value).__name__}, and not bytes")
+
+
 def check_headers(headers: Headers) -> int:
     """Refuse headers that no frame can hold; returns about how many bytes they take."""
     if len(headers) > HEADERS_MAX:
@@ -293,6 +299,7 @@ def check_headers(headers: Headers) -> int:
     size = 0
     for name, value in headers:
         length = len(name.encode())
+        check_bytes(f"header {name}", value)
         if length > TOPIC_BYTES_MAX:
             raise ValueError(f"a header's name of {length} bytes")
         size += length + len(value or b"") + _HEADER.size + _LENGTH.size

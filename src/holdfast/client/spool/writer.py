@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from operator import index
 from typing import Any, Final
 
 from holdfast.client.delivery import Delivery, Failures, SendMethod, Waiting
@@ -31,6 +32,7 @@ from holdfast.client.spool.format import (
     MESSAGE_BYTES_MAX,
     MESSAGE_OVERHEAD_BYTES,
     Headers,
+    check_bytes,
     check_headers,
     check_topic,
 )
@@ -112,8 +114,16 @@ class SpoolWriter:
             size += len(value)
         if key is not None:
             size += len(key)
-        if topic not in self._topics or headers or partition is not None or size > MESSAGE_BYTES_MAX:
-            size = self._check(topic, partition, headers, size)
+        if (
+            topic not in self._topics
+            or headers
+            or partition is not None
+            or timestamp_ms != -1
+            or (value.__class__ is not bytes and value is not None)
+            or (key.__class__ is not bytes and key is not None)
+            or size > MESSAGE_BYTES_MAX
+        ):
+            size = self._check(topic, partition, key, value, headers, timestamp_ms, size)
         delivery = SpooledDelivery(self._waiting, topic, partition, key, value, headers, timestamp_ms)
         handed_bytes = self._handed_bytes + size
         if handed_bytes > self._handed_max:
@@ -151,6 +161,7 @@ class SpoolWriter:
                 or (key is not None and key.__class__ is not bytes)
                 or headers
                 or partition is not None
+                or timestamp_ms != -1
                 or topic not in topics
             ):
                 return otherwise(
@@ -161,7 +172,7 @@ class SpoolWriter:
             delivery.key = key
             delivery.value = value
             delivery.headers = ()
-            delivery.timestamp_ms = timestamp_ms
+            delivery.timestamp_ms = -1
             delivery.partition = delivery.group = delivery.error = delivery._place = delivery._hooks = None
             size = OVERHEAD_BYTES + len(value)
             if key is not None:
@@ -181,19 +192,34 @@ class SpoolWriter:
 
         return send
 
-    def _check(self, topic: str, partition: int | None, headers: Headers, size: int) -> int:
+    def _check(
+        self,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        timestamp_ms: int,
+        size: int,
+    ) -> int:
         """Refuse what no frame can hold, before anything of it is written; returns about how much it takes."""
         if self._is_closing:
             raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
         try:
             check_topic(topic)
-            if partition is not None and not 0 <= partition < 2**31:
+            if partition is not None and not 0 <= index(partition) < 2**31:
                 raise ValueError(f"partition {partition}")
+            if index(timestamp_ms) >= 2**63:
+                raise ValueError(f"timestamp_ms {timestamp_ms}")
+            check_bytes("key", key)
+            check_bytes("value", value)
             size += check_headers(headers)
             if size > MESSAGE_BYTES_MAX:
                 raise ValueError(f"{size} bytes")
         except ValueError as error:
             raise UsageError(f"no Kafka message can have {error}") from error
+        except TypeError as error:
+            raise UsageError(f"a message for {topic}: {error}") from error
         self._topics.add(topic)
         return size
 
@@ -410,8 +436,10 @@ class SpoolWriter:
             self._failure = f"nothing more is stored: {error!r}"
             self._is_closing = self._is_over = self._is_wanted = True
             writing, self._writing = self._writing, None
-            handed = list(self._handed)
-            self._handed.clear()
+            # One by one: whoever hands something over behind the last of them sees that it is over.
+            handed: list[SpooledDelivery] = []
+            while self._handed:
+                handed.append(self._handed.popleft())
             self._measure()
             self._room.notify_all()
         if writing is not None and not writing.is_stored:
