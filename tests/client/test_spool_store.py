@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.client.spool import format as frames
 from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, Headers, Message, Moved
 from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
-from holdfast.testing.disk import Fault, SimulatedDisk
+from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
 
 HOME = "/spool"
 OF_AN_EARLIER_VERSION = (
@@ -311,3 +311,23 @@ def test_power_failure_keeps_what_was_stored(groups: list[list[bytes]], unflushe
     store._file(tail).pwritev([unflushed], tail.size)
     disk.crash()
     assert values(SpoolStore(disk, HOME, segment_bytes=250)) == sent
+
+
+def test_power_lost_while_a_segment_is_begun_takes_no_stored_message_along() -> None:
+    """Whatever pages of the counters and of the first group behind them the disk has kept."""
+    wide = [Draft(b"%d" % partition, partition=partition) for partition in range(400)]
+    tried = 0
+    for operations in range(1, 12):
+        for seed in range(12):
+            disk = SimulatedDisk(seed=seed)
+            disk.prepare(HOME)
+            store = SpoolStore(disk, HOME, segment_bytes=1)
+            store.write(wide)
+            disk.lose_power_after(operations)
+            try:
+                store.write([Draft(b"x" * 9000)])
+            except PowerLost:
+                tried += 1
+            disk.crash()
+            assert values(SpoolStore(disk, HOME, segment_bytes=1))[:400] == [draft.value for draft in wide]
+    assert tried, "the power was lost in the middle"

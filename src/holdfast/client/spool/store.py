@@ -127,14 +127,21 @@ class SpoolStore:
             raise SpoolFailed(self._failure)
         rolls = self._must_roll()
         start = position = self.end
-        buffers: list[bytes] = []
-        if rolls:
-            buffers.append(frames.encode_counters(self.counters))
-            position += len(buffers[0])
+        counters = frames.encode_counters(self.counters) if rolls else b""
+        position += len(counters)
         head, body, following = frames.encode_group(messages, position, self._next_sequence, moved)
-        buffers += (head, body)
-        segment = self._new_segment(start) if rolls else self._segments[-1]
-        self._put(segment, buffers, is_new=rolls)
+        if rolls:
+            segment = self._new_segment(start)
+            # Durable before the group is written: a group behind counters that cannot be read is damage, and must not
+            # be what a loss of power leaves of a group that was never stored.
+            self._put(segment, (counters,), is_new=True)
+        else:
+            segment = self._segments[-1]
+        self._put(segment, (head, body), is_new=rolls)
+        if rolls:
+            with self._lock:
+                self._segments.append(segment)
+            self._roll_wanted = False
         self.counters.update(following)
         return Written(start, position, position + len(head) + len(body), following)
 
@@ -163,7 +170,7 @@ class SpoolStore:
             raise refused from error
         try:
             file.flush()
-            if is_new:
+            if not segment.size:
                 self._fs.flush_directory(self.directory)
         except OSError as error:
             # Whatever this leaves behind, it must not look stored to whoever opens the spool next.
@@ -172,10 +179,6 @@ class SpoolStore:
             raise SpoolFailed(self._failure) from error
         with self._lock:
             segment.size += sum(map(len, buffers))
-            if is_new:
-                self._segments.append(segment)
-        if is_new:
-            self._roll_wanted = False
 
     def _take_back(self, segment: _Segment, is_new: bool) -> None:
         """Leave no trace of what was refused."""
