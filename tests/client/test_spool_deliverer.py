@@ -267,7 +267,7 @@ def test_batches_too_large_for_a_topic_are_made_smaller(
     assert spool.refused() == []
 
 
-@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART])
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION])
 def test_messages_for_a_topic_that_takes_none_are_set_aside_and_others_go_on(
     code: int, open_spool: Callable[..., Spool], cluster: FakeCluster
 ) -> None:

@@ -12,8 +12,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -39,6 +39,30 @@ BROKEN_SECONDS: Final = 1.0
 """Between the end of a broken producer and the making of the next."""
 PURGE_SECONDS: Final = 5.0
 """How long a broken producer may take to report on what it had under way."""
+MISSING_SECONDS: Final = 30.0
+"""How long brokers must say that there is no such topic before its messages are refused: news travel slowly, and a
+topic may be deleted to be made anew."""
+ASK_SECONDS: Final = 1.0
+"""Between two questions about a topic that was there and is not."""
+ANSWER_SECONDS: Final = 1.0
+"""How long a broker may take to answer: closing waits for whoever asks."""
+
+NO_TOPIC_CODES: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
+_REFUSING_CODES: Final = frozenset((KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+
+class Answer(NamedTuple):
+    """What brokers say of a topic."""
+
+    partitions: int | None
+    """How many partitions it has; 0 when there is no such topic, None when nobody can say."""
+    refusal: KafkaError | None = None
+    """Why it will not take any message."""
+    is_heard: bool = True
+    """Whether a broker answered at all."""
+
+
+_UNHEARD: Final = Answer(None, is_heard=False)
 
 
 class Deliverer(ABC):
@@ -74,6 +98,9 @@ class Deliverer(ABC):
         self._to_set_aside: list[tuple[SpooledDelivery, Refused]] = []
         """Refused for good; the disk had no room for them yet."""
         self._aside_due = 0.0
+        self._missing: dict[str, float] = {}
+        """Topics that were there, and since when brokers have said that they are not."""
+        self._ask_due = 0.0
         self._serving = threading.Lock()
         """Held by whoever hears reports or settles messages."""
         self._refused = Failures()
@@ -180,17 +207,20 @@ class Deliverer(ABC):
             raise self.failure
         return False
 
-    def partitions_of(self, topic: str, timeout: float) -> int | None:
-        """How many partitions the broker says a topic has; None when it cannot be asked, 0 when it has no such."""
+    def ask(self, topic: str, timeout: float) -> Answer:
+        """Ask a broker about a topic, which may be made by the question."""
         try:
             found = self._metadata(topic, timeout)
         except KafkaException:
-            return None
+            return _UNHEARD
         if found is None:
-            return None
+            return _UNHEARD
         if found.error is None:
-            return len(found.partitions) or None
-        return 0 if found.error.code() in _NO_TOPIC else None
+            return Answer(len(found.partitions) or None)
+        code = found.error.code()
+        if code in NO_TOPIC_CODES:
+            return Answer(0)
+        return Answer(None, found.error if code in _REFUSING_CODES else None)
 
     @abstractmethod
     def _metadata(self, topic: str, timeout: float) -> Any:
@@ -239,6 +269,41 @@ class Deliverer(ABC):
         if self._window.advance(self._store.counters):
             self._waiting.wake()
         self._window.forget()
+
+    # Topics that are gone
+
+    def _note_missing(self, topic: str) -> None:
+        self._missing.setdefault(topic, time.monotonic())
+
+    def _gone_topics(self) -> list[str]:
+        """Topics that brokers have said for long enough not to exist, while messages wait for them."""
+        now = time.monotonic()
+        if not self._missing or now < self._ask_due:
+            return []
+        self._ask_due = now + ASK_SECONDS
+        gone = []
+        held = {item.topic for item in self._to_send_again()}
+        for topic, since in list(self._missing.items()):
+            answer = self.ask(topic, ANSWER_SECONDS) if topic in held else None
+            if answer is not None and not answer.is_heard:
+                self._missing.clear()
+                return []
+            if answer is None or answer.partitions != 0:
+                del self._missing[topic]
+            elif now - since >= MISSING_SECONDS:
+                gone.append(topic)
+        return gone
+
+    def _give_up(self, topics: Collection[str]) -> None:
+        """Set aside what waits for these topics. Nothing of it may be under way."""
+        refused = [
+            (item, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no broker knows a topic {item.topic}"))
+            for item in self._to_send_again()
+            if item.topic in topics
+        ]
+        with self._serving:
+            self._refuse(refused)
+            self._window.advance(self._store.counters)
 
     # Set aside
 
@@ -322,6 +387,3 @@ def _final_failure(refused: Refused) -> DeliveryFailed:
         topic=message.topic,
         partition=message.partition if message.partition >= 0 else None,
     )
-
-
-_NO_TOPIC: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))

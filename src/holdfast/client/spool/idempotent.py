@@ -23,7 +23,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -31,7 +31,13 @@ from confluent_kafka import KafkaError, KafkaException
 from holdfast.client.delivery import Waiting
 from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, evenly, is_fatal
 from holdfast.client.settings import Settings
-from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, PURGE_SECONDS, Deliverer
+from holdfast.client.spool.deliverer import (
+    BROKEN_SECONDS,
+    ID_HEADER,
+    NO_TOPIC_CODES,
+    PURGE_SECONDS,
+    Deliverer,
+)
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
 
 WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
@@ -97,6 +103,8 @@ class IdempotentDeliverer(Deliverer):
         """Refused together with others: nobody knows yet which of them was meant."""
         self._marks = _Marks(self._id)
         self._batch_bytes = int(self._settings.get("batch.size", BATCH_BYTES))
+        self._asking: Any = None
+        """The last producer that was made: one that is broken still answers questions about topics."""
         self._producer: Any = self._make_producer()
 
     def _make_producer(self, *, is_gapless: bool = True) -> Any:
@@ -105,7 +113,8 @@ class IdempotentDeliverer(Deliverer):
             settings["enable.gapless.guarantee"] = is_gapless
         if self._batch_bytes != BATCH_BYTES:
             settings["batch.size"] = self._batch_bytes
-        return self._make(settings)
+        producer = self._asking = self._make(settings)
+        return producer
 
     # From other threads
 
@@ -134,8 +143,8 @@ class IdempotentDeliverer(Deliverer):
             self._serve(seconds)
 
     def _metadata(self, topic: str, timeout: float) -> Any:
-        producer = self._producer
-        return None if producer is None else producer.list_topics(topic, timeout=timeout).topics.get(topic)
+        asking = self._asking
+        return None if asking is None else asking.list_topics(topic, timeout=timeout).topics.get(topic)
 
     # The thread
 
@@ -144,8 +153,9 @@ class IdempotentDeliverer(Deliverer):
             self._save_when_due()
             if self._failures or self._refused_at_once:
                 self._look_at_failures()
-            if self._broken is not None or self._suspects:
-                self._begin_again()
+            gone = self._gone_topics()
+            if self._broken is not None or self._suspects or gone:
+                self._begin_again(gone)
             elif self._is_application_busy():
                 self._stand_aside()
             elif self._send_some(OWN_MESSAGES, from_disk=True):
@@ -184,6 +194,7 @@ class IdempotentDeliverer(Deliverer):
     def _release(self) -> None:
         with self._sending, self._serving:
             producer, self._producer = self._producer, None
+            self._asking = None
             if producer is not None:
                 self._empty(producer, 0.0)
 
@@ -303,7 +314,9 @@ class IdempotentDeliverer(Deliverer):
             refused: list[tuple[SpooledDelivery, KafkaError]] = []
             while self._refused_at_once:
                 item, error = self._refused_at_once.popleft()
-                if error.code() in FINAL_CODES and not is_fatal(error):
+                if error.code() in NO_TOPIC_CODES:
+                    self._miss(item, error)
+                elif error.code() in FINAL_CODES and not is_fatal(error):
                     refused.append((item, error))
                 else:
                     self._broken = self._broken or error.str()
@@ -311,7 +324,9 @@ class IdempotentDeliverer(Deliverer):
                 item, error = self._failures.popleft()
                 if item.is_settled:
                     continue
-                if error.code() in REFUSED_CODES:
+                if error.code() in NO_TOPIC_CODES:
+                    self._miss(item, error)
+                elif error.code() in REFUSED_CODES:
                     refused.append((item, error))
                 elif error.code() in BATCH_CODES:
                     self._suspects.append((item, error))
@@ -320,17 +335,24 @@ class IdempotentDeliverer(Deliverer):
             self._refuse(refused)
             self._window.advance(self._store.counters)
 
+    def _miss(self, item: SpooledDelivery, error: KafkaError) -> None:
+        """One broker knows no such topic, now: a new producer looks for it for a while before it says so again."""
+        self._note_missing(item.topic)
+        self._broken = self._broken or f"{item.topic}: {error.str()}"
+
     # A new producer
 
-    def _begin_again(self) -> None:
-        """Send again everything that is not confirmed, with a new producer."""
+    def _begin_again(self, gone: Collection[str]) -> None:
+        """Send again everything that is not confirmed, with a new producer; but for what waits for `gone` topics."""
         with self._sending:
             self._end_producer()
             suspects, self._suspects = self._suspects, []
             one_by_one: Sequence[SpooledDelivery] = ()
+            if gone:
+                self._give_up(gone)
             if suspects:
                 one_by_one = self._blame(suspects)
-            else:
+            elif self._broken is not None:
                 self._say(f"sending again what is not confirmed, with a new producer: {self._broken}")
                 self._closing.wait(BROKEN_SECONDS)
             if one_by_one:

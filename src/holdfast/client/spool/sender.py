@@ -20,7 +20,7 @@ from holdfast.client.errors import DeliveryStopped, LeftBehind, Undelivered
 from holdfast.client.library_log import logged_producer
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
-from holdfast.client.spool.deliverer import Deliverer
+from holdfast.client.spool.deliverer import ANSWER_SECONDS, MISSING_SECONDS, Deliverer
 from holdfast.client.spool.format import DamagedSpool
 from holdfast.client.spool.home import (
     AT_LEAST_ONCE,
@@ -36,7 +36,7 @@ from holdfast.client.spool.idempotent import IdempotentDeliverer
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.progress import read_progress
 from holdfast.client.spool.store import SEGMENT_BYTES, SpoolStore
-from holdfast.client.spool.undecided import Mover
+from holdfast.client.spool.undecided import NO_TOPIC, Mover
 from holdfast.client.spool.writer import SpoolWriter
 from holdfast.errors import HoldfastError
 from holdfast.seams import FileSystem, Randomness
@@ -49,10 +49,6 @@ ADOPTED_MAX: Final = 4
 """How many spools of the dead are delivered at a time; each needs a producer of its own."""
 LEFT_SECONDS: Final = 300.0
 """How long a spool of the dead is left alone that could not be opened or delivered."""
-ANSWER_SECONDS: Final = 1.0
-"""How long a broker may take to answer: closing waits for whoever asks."""
-MISSING_SECONDS: Final = 30.0
-"""How long brokers must say that there is no such topic before its messages are refused: news travel slowly."""
 ASK_AGAIN_SECONDS: Final = 0.05
 SEGMENTS_MIN: Final = 8
 """A bounded spool has at least so many segments: room is made one at a time."""
@@ -125,7 +121,7 @@ class OpenSpool:
         """How many partitions a topic has, if a broker says so in time; a topic may be made by the question."""
         deadline = time.monotonic() + timeout
         while True:
-            count = self.deliverer.partitions_of(topic, max(0.01, deadline - time.monotonic()))
+            count = self.deliverer.ask(topic, max(0.01, deadline - time.monotonic())).partitions
             if count:
                 self._tools.layout.learn(topic, count)
                 return count
@@ -138,6 +134,11 @@ class OpenSpool:
         self._tools.layout.learn(topic, count)
         if self.mover.learn(topic, count):
             self.writer.learnt()
+
+    def give_up(self, topic: str, reason: str, code: str) -> None:
+        """A topic takes no messages."""
+        self.mover.give_up(topic, reason, code)
+        self.writer.learnt()
 
     @property
     def is_finished(self) -> bool:
@@ -184,18 +185,21 @@ def ask_about_unknown(spool: OpenSpool, missing: dict[str, float], is_over: Call
     for topic in spool.mover.asked():
         if is_over():
             return
-        count = spool.deliverer.partitions_of(topic, ANSWER_SECONDS)
+        answer = spool.deliverer.ask(topic, ANSWER_SECONDS)
         now = time.monotonic()
-        if count is None:
+        if not answer.is_heard:
             # Nobody answers, so nobody will know of the other topics.
-            missing.pop(topic, None)
+            missing.clear()
             return
-        if count:
-            missing.pop(topic, None)
-            spool.learn(topic, count)
-        elif now - missing.setdefault(topic, now) >= MISSING_SECONDS:
-            spool.mover.give_up(topic, f"no broker knows a topic {topic}")
-            spool.writer.learnt()
+        if answer.refusal is not None:
+            spool.give_up(topic, answer.refusal.str(), answer.refusal.name())
+        elif answer.partitions:
+            spool.learn(topic, answer.partitions)
+        elif answer.partitions == 0:
+            if now - missing.setdefault(topic, now) < MISSING_SECONDS:
+                continue
+            spool.give_up(topic, f"no broker knows a topic {topic}", NO_TOPIC)
+        missing.pop(topic, None)
 
 
 class SpooledSender:
@@ -305,11 +309,11 @@ class SpooledSender:
         for topic in self._tools.layout.topics():
             if self._closing.is_set():
                 return
-            count = self._own.deliverer.partitions_of(topic, ANSWER_SECONDS)
-            if count is None:
+            answer = self._own.deliverer.ask(topic, ANSWER_SECONDS)
+            if not answer.is_heard:
                 return
-            if count:
-                self._own.learn(topic, count)
+            if answer.partitions:
+                self._own.learn(topic, answer.partitions)
 
     def _adopt(self) -> None:
         for spool_id in self._home.ids():

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaError, KafkaException
 from holdfast.client.delivery import Waiting
 from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, is_fatal
 from holdfast.client.settings import INFINITE, Settings
-from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, Deliverer
+from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, IDLE_SECONDS, NO_TOPIC_CODES, Deliverer
 from holdfast.client.spool.format import DamagedSpool
 from holdfast.client.spool.groups import SpooledDelivery
 from holdfast.client.spool.progress import Progress, encode_progress, merged
@@ -151,9 +151,16 @@ class TransactionalDeliverer(Deliverer):
         while not self._closing.is_set():
             self._save_when_due()
             self._gather()
-            batch = self._to_send_again()[: self._messages_max]
+            if gone := self._gone_topics():
+                self._give_up(gone)
+                self._after_settling()
+            # Whoever waits for a topic that is not there holds up no other.
+            batch = [item for item in self._to_send_again() if item.topic not in self._missing]
+            batch = batch[: self._messages_max]
             if not batch:
                 self._producer.poll(0)
+                if self._missing:
+                    self._closing.wait(IDLE_SECONDS)
                 self._rest()
                 continue
             try:
@@ -216,7 +223,9 @@ class TransactionalDeliverer(Deliverer):
                 error = refused.args[0]
                 if is_fatal(error):
                     raise
-                if error.code() not in FINAL_CODES:
+                if error.code() in NO_TOPIC_CODES:
+                    self._note_missing(item.topic)
+                if error.code() in NO_TOPIC_CODES or error.code() not in FINAL_CODES:
                     self._lost = error.str()
                     self._look_at_doubts()
                 refused_here.append((item, error))
@@ -239,6 +248,9 @@ class TransactionalDeliverer(Deliverer):
     def _reported(self, item: SpooledDelivery, error: KafkaError | None, message: Any) -> None:
         if error is None:
             self._places[item] = (message.partition(), message.offset(), message.timestamp()[1])
+        elif error.code() in NO_TOPIC_CODES:
+            self._note_missing(item.topic)
+            self._lost = self._lost or error.str()
         elif error.code() in FINAL_CODES:
             self._refusals.append((item, error))
         else:
@@ -327,6 +339,9 @@ class TransactionalDeliverer(Deliverer):
         elif not self._closing.is_set():
             self._say(f"a transaction was taken back, and is sent again: {self._lost}")
             self._closing.wait(BROKEN_SECONDS)
+        if any(item.topic in self._missing for item in batch):
+            # The producer would go on taking it for missing; a new one looks for it.
+            raise _Broken(self._lost)
 
 
 def _may_retry(error: KafkaException) -> bool:

@@ -6,7 +6,7 @@ their order, each with its partition and sequence, and only then do the first co
 far the moving has come, so that a crash in the middle of it continues there, and no message gets two ids.
 
 New messages of such a topic stay undecided until the moving has caught up: none overtakes. When brokers say for long
-enough that there is no such topic, its messages are set aside as refused.
+enough that there is no such topic, or that it takes no messages from us, they are set aside as refused.
 
 Everything here is called by the thread that writes, but for `learn`, `give_up` and `asked`.
 """
@@ -84,8 +84,8 @@ class Mover:
         """Topics that somebody must be asked about."""
         self._known: dict[str, int] = {}
         """Partitions of topics whose undecided messages are to be moved."""
-        self._given_up: dict[str, str] = {}
-        """Topics whose undecided messages are to be set aside, and why."""
+        self._given_up: dict[str, tuple[str, str]] = {}
+        """Topics whose undecided messages are to be set aside, and why: the reason and its code."""
         self._cursors: dict[str, int] = {}
         """Where to go on reading, by topic."""
         self._is_reachable = True
@@ -150,13 +150,13 @@ class Mover:
             self._known[topic] = count
             return True
 
-    def give_up(self, topic: str, reason: str) -> None:
-        """There is no such topic: its messages are refused."""
+    def give_up(self, topic: str, reason: str, code: str) -> None:
+        """There is no such topic, or it takes no messages: those that wait for it are refused."""
         with self._lock:
             self._is_reachable = True
             if topic in self._unknown:
                 self._unknown.discard(topic)
-                self._given_up[topic] = reason
+                self._given_up[topic] = reason, code
 
     # Moving
 
@@ -176,8 +176,8 @@ class Mover:
         try:
             for topic, count in list(self._known.items()):
                 self._move(topic, count, send)
-            for topic, reason in list(self._given_up.items()):
-                self._set_aside(topic, reason, send)
+            for topic, (reason, code) in list(self._given_up.items()):
+                self._set_aside(topic, reason, code, send)
         except (StorageError, OSError) as error:
             # Most likely there is no room for the second copies; delivering makes some.
             self._retry_due = time.monotonic() + ASK_SECONDS
@@ -207,11 +207,11 @@ class Mover:
                 self._known.pop(topic, None)
                 self._decided[topic] = count
 
-    def _set_aside(self, topic: str, reason: str, send: Callable[[StoredGroup], None]) -> None:
+    def _set_aside(self, topic: str, reason: str, code: str, send: Callable[[StoredGroup], None]) -> None:
         step = self._read(topic)
         if step.found:
             now_ms = time.time_ns() // 1_000_000
-            refused = [(item, Refused(message, NO_TOPIC, reason, now_ms)) for item, message in step.found]
+            refused = [(item, Refused(message, code, reason, now_ms)) for item, message in step.found]
             self._deliverer.refuse_undecided(refused)
             written = self._store.write([], Moved(topic, step.through))
             self._cursors[topic] = step.cursor
