@@ -109,21 +109,17 @@ class SpoolWriter:
         timestamp_ms: int,
         timeout: float,
     ) -> Delivery:
-        size = OVERHEAD_BYTES
-        if value is not None:
-            size += len(value)
+        size = OVERHEAD_BYTES + (len(value) if value.__class__ is bytes else _length("value", value, topic))
         if key is not None:
-            size += len(key)
+            size += len(key) if key.__class__ is bytes else _length("key", key, topic)
         if (
             topic not in self._topics
             or headers
             or partition is not None
             or timestamp_ms != -1
-            or (value.__class__ is not bytes and value is not None)
-            or (key.__class__ is not bytes and key is not None)
             or size > MESSAGE_BYTES_MAX
         ):
-            size = self._check(topic, partition, key, value, headers, timestamp_ms, size)
+            size = self._check(topic, partition, headers, timestamp_ms, size)
         delivery = SpooledDelivery(self._waiting, topic, partition, key, value, headers, timestamp_ms)
         handed_bytes = self._handed_bytes + size
         if handed_bytes > self._handed_max:
@@ -196,8 +192,6 @@ class SpoolWriter:
         self,
         topic: str,
         partition: int | None,
-        key: bytes | None,
-        value: bytes | None,
         headers: Headers,
         timestamp_ms: int,
         size: int,
@@ -211,8 +205,6 @@ class SpoolWriter:
                 raise ValueError(f"partition {partition}")
             if index(timestamp_ms) >= 2**63:
                 raise ValueError(f"timestamp_ms {timestamp_ms}")
-            check_bytes("key", key)
-            check_bytes("value", value)
             size += check_headers(headers)
             if size > MESSAGE_BYTES_MAX:
                 raise ValueError(f"{size} bytes")
@@ -446,3 +438,12 @@ class SpoolWriter:
             self._refuse(writing.items, error)
         self._refuse(handed, error)
         self._waiting.wake()
+
+
+def _length(what: str, value: bytes | None, topic: str) -> int:
+    """How long a key or value is that is not simply bytes; none is 0 bytes long."""
+    try:
+        check_bytes(what, value)
+    except TypeError as error:
+        raise UsageError(f"a message for {topic}: {error}") from error
+    return len(value or b"")
