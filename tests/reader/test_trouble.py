@@ -254,7 +254,8 @@ def test_remote_storage_that_stays_away_is_an_error_in_time(fake: FakeCluster) -
     fill(topic.partitions[0])
     topic.partitions[0].local_start = 21
     topic.partitions[0].batches.clear()
-    with connect(fake, QUICK) as cluster:
+    # Long enough for the few answers after which it is asked where the local log begins.
+    with connect(fake, QUICK | {"default.api.timeout.ms": "4000"}) as cluster:
         reports: list[RangeReport] = []
         with pytest.raises(reader.EndNotReached, match="offsets before 21 are in remote storage"):
             list(cluster.read(whole(cluster, "t"), reports=reports))
