@@ -112,6 +112,8 @@ class _Range:
     """How often in a row, standing first, it was answered with nothing although the log reaches its end."""
     wait_ms: int = WAIT_MS
     """How long a fetch may be held for this range."""
+    local_start: int = 0
+    """Offsets below this are in remote storage, as its leader last said."""
     contradictions: int = 0
     """How often in a row the topic's name had no or another id."""
     needs_leader: bool = False
@@ -441,9 +443,7 @@ class RangesReader:
             each.empty_answers = 0
             each.wait_ms = WAIT_MS
             return
-        each.problem = EndNotReached(
-            f"{each.name}: the broker answers with nothing at offset {each.position}, although its log reaches {reach}"
-        )
+        each.problem = _nothing_comes(each, reach)
         if is_first and not len(fetched.records):
             each.empty_answers += 1
             each.wait_ms = min(2 * each.wait_ms, WAIT_MS_MAX, self.cluster.settings.request_timeout_ms // 2)
@@ -467,10 +467,8 @@ class RangesReader:
         if local_start is None or local_start <= each.position:
             return False
         each.empty_answers = 1
-        each.problem = EndNotReached(
-            f"{each.name}: the broker answers with nothing at offset {each.position}, although its log reaches "
-            f"{reach}: offsets before {local_start} are in remote storage, which is slow or away"
-        )
+        each.local_start = local_start
+        each.problem = _nothing_comes(each, reach)
         return True
 
     # -------------------------------------------------------------------- trouble
@@ -497,3 +495,11 @@ class RangesReader:
         else:
             what = f"offset {each.position} does not exist: the log ends at {log_end}"
         return OffsetGone(f"{each.name}: {what}", offset=each.position, log_start=log_start, log_end=log_end)
+
+
+def _nothing_comes(each: _Range, reach: int) -> EndNotReached:
+    remote = f": offsets before {each.local_start} are in remote storage, which is slow or away"
+    return EndNotReached(
+        f"{each.name}: the broker answers with nothing at offset {each.position}, although its log reaches {reach}"
+        + (remote if each.position < each.local_start else "")
+    )
