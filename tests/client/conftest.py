@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from holdfast.client.spool import transactional
+from holdfast.client.spool.progress import NOTHING, Progress, decode_progress
+from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
+from holdfast.testing.fake_producer import FakeCluster
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 
@@ -46,3 +51,24 @@ def new_database(server: PostgresServer) -> str:
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f'create database "{name}"')
     return server.url.rpartition("/")[0] + f"/{name}"
+
+
+@pytest.fixture
+def progress_topic(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What exactly-once spools have told of themselves is read from the fake cluster."""
+
+    class FakeTopic:
+        def __init__(self, settings: Any) -> None:
+            pass
+
+        def make(self) -> None:
+            pass
+
+        def read(self, spool_id: str, is_over: Callable[[], bool]) -> Progress:
+            found = NOTHING
+            for record in cluster.log(PROGRESS_TOPIC):
+                if record.key == spool_id.encode():
+                    found = decode_progress(record.value or b"")
+            return found
+
+    monkeypatch.setattr(transactional, "ProgressTopic", FakeTopic)

@@ -11,9 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from holdfast.client.spool import sender as sender_module
-from holdfast.client.spool import transactional
 from holdfast.client.spool.home import SpoolHome
-from holdfast.client.spool.progress import NOTHING, Progress, decode_progress
 from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.real import RealFileSystem, RealRandomness
@@ -52,23 +50,13 @@ def said() -> list[str]:
 
 @pytest.fixture
 def open_sender(
-    tmp_path: Path, cluster: Cluster, files: FaultyFiles, said: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    cluster: Cluster,
+    files: FaultyFiles,
+    said: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    progress_topic: None,
 ) -> Iterator[Open]:
-    class FakeTopic:
-        def __init__(self, settings: Any) -> None:
-            pass
-
-        def make(self) -> None:
-            pass
-
-        def read(self, spool_id: str, is_over: Callable[[], bool]) -> Progress:
-            found = NOTHING
-            for record in cluster.log(PROGRESS_TOPIC):
-                if record.key == spool_id.encode():
-                    found = decode_progress(record.value or b"")
-            return found
-
-    monkeypatch.setattr(transactional, "ProgressTopic", FakeTopic)
     monkeypatch.setattr(sender_module, "LOOK_AFTER_SECONDS", 0.02)
     monkeypatch.setattr(sender_module, "ADOPT_SECONDS", 0.02)
     monkeypatch.setattr(sender_module, "LEFT_SECONDS", 0.5)

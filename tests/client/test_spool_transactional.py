@@ -6,7 +6,6 @@ import errno
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -14,7 +13,7 @@ from confluent_kafka import KafkaError
 from holdfast.client.delivery import Delivery
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped
 from holdfast.client.spool import transactional
-from holdfast.client.spool.progress import NOTHING, Progress, decode_progress
+from holdfast.client.spool.progress import decode_progress
 from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
@@ -37,23 +36,12 @@ def files() -> FaultyFiles:
 
 @pytest.fixture
 def open_sender(
-    tmp_path: Path, cluster: FakeCluster, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    cluster: FakeCluster,
+    files: FaultyFiles,
+    monkeypatch: pytest.MonkeyPatch,
+    progress_topic: None,
 ) -> Iterator[Open]:
-    class FakeTopic:
-        def __init__(self, settings: Any) -> None:
-            pass
-
-        def make(self) -> None:
-            pass
-
-        def read(self, spool_id: str, is_over: Callable[[], bool]) -> Progress:
-            found = NOTHING
-            for record in cluster.log(PROGRESS_TOPIC):
-                if record.key == spool_id.encode():
-                    found = decode_progress(record.value or b"")
-            return found
-
-    monkeypatch.setattr(transactional, "ProgressTopic", FakeTopic)
     monkeypatch.setattr(transactional, "BROKEN_SECONDS", 0.0)
     opened: list[SpooledSender] = []
 
