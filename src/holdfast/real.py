@@ -9,6 +9,7 @@ import functools
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -138,10 +139,11 @@ class RealFileSystem:
         return RealFile(os.open(path, flags, 0o644), path)
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        return _status_of(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path)
+        status = _status_of(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def size(self, path: str) -> int:
         return os.stat(path).st_size
@@ -194,6 +196,14 @@ class RealFileSystem:
                 raise BlockingIOError(errno.EAGAIN, "locked by another process", path) from None
             raise
         return RealLock(fd)
+
+
+def _status_of(path: str) -> os.stat_result | None:
+    """None only where the system says that there is nothing: what cannot be looked at is not absent."""
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 class RealClock:

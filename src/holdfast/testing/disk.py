@@ -92,6 +92,8 @@ class SimulatedFile:
 
     def pread(self, length: int, position: int) -> bytes:
         self._check()
+        if self._disk.unreadable:
+            self._disk.look(self._path)
         if self._disk.watched:
             self._disk.before("read", self._path)
         return bytes(self._inode.cached[position : position + length])
@@ -149,6 +151,8 @@ class SimulatedDisk:
         """Some fault may hit: operations must ask `before`."""
         self.used_bytes = 0
         self._root = Directory()
+        self.unreadable: set[str] = set()
+        """Paths that the disk can no longer look at, with everything below them."""
         self._plans: list[Fault] = []
         self._read_only = False
         self._operations_until_power_loss: int | None = None
@@ -164,6 +168,7 @@ class SimulatedDisk:
     def clear_faults(self) -> None:
         """Forget planned faults, limits and the read-only state; what was damaged stays so."""
         self._plans.clear()
+        self.unreadable.clear()
         self._read_only = False
         self._operations_until_power_loss = None
         self.capacity_bytes = None
@@ -489,7 +494,14 @@ class SimulatedDisk:
         return node
 
     def _find(self, path: str) -> Node | None:
+        self.look(path)
         return self._walk(_parts(path))
+
+    def look(self, path: str) -> None:
+        """Fail where the disk cannot look any more."""
+        if any(path == lost or path.startswith(f"{lost}/") for lost in self.unreadable):
+            self.faults["unreadable"] += 1
+            raise _os_error(errno.EIO, path)
 
     def _inode(self, path: str) -> Inode:
         node = self._find(path)
