@@ -75,6 +75,9 @@ class GroupCoordinator:
 
     # Groups coming and going
 
+    def names(self) -> Collection[str]:
+        return self.groups
+
     def put(self, group: Group) -> None:
         self.groups[group.group_id] = group
 

@@ -30,7 +30,12 @@ from holdfast.metadata.image import (
     ResourceType,
     TopicImage,
 )
-from holdfast.metadata.names import METADATA_TOPIC, check_topic_name, has_collision_characters
+from holdfast.metadata.names import (
+    METADATA_TOPIC,
+    check_topic_name,
+    has_collision_characters,
+    refuse_internal,
+)
 from holdfast.metadata.settings import new_topic_settings
 from holdfast.seams import Randomness
 from holdfast.wire.metadata_records import (
@@ -93,8 +98,14 @@ def create_topic(
 
 
 def delete_topic(image: ClusterImage, topic_id: UUID) -> list[MetadataRecord]:
-    if topic_id not in image.topics_by_id:
+    topic = image.topics_by_id.get(topic_id)
+    if topic is None:
         raise ApiError(ErrorCode.unknown_topic_id, f"no topic has the id {topic_id}")
+    refuse_internal(
+        topic.name,
+        "is not deleted: it holds the committed offsets of all groups, or the state of all transactions. "
+        "`holdfast groups delete` deletes single groups",
+    )
     return [RemoveTopic(topic_id=topic_id)]
 
 
@@ -107,6 +118,9 @@ def add_partitions(
 ) -> list[MetadataRecord]:
     """Raise a topic to `count` partitions; `assignments`, when given, are the new partitions' brokers."""
     topic = existing_topic(image, name)
+    refuse_internal(
+        name, "keeps its number of partitions: by it the state of each group and transaction is found"
+    )
     present = len(topic.partitions)
     if count == present:
         raise ApiError(ErrorCode.invalid_partitions, f"topic {name!r} already has {present} partition(s)")

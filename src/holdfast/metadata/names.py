@@ -15,6 +15,9 @@ TOPIC_NAME_LENGTH_MAX: Final = 249
 """With "-" and a partition number it still fits a file name of 255 bytes."""
 METADATA_TOPIC: Final = "__cluster_metadata"
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+COMPACTED: Final = {"cleanup.policy": "compact"}
+REQUIRED_SETTINGS: Final = {"__consumer_offsets": COMPACTED, "__transaction_state": COMPACTED}
+"""In force whatever is stored: retention would delete committed offsets, and what fences producers, by their age."""
 
 _LEGAL_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -34,6 +37,12 @@ def check_topic_name(name: str) -> None:
             ErrorCode.invalid_topic_exception,
             f"topic name {name!r} has characters other than ASCII letters, digits, '.', '_' and '-'",
         )
+
+
+def refuse_internal(name: str, reason: str) -> None:
+    """Clients change nothing that would lose the state of groups and transactions."""
+    if name in INTERNAL_TOPICS:
+        raise ApiError(ErrorCode.invalid_topic_exception, f"{name} {reason}")
 
 
 def has_collision_characters(name: str) -> bool:

@@ -23,7 +23,7 @@ from holdfast.config.dynamic import Alteration, Operation, alter, validate_broke
 from holdfast.config.values import parse_value
 from holdfast.errors import ApiError, ConfigError
 from holdfast.metadata.image import ClusterImage, Resource, ResourceType
-from holdfast.metadata.names import check_topic_name
+from holdfast.metadata.names import REQUIRED_SETTINGS, check_topic_name
 from holdfast.wire.metadata_records import Config, MetadataRecord
 
 _SETTINGS: Final[Mapping[ResourceType, Mapping[str, Setting]]] = {
@@ -55,7 +55,7 @@ def new_topic_settings(
     topic: str, configs: Sequence[tuple[str, str | None]], config: BrokerConfig
 ) -> dict[str, str]:
     """The settings a topic is created with; of a name given twice the last value counts."""
-    settings: dict[str, str] = {}
+    settings: dict[str, str] = dict(REQUIRED_SETTINGS.get(topic, {}))
     for name, value in configs:
         if value is None:
             raise ApiError(ErrorCode.invalid_config, f"setting {name!r} of topic {topic!r} has no value")
@@ -153,6 +153,7 @@ def _check(resource: Resource, settings: Mapping[str, str], config: BrokerConfig
         match resource.type:
             case ResourceType.TOPIC:
                 config.validate_topic_overrides(settings)
+                _check_required(resource.name, settings)
             case ResourceType.BROKER:
                 validate_broker_overrides(config, settings, per_broker=bool(resource.name))
             case _:
@@ -161,6 +162,12 @@ def _check(resource: Resource, settings: Mapping[str, str], config: BrokerConfig
         as_request = resource.type in _REFUSED_AS_REQUEST
         code = ErrorCode.invalid_request if as_request else ErrorCode.invalid_config
         raise ApiError(code, str(refused)) from refused
+
+
+def _check_required(topic: str, settings: Mapping[str, str]) -> None:
+    for name, value in REQUIRED_SETTINGS.get(topic, {}).items():
+        if settings.get(name) != value:
+            raise ConfigError(f"{topic} keeps {name}={value}: it holds committed offsets or transactions")
 
 
 def _check_each(resource: Resource, settings: Mapping[str, str], config: BrokerConfig) -> None:

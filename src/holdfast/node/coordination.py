@@ -6,7 +6,7 @@ shard, replays what the shard's log holds, is told that this was all, and from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 class Machine(Protocol):
+    def names(self) -> Collection[str]:
+        """Whom it coordinates: groups or transactional ids."""
+        ...
+
     def replay(self, header: BatchHeader, records: Sequence[Record]) -> None:
         """Take one stored batch, a control batch too, into the state."""
         ...
@@ -75,6 +79,8 @@ class Coordination(Generic[MachineT]):
         self._coordinators: dict[int, Coordinator[MachineT]] = {}
         self._damaged: dict[int, str] = {}
         """Why a shard could not be rebuilt."""
+        self._strays: dict[str, int] = {}
+        """Names that are found in other partitions than their hash leads to."""
 
     @property
     def topic(self) -> str:
@@ -87,14 +93,37 @@ class Coordination(Generic[MachineT]):
         topic = self._node.image.topic(self.topic)
         if topic is None:
             return
+        names: dict[int, Collection[str]] = {}
         for partition in topic.partitions:
             hosted = self._node.partitions.get(topic.name, partition.index)
-            if hosted is not None and hosted.log.end_offset > hosted.log.start_offset:
-                try:
-                    self._open(partition.index, now)
-                except ApiError as error:
-                    # The other shards serve; this one tells whoever asks for it.
-                    self._node.say(f"{hosted.name} coordinates nothing until restart: {error.message}")
+            if hosted is None:
+                continue
+            if hosted.log.end_offset == hosted.log.start_offset:
+                names[partition.index] = ()
+                continue
+            try:
+                names[partition.index] = self._open(partition.index, now).machine.names()
+            except ApiError as error:
+                # The other shards serve; this one tells whoever asks for it.
+                self._node.say(f"{hosted.name} coordinates nothing until restart: {error.message}")
+        self._find_strays(len(topic.partitions), names)
+
+    def _find_strays(self, partitions: int, names: Mapping[int, Collection[str]]) -> None:
+        """A topic that was grown, by an earlier version or by Apache Kafka, still has names where they were before.
+
+        Such a name is served from where it is, unless its own partition knows it as well, which is later, or could not
+        be read.
+        """
+        for index, found in names.items():
+            for name in found:
+                home = partition_for(name, partitions)
+                if home != index and name not in names.get(home, found):
+                    self._strays[name] = index
+        if self._strays:
+            self._node.say(
+                f"{self.topic} has had fewer partitions: {len(self._strays)} names, {min(self._strays)!r} among them, "
+                "are served from the partitions they were in"
+            )
 
     def ensure_topic(self, now: Now) -> None:
         """Make the internal topic if it is not there. It is not for users to choose its shape by accident."""
@@ -111,7 +140,8 @@ class Coordination(Generic[MachineT]):
         topic = self._node.image.topic(self.topic)
         if topic is None:
             raise ApiError(ErrorCode.coordinator_not_available, f"{self.topic} does not exist yet")
-        return partition_for(key, len(topic.partitions))
+        stray = self._strays.get(key)
+        return partition_for(key, len(topic.partitions)) if stray is None else stray
 
     def find(self, key: str, now: Now) -> Coordinator[MachineT]:
         """Who coordinates `key`, making the internal topic when it is missing; or the protocol's error."""

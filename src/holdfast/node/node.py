@@ -34,6 +34,7 @@ from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, LogDirectoryOffline
 from holdfast.log.checkpoints import LOG_START_FILE
 from holdfast.metadata.image import ClusterImage, EndPoint, Resource, ResourceType, TopicImage
+from holdfast.metadata.names import REQUIRED_SETTINGS
 from holdfast.node import dispatch, housekeeping
 from holdfast.node.checkpoint_writer import CheckpointWriter
 from holdfast.node.commit import GroupCommit
@@ -226,8 +227,9 @@ class Node:
     def topic_config(self, topic: str) -> TopicConfig:
         config = self._topic_configs.get(topic)
         if config is None:
+            stored = self.image.settings(Resource(ResourceType.TOPIC, topic))
             config = self._topic_configs[topic] = self.config.topic_config(
-                self.image.settings(Resource(ResourceType.TOPIC, topic))
+                {**stored, **REQUIRED_SETTINGS.get(topic, {})}
             )
         return config
 

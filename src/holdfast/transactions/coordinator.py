@@ -22,7 +22,7 @@ CONCURRENT_TRANSACTIONS. A transactional id that is prepared answers the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from kio.schema.errors import ErrorCode
@@ -166,6 +166,9 @@ class TransactionCoordinator:
                 self._tell_partitions(transaction, sorted(metadata.partitions), now)
         if self.transactions:
             self._await_expiry(now)
+
+    def names(self) -> Collection[str]:
+        return self.transactions
 
     def unload(self) -> None:
         self._is_unloaded = True

@@ -23,6 +23,7 @@ from holdfast.testing.bare_groups import (
 )
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.wire.apis import BY_KEY
+from holdfast.wire.metadata_records import RemoveTopic
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "3"}
 NOWHERE = UUID(int=99)
@@ -411,11 +412,12 @@ def test_delete_offsets(node: BareNode, client: BareClient) -> None:
     assert client.ask(OFFSET_DELETE, group_id="no", topics=[]).error_code is ErrorCode.group_id_not_found
 
 
-def test_deleting_the_internal_topic_forgets_the_groups_and_they_come_back(
-    node: BareNode, ann: BareMember, client: BareClient
-) -> None:
+def test_groups_whose_partition_is_gone_are_forgotten_and_come_back(node: BareNode, ann: BareMember) -> None:
     ann.commit({("orders", 0): 5})
-    client.ask(20, 5, topic_names=["__consumer_offsets"], timeout=5000)
+    # No client can ask for this.
+    topic_id = node.node.image.topics["__consumer_offsets"].topic_id
+    node.node.append_metadata([RemoveTopic(topic_id=topic_id)], node.clock.now())
+    node.settle()
     assert ann.beat() is ErrorCode.unknown_member_id
     assert ann.positions() == {}
     ann.member_id = ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError, LogDirectoryOffline
+from holdfast.metadata.names import refuse_internal
 from holdfast.node.context import Fields, RequestContext
 from holdfast.seams import Now
 
@@ -37,6 +38,7 @@ def _one(node: Node, topic: str, wanted: Any, now: Now) -> Fields:
     index = wanted.partition_index
     try:
         hosted = node.leader_of(topic, index)
+        refuse_internal(topic, "keeps its records: they are the state of groups or transactions")
         config = hosted.log.config
         if "delete" not in config.cleanup_policy and "compact" in config.cleanup_policy:
             raise ApiError(ErrorCode.policy_violation, f"{topic} is compacted and does not delete records")
