@@ -40,6 +40,8 @@ from holdfast.wire.coordinator_records import OffsetCommitKey, OffsetCommitValue
 
 DEFAULT_RETENTION: Final = -1
 MINUTE_MS: Final = 60_000
+END_OF_TIME_MS: Final = 2**63 - 1
+"""The latest time a record can name."""
 BATCH_BYTES: Final = 512 * 1024
 """Tombstones of one batch: half of what `max.message.bytes` allows by default."""
 
@@ -94,7 +96,7 @@ class OffsetStore:
     def commit(self, request: CommitRequest, check: PartitionCheck | None, now: Now) -> CommitReply:
         expire_ms = -1
         if request.retention_ms != DEFAULT_RETENTION:
-            expire_ms = now.wall_ms + request.retention_ms
+            expire_ms = min(now.wall_ms + request.retention_ms, END_OF_TIME_MS)
         reply, accepted = self._judge(request.topics, check, now, expire_ms)
         if accepted:
             self._around.journal.append(_records(request.group_id, accepted), now)

@@ -73,9 +73,10 @@ class LeaderEpochs:
         """The largest epoch at or below `epoch`, and the offset at which it ended (KIP-101, KIP-320).
 
         The latest epoch ends where the log does. An epoch before all known ones is answered as itself, ending
-        where the first known one begins. (−1, −1) means that nothing is known: an epoch above the latest.
+        where the first known one begins. (−1, −1) means that nothing is known: an epoch above the latest,
+        or no epoch at all.
         """
-        if epoch == UNDEFINED_EPOCH or epoch > self.latest_epoch:
+        if not self._epochs or epoch == UNDEFINED_EPOCH or epoch > self.latest_epoch:
             return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET)
         if epoch == self.latest_epoch:
             return EpochEnd(epoch, log_end_offset)

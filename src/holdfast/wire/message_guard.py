@@ -3,14 +3,15 @@
 kio reads fast, and trusting: it reserves memory for as many items as an array's length claims, which for a
 length made up by a peer ends the process, and it knows no tagged fields but those of its own schema, whereas
 the protocol says that a reader skips the ones it does not know. So every message is walked first. The walk
-builds nothing. It adds up sizes, and finds either that the message ends exactly where the buffer does and
-that every array could have as many items as it claims in the bytes that are left, or that the frame is
-malformed. Unknown tagged fields are noted as *edits*: ranges to cut out, and counts and sizes to correct,
-before reading.
+builds nothing. It adds up sizes, and finds either that the message ends within the buffer, that every array
+could have as many items as it claims in the bytes that are left and that nothing is null which may not be, or
+that the frame is malformed. Unknown tagged fields are noted as *edits*: ranges to cut out, and counts and sizes
+to correct, before reading. Bytes behind the message are no part of it: Kafka ignores them, and librdkafka sends
+some with Metadata requests.
 
-Walkers are compiled once per kio type, like the encoders. They check array lengths as they go and nothing
-else: a position that ran past the end is noticed by the next read, or by the comparison at the end.
-What a value holds (text that is no UTF-8, a null where none may be) is left to the reader to refuse.
+Walkers are compiled once per kio type, like the encoders. They check array lengths and nulls as they go and
+nothing else: a position that ran past the end is noticed by the next read, or by the comparison at the end.
+Text that is no UTF-8 is left to the reader to refuse.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ def checked(entity_type: type, buffer: Buffer, offset: int) -> tuple[Buffer, int
         end = struct_walker(entity_type)(buffer, offset, edits)
     except (IndexError, ValueError, struct.error) as error:
         raise MalformedFrame(f"{entity_type.__name__}: {error}") from None
-    # Bytes behind the message are ignored, as Kafka does: librdkafka sends some with Metadata requests.
     if end > len(buffer):
         raise MalformedFrame(f"{entity_type.__name__}: it is cut off")
     if edits:
@@ -140,42 +140,55 @@ def _value_walker(shape: FieldShape, flexible: bool) -> Walker:
     if shape.struct_type is not None:
         walk = struct_walker(shape.struct_type)
         if shape.is_array:
-            return _array_walker(walk, size_min(shape.struct_type), flexible)
+            return _array_walker(shape, walk, size_min(shape.struct_type), flexible)
         return _nullable_struct_walker(walk) if shape.nullable else walk
     assert shape.kafka_type is not None
     size = _primitive_size(shape.kafka_type)
     if size is not None:
-        return _fixed_array_walker(size, flexible) if shape.is_array else _fixed_walker(size)
-    legacy = _walk_legacy_string if shape.kafka_type == "string" else _walk_legacy_bytes
-    walk = _walk_compact if flexible else legacy
+        return _fixed_array_walker(shape, size, flexible) if shape.is_array else _fixed_walker(size)
     if not shape.is_array:
-        return walk
-    return _array_walker(walk, 1 if flexible else 2, flexible)
+        return _text_walker(shape, flexible)
+    # That an array may be null says nothing of its items, which never are.
+    item = shape._replace(name=f"an item of {shape.name}", is_array=False, nullable=False)
+    return _array_walker(shape, _text_walker(item, flexible), 1 if flexible else 2, flexible)
 
 
 def _fixed_walker(size: int) -> Walker:
     return lambda buffer, position, edits: position + size
 
 
-def _walk_compact(buffer: Buffer, position: int, edits: list[Edit]) -> int:
-    size = buffer[position]
-    if size < 128:
-        return position + (size or 1)  # the size is one more than that of the value; 0 is null
-    size, position = decode_uvarint(buffer, position)
-    return position + size - 1 if size else position
+def _refuse_null(shape: FieldShape) -> None:
+    if not shape.nullable:
+        raise ValueError(f"{shape.name} is null, which it may not be")
 
 
-def _walk_legacy_string(buffer: Buffer, position: int, edits: list[Edit]) -> int:
-    size = _int16(buffer, position)[0]
-    return position + 2 + (size if size > 0 else 0)
+def _text_walker(shape: FieldShape, flexible: bool) -> Walker:
+    """Of strings and bytes, which have the same shape."""
+    read_size, width = (_int16, 2) if shape.kafka_type == "string" else (_int32, 4)
+
+    def walk_compact(buffer: Buffer, position: int, edits: list[Edit]) -> int:
+        size = buffer[position]
+        if 0 < size < 128:
+            return position + size  # the size is one more than that of the value; 0 is null
+        size, position = decode_uvarint(buffer, position)
+        if size:
+            return position + size - 1
+        _refuse_null(shape)
+        return position
+
+    def walk_legacy(buffer: Buffer, position: int, edits: list[Edit]) -> int:
+        size = read_size(buffer, position)[0]
+        if size >= 0:
+            return int(position + width + size)
+        _refuse_null(shape)
+        return position + width
+
+    return walk_compact if flexible else walk_legacy
 
 
-def _walk_legacy_bytes(buffer: Buffer, position: int, edits: list[Edit]) -> int:
-    size = _int32(buffer, position)[0]
-    return position + 4 + (size if size > 0 else 0)
-
-
-def _array_count(buffer: Buffer, position: int, item_size_min: int, flexible: bool) -> tuple[int, int]:
+def _array_count(
+    shape: FieldShape, buffer: Buffer, position: int, item_size_min: int, flexible: bool
+) -> tuple[int, int]:
     """How many items follow, none for null, and where."""
     if flexible:
         count = buffer[position]
@@ -187,17 +200,19 @@ def _array_count(buffer: Buffer, position: int, item_size_min: int, flexible: bo
     else:
         count = _int32(buffer, position)[0]
         position += 4
-    if count * item_size_min > len(buffer) - position:
+    if count < 0:
+        _refuse_null(shape)
+    elif count * item_size_min > len(buffer) - position:
         raise ValueError(f"an array of {count} items where {len(buffer) - position} bytes are left")
     return count, position
 
 
-def _array_walker(walk: Walker, item_size_min: int, flexible: bool) -> Walker:
+def _array_walker(shape: FieldShape, walk: Walker, item_size_min: int, flexible: bool) -> Walker:
     if item_size_min < 1:
         raise TypeError("items that take no bytes would leave an array's length without a bound")
 
     def walk_array(buffer: Buffer, position: int, edits: list[Edit]) -> int:
-        count, position = _array_count(buffer, position, item_size_min, flexible)
+        count, position = _array_count(shape, buffer, position, item_size_min, flexible)
         for _ in range(count):
             position = walk(buffer, position, edits)
         return position
@@ -205,9 +220,9 @@ def _array_walker(walk: Walker, item_size_min: int, flexible: bool) -> Walker:
     return walk_array
 
 
-def _fixed_array_walker(size: int, flexible: bool) -> Walker:
+def _fixed_array_walker(shape: FieldShape, size: int, flexible: bool) -> Walker:
     def walk_fixed_array(buffer: Buffer, position: int, edits: list[Edit]) -> int:
-        count, position = _array_count(buffer, position, size, flexible)
+        count, position = _array_count(shape, buffer, position, size, flexible)
         return position + count * size if count > 0 else position
 
     return walk_fixed_array

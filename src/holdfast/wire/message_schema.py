@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map, schema_name_map
+from kio.static.primitive import i64
 
 NO_DEFAULT = dataclasses.MISSING
+OFFSET_COMMIT = 8
 DESCRIBE_TRANSACTIONS = 65
 
 
@@ -40,7 +42,8 @@ class FieldShape(NamedTuple):
 def request_type(api_key: int, version: int) -> Any:
     """kio's type of a request body; LookupError when it has none."""
     _check_known(api_key, version)
-    return load_request_schema(api_key, version)
+    entity_type = load_request_schema(api_key, version)
+    return _with_any_retention(entity_type) if api_key == OFFSET_COMMIT else entity_type
 
 
 @cache
@@ -49,6 +52,14 @@ def response_type(api_key: int, version: int) -> Any:
     _check_known(api_key, version)
     entity_type = load_response_schema(api_key, version)
     return _without_start_time_bound(entity_type) if api_key == DESCRIBE_TRANSACTIONS else entity_type
+
+
+def _with_any_retention(request: Any) -> Any:
+    """OffsetCommit with its retention in milliseconds: "for ever" is more than kio's type can hold."""
+    if not any(field.name == "retention_time" for field in dataclasses.fields(request)):
+        return request
+    milliseconds = dataclasses.field(metadata={"kafka_type": "int64"}, default=i64(-1))
+    return _replaced(request, "retention_time", i64, milliseconds)
 
 
 def _without_start_time_bound(response: Any) -> Any:

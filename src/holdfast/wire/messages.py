@@ -5,10 +5,10 @@ walked over the lengths; encoding is ours
 (`message_encoder` tells the rules of the dictionaries). Both load their schemas lazily, one API and version
 at a time; `preload` does it ahead of the first request.
 
-What a reader of this module may rely on: whatever bytes arrive, decoding either gives an entity that used
-every one of them or raises `MalformedFrame`, and takes memory in proportion to the bytes that are there, not
-to the lengths they claim. Tagged fields that the schema does not know are skipped. An API or version without
-a schema raises `ApiError(unsupported_version)`.
+What a reader of this module may rely on: whatever bytes arrive, decoding either gives an entity in which nothing
+is None that the schema does not allow to be null, or raises `MalformedFrame`, and takes memory in proportion to
+the bytes that are there, not to the lengths they claim. Tagged fields that the schema does not know are skipped,
+and so are bytes behind the message. An API or version without a schema raises `ApiError(unsupported_version)`.
 """
 
 from __future__ import annotations
@@ -108,12 +108,12 @@ def response_header(api_key: int, version: int, correlation_id: int) -> bytes:
 
 
 def decode_request(api_key: int, version: int, buffer: Buffer, offset: int = 0) -> Any:
-    """The kio entity of the request whose body fills `buffer` from `offset` to its end."""
+    """The kio entity of the request whose body begins at `offset` of `buffer`."""
     return _decode(_request_reader(api_key, version), buffer, offset)
 
 
 def decode_response(api_key: int, version: int, buffer: Buffer, offset: int = 0) -> Any:
-    """The kio entity of the response whose body fills `buffer` from `offset` to its end."""
+    """The kio entity of the response whose body begins at `offset` of `buffer`."""
     return _decode(_response_reader(api_key, version), buffer, offset)
 
 

@@ -11,8 +11,9 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.groups.model import CommitReply, CommitRequest, append_error
+from holdfast.groups.offsets import DEFAULT_RETENTION
 from holdfast.node.context import Answer, Fields, RequestContext
-from holdfast.node.handlers.groups import commit_fields, known_topics, milliseconds
+from holdfast.node.handlers.groups import commit_fields, known_topics
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
 
     if not known:
         return fields({})
-    retention = getattr(request, "retention_time", None)
     try:
         shard, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
@@ -43,7 +43,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
                 getattr(request, "group_instance_id", None),
                 request.generation_id_or_member_epoch,
                 known,
-                -1 if retention is None else milliseconds(retention),
+                getattr(request, "retention_time", DEFAULT_RETENTION),
                 context.version,
             ),
             now,
