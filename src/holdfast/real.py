@@ -103,6 +103,10 @@ class RealFile:
     def size(self) -> int:
         return os.fstat(self.fd).st_size
 
+    def is_at_path(self) -> bool:
+        found = _status_of(self.path)
+        return found is not None and os.path.samestat(found, os.fstat(self.fd))
+
     def truncate(self, length: int) -> None:
         os.ftruncate(self.fd, length)
 

@@ -66,6 +66,10 @@ class File(Protocol):
 
     def size(self) -> int: ...
 
+    def is_at_path(self) -> bool:
+        """Whether its path still leads to this file, and not to nothing or to another one."""
+        ...
+
     def truncate(self, length: int) -> None: ...
 
     def flush(self) -> None:

@@ -47,3 +47,20 @@ def test_what_is_not_there_is_absent(directory: tuple[FileSystem, str]) -> None:
     assert not files.exists(f"{top}/nothing")
     assert not files.exists(f"{top}/plain/below a file")
     assert not files.is_directory(f"{top}/nothing")
+
+
+@pytest.mark.parametrize("kind", ["real", "simulated"])
+def test_an_open_file_knows_whether_its_path_leads_to_it(kind: str, tmp_path: Path) -> None:
+    files: FileSystem = RealFileSystem() if kind == "real" else SimulatedDisk()
+    top = str(tmp_path) if kind == "real" else "/top"
+    files.make_directory(top)
+    file = files.open(f"{top}/file", "create")
+    assert file.is_at_path()
+    files.rename(f"{top}/file", f"{top}/moved")
+    assert not file.is_at_path()
+    other = files.open(f"{top}/file", "create")
+    assert not file.is_at_path()
+    assert other.is_at_path()
+    files.rename(f"{top}/moved", f"{top}/file")
+    assert file.is_at_path()
+    assert not other.is_at_path()

@@ -47,6 +47,7 @@ from holdfast.node.group_service import GroupService
 from holdfast.node.handlers.k00_produce import Production
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.partitions import Partitions
+from holdfast.node.presence import Presence
 from holdfast.node.producer_ids import ProducerIdSource
 from holdfast.node.removal import remove_below_start
 from holdfast.node.timers import Timers
@@ -114,6 +115,7 @@ class Node:
             seams.fs, config.node_id, self.directories, self.topic_config, seams.say, self.directory_failed
         )
         self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
+        self.presence = Presence(self.directory_failed)
         self.producer_ids = ProducerIdSource(self)
         self.transactions = TransactionService(self)
         self.groups = GroupService(self)
@@ -477,6 +479,7 @@ class Node:
 
     def _flushed(self, partition: HostedPartition) -> None:
         self._checkpoint_due = True
+        self.presence.flushed(partition)
 
     def _every_second(self, due_ms: int) -> None:
         def run() -> None:
@@ -484,6 +487,7 @@ class Node:
                 return
             try:
                 self._time_out_productions(due_ms)
+                self.presence.look()
                 if self._checkpoint_due:
                     self._checkpoint_due = False
                     self.write_recovery_points()

@@ -108,6 +108,10 @@ class SimulatedFile:
         self._check()
         return len(self._inode.cached)
 
+    def is_at_path(self) -> bool:
+        self._check()
+        return self._disk.find(self._path) is self._inode
+
     def truncate(self, length: int) -> None:
         self._check(writing=True)
         self._disk.truncate(self._inode, self._path, length)
@@ -342,7 +346,7 @@ class SimulatedDisk:
     # holdfast.seams.FileSystem
 
     def open(self, path: str, mode: OpenMode) -> SimulatedFile:
-        node = self._find(path)
+        node = self.find(path)
         if isinstance(node, Directory):
             raise _os_error(errno.EISDIR, path)
         if node is None:
@@ -363,10 +367,10 @@ class SimulatedDisk:
         return inode
 
     def exists(self, path: str) -> bool:
-        return self._find(path) is not None
+        return self.find(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        return isinstance(self._find(path), Directory)
+        return isinstance(self.find(path), Directory)
 
     def size(self, path: str) -> int:
         return len(self._inode(path).cached)
@@ -460,7 +464,7 @@ class SimulatedDisk:
     def _flush_below(self, directory: Directory, path: str) -> None:
         for name in self.list(path or "/"):
             below = f"{path}/{name}"
-            node = self._find(below)
+            node = self.find(below)
             if isinstance(node, Inode):
                 self.flush_inode(node, below)
             elif isinstance(node, Directory):
@@ -493,7 +497,8 @@ class SimulatedDisk:
             node = node.entries.get(part)
         return node
 
-    def _find(self, path: str) -> Node | None:
+    def find(self, path: str) -> Node | None:
+        """What a path leads to now."""
         self.look(path)
         return self._walk(_parts(path))
 
@@ -504,7 +509,7 @@ class SimulatedDisk:
             raise _os_error(errno.EIO, path)
 
     def _inode(self, path: str) -> Inode:
-        node = self._find(path)
+        node = self.find(path)
         if node is None:
             raise _os_error(errno.ENOENT, path)
         if isinstance(node, Directory):
@@ -512,7 +517,7 @@ class SimulatedDisk:
         return node
 
     def _directory(self, path: str) -> Directory:
-        node = self._find(path)
+        node = self.find(path)
         if node is None:
             raise _os_error(errno.ENOENT, path)
         if not isinstance(node, Directory):

@@ -1,0 +1,49 @@
+"""Whether files in use are still where their names lead.
+
+A file that is removed, or whose directory is mounted over, takes writes and flushes as before, and what it
+acknowledged is gone with the process. So once a second the active segments that were flushed since the last look are
+held against their paths; a directory where one of them is gone has failed.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
+from holdfast.node.hosted import HostedPartition
+
+LOOKED_AT_MAX: Final = 256
+"""Partitions looked at in one round: about a millisecond. The others come in the rounds after it."""
+
+
+class Presence:
+    def __init__(self, failed: Callable[[LogDirectory, OSError], None]) -> None:
+        self._failed = failed
+        self._due: dict[HostedPartition, None] = {}
+
+    def flushed(self, partition: HostedPartition) -> None:
+        self._due[partition] = None
+
+    def look(self) -> None:
+        for partition in list(self._due)[:LOOKED_AT_MAX]:
+            del self._due[partition]
+            if partition.offline or partition.is_deleted:
+                continue
+            try:
+                self._require(partition)
+            except OSError as error:
+                if error.errno in REFUSED_ERRNOS:
+                    self._due[partition] = None
+                else:
+                    self._failed(partition.directory, error)
+
+    def _require(self, partition: HostedPartition) -> None:
+        file = partition.log.active.file
+        if not file.is_at_path():
+            raise OSError(
+                errno.ENOENT,
+                "was removed or replaced while in use; what it took since then is lost unless it is put back",
+                file.path,
+            )
