@@ -53,7 +53,7 @@ def test_what_is_no_request_closes_that_connection_and_no_other(
         assert other.is_alive()
         assert is_closed_after(broker, data), what
         assert other.is_alive()
-    assert "closing the connection of 127.0.0.1" in broker.log()
+    assert broker.has_said("closing the connection of 127.0.0.1")
     assert "defect" not in broker.log()
 
 

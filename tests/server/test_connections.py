@@ -207,7 +207,6 @@ def test_an_idle_connection_is_closed_and_a_busy_one_is_not(start_broker: StartB
             assert busy.is_alive()
         assert said == CLOSED
         assert busy.is_alive()
-    assert "connections.max.idle.ms=2000" in broker.log()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_connections_beyond_the_maximum_are_refused_and_told(start_broker: Start
         clients[0].close()
         with WireClient(broker.bootstrap_servers) as again:
             assert eventually(again.is_alive)
-    assert "max.connections=5" in broker.log()
+    assert broker.has_said("max.connections=5")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +280,7 @@ def test_connections_cannot_use_up_the_files_of_the_logs(tmp_path: Path) -> None
         host, port = broker.bootstrap_servers.split(":")
         for _ in range(300):
             stack.enter_context(socket.create_connection((host, int(port))))
-        assert eventually(lambda: "refusing one" in broker.log())
+        assert broker.has_said("refusing one")
         for future in admin.create_topics([NewTopic("stored", 20, 1)]).values():
             future.result(30)
         reports: list[object] = []
@@ -449,7 +448,7 @@ def test_a_reader_that_never_reads_is_closed_when_it_has_been_idle_too_long(
     with connect(broker) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(frame(FETCH, 12, fetch_body("large", 0)))
-        assert eventually(lambda: "does not take its answers" in broker.log())
+        assert broker.has_said("does not take its answers")
 
 
 def test_pipelined_metadata_to_a_reader_that_does_not_read_is_bounded(

@@ -216,7 +216,7 @@ def test_a_write_that_the_system_refuses_takes_the_directory_offline_and_keeps_w
         pytest.fail("the limit was never met")
     assert len(sent) > 100
     assert answer == CLOSED or answer.error_code is ErrorCode.kafka_storage_error
-    assert re.search(r"log directory \S+ is offline until restart", broker.log())
+    assert broker.has_said(r"log directory \S+ is offline until restart")
     broker.crash()
     repaired = BrokerProcess(broker.data_dir)
     with repaired:

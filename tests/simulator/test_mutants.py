@@ -22,6 +22,7 @@ RULES = {
     "producer-id-reused": {"producer-id-reused"},
     "recovery-without-flush": LOSS,
     "file-length-believed": LOSS,
+    "log-line-raises": LOSS | {"broke-down", "defect", "stuck"},
     "unflushed-lost-at-kill": LOSS,
     "group-answers-early": {"position-lost", "member-lost", "epoch-moved-back"},
     "positions-not-reloaded": {"position-lost"},

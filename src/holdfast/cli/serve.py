@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from holdfast.errors import ConfigError
+from holdfast.saying import Level
 
 SUMMARY = "Start the broker: one durable node in this process."
 EXAMPLES = """examples:
@@ -27,6 +28,7 @@ class ServeOptions:
     listen: list[str] = field(default_factory=list)
     config_path: str | None = None
     overrides: dict[str, str] = field(default_factory=dict)
+    log_level: Level = Level.INFO
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -59,6 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
         default=[],
         help="set one property, over --config; may be repeated",
     )
+    parser.add_argument(
+        "--log-level",
+        type=str.upper,
+        metavar="LEVEL",
+        choices=[level.name for level in Level],
+        default=Level.INFO.name,
+        help="the least of what standard error gets: DEBUG, INFO, WARN or ERROR (default: INFO)",
+    )
     return parser
 
 
@@ -71,7 +81,11 @@ def parse_options(arguments: Sequence[str]) -> ServeOptions:
             raise ConfigError(f"--override {text!r} is not NAME=VALUE, for example log.retention.hours=24")
         overrides[name.strip()] = value.strip()
     return ServeOptions(
-        data_dir=given.data_dir, listen=given.listen, config_path=given.config, overrides=overrides
+        data_dir=given.data_dir,
+        listen=given.listen,
+        config_path=given.config,
+        overrides=overrides,
+        log_level=Level[given.log_level],
     )
 
 

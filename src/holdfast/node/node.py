@@ -54,6 +54,7 @@ from holdfast.node.timers import Timers
 from holdfast.node.transaction_service import TransactionService
 from holdfast.node.usual_produce import UsualProduce
 from holdfast.partition.offsets import CommitWaiter
+from holdfast.saying import Say, unfailing
 from holdfast.seams import Buffer, FileSystem, Flusher, FlushTarget, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.messages import decode_request
@@ -86,8 +87,8 @@ class NodeSeams:
     """Run something when the requests that have already arrived were begun."""
     boot_id: str
     """Names the boot of the machine: another one means the page cache of the last run is gone."""
-    say: Callable[[str], None]
-    """One line for the operator."""
+    say: Say
+    """One line for the operator. What it raises is left alone; it must not block."""
 
 
 class Node:
@@ -95,7 +96,7 @@ class Node:
         self.config = config
         self.seams = seams
         self.fs = seams.fs
-        self.say = seams.say
+        self.say = unfailing(seams.say)
         self.image = ClusterImage()
         self.cluster_id = ""
         self.node_id = config.node_id
@@ -112,7 +113,7 @@ class Node:
             config.max_incremental_fetch_session_cache_slots, seams.randomness
         )
         self.partitions = Partitions(
-            seams.fs, config.node_id, self.directories, self.topic_config, seams.say, self.directory_failed
+            seams.fs, config.node_id, self.directories, self.topic_config, self.say, self.directory_failed
         )
         self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
         self.presence = Presence(self.directory_failed)

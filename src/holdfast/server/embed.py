@@ -6,13 +6,15 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import StorageError, UsageError
+from holdfast.saying import Say
+from holdfast.server.log_output import LogOutput, report_loop_errors
 from holdfast.server.run import new_event_loop
 from holdfast.server.server import Server
 
@@ -26,6 +28,9 @@ class Broker:
     Without `data_dir` it lives in a temporary directory that is removed with it. `listen` is HOST:PORT; port 0
     takes a free one. `settings` are Kafka's property names.
 
+    `say` gets each line of the broker's log, a string that has a `level` of Python's `logging`. It runs on a thread of
+    its own: a `say` that is slow or raises holds nobody up. Without `say` the broker is quiet.
+
     A broker whose metadata cannot be written any more ends at once, as `holdfast serve` does: its clients are cut off,
     nobody is served by half a broker. `stop`, `restart` and leaving the `with` block then raise `StorageError` with the
     reason; an exception that leaves the block anyway passes, with the reason as a note. After that it may be started
@@ -38,13 +43,14 @@ class Broker:
         *,
         listen: str = "127.0.0.1:0",
         settings: Mapping[str, str] | None = None,
-        say: Callable[[str], None] | None = None,
+        say: Say | None = None,
     ) -> None:
         self._is_temporary = data_dir is None
         self.data_dir = data_dir or tempfile.mkdtemp(prefix="holdfast-")
         self._settings = {**(settings or {}), "log.dirs": self.data_dir}
         self._listen = listen
-        self._say = say or (lambda line: None)
+        self._user_says = say
+        self._say: Say = lambda line: None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -108,6 +114,10 @@ class Broker:
 
     def _run(self) -> None:
         loop = self._loop = new_event_loop()
+        log: LogOutput | None = None
+        if (user_says := self._user_says) is not None:
+            log = self._say = LogOutput(lambda at, line: user_says(line))
+            report_loop_errors(loop, log)
         try:
             loop.run_until_complete(self._serve())
         except BaseException as error:  # noqa: BLE001 - carried to the thread that started us
@@ -115,6 +125,8 @@ class Broker:
         finally:
             self._ready.set()
             loop.close()
+            if log is not None:
+                log.close()
 
     async def _serve(self) -> None:
         config, notices = BrokerConfig.load(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -15,6 +14,13 @@ from holdfast.config.listeners import listeners_for
 from holdfast.config.properties import parse_properties
 from holdfast.errors import ConfigError
 from holdfast.real import keep_freed_memory
+from holdfast.saying import Level, Say, error
+from holdfast.server.log_output import (
+    LogOutput,
+    occupy_standard_descriptors,
+    report_loop_errors,
+    write_to_standard_error,
+)
 from holdfast.server.server import Server
 
 GC_THRESHOLD = 50_000
@@ -30,11 +36,8 @@ class Options(Protocol):
     def config_path(self) -> str | None: ...
     @property
     def overrides(self) -> Mapping[str, str]: ...
-
-
-def say(line: str) -> None:
-    """One line of the broker's log, on standard error."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    @property
+    def log_level(self) -> Level: ...
 
 
 def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
@@ -54,15 +57,19 @@ def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
 
 
 def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None) -> int:
-    config, notices = load_config(options)
-    for notice in notices:
-        say(notice)
-    keep_freed_memory()
+    occupy_standard_descriptors()
+    say = LogOutput(write_to_standard_error, options.log_level)
     loop = new_event_loop()
+    report_loop_errors(loop, say)
     try:
-        return loop.run_until_complete(_serve(config, on_ready))
+        config, notices = load_config(options)
+        for notice in notices:
+            say(notice)
+        keep_freed_memory()
+        return loop.run_until_complete(_serve(config, say, on_ready))
     finally:
         loop.close()
+        say.close()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -75,7 +82,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None) -> int:
+async def _serve(config: BrokerConfig, say: Say, on_ready: Callable[[Server], None] | None) -> int:
     server = Server(config, say)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -99,7 +106,7 @@ async def _serve(config: BrokerConfig, on_ready: Callable[[Server], None] | None
     say("stopping")
     await server.stop()
     if server.node.fatal is not None:
-        say(f"stopped because {server.node.fatal}")
+        say(error(f"stopped because {server.node.fatal}"))
         return 1
     say("stopped cleanly")
     return 0

@@ -16,6 +16,7 @@ from holdfast.errors import UsageError
 from holdfast.metadata.image import EndPoint
 from holdfast.node.node import Node, NodeSeams
 from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
+from holdfast.saying import Say, warn
 from holdfast.seams import Now
 from holdfast.server.flusher import AdaptiveFlusher
 from holdfast.server.frame_memory import FrameMemory, frame_bytes_limit
@@ -36,10 +37,9 @@ DESCRIPTORS_UNLIMITED: Final = 1 << 30
 
 
 class Server:
-    def __init__(self, config: BrokerConfig, say: Callable[[str], None]) -> None:
+    def __init__(self, config: BrokerConfig, say: Say) -> None:
         self.config = config
         """As the broker was started; `node.config` also knows what was altered while running."""
-        self.say = say
         self.loop = asyncio.get_running_loop()
         self.frame_bytes_max = config.socket_request_max_bytes
         self.receive_view = memoryview(bytearray(RECEIVE_BYTES))
@@ -62,6 +62,7 @@ class Server:
                 say=say,
             ),
         )
+        self.say = self.node.say
         self._readers = ThreadPoolExecutor(READ_THREADS, "read")
         self._servers: list[asyncio.Server] = []
         self._protocols: set[ClientProtocol] = set()
@@ -158,8 +159,11 @@ class Server:
         limit = connections_allowed(max_connections, self._descriptors)
         if len(self._protocols) > limit:
             self.say(
-                f"more than {limit} connections: refusing one (max.connections={max_connections}, "
-                f"and {self._descriptors} open files are allowed to this process)"
+                warn(
+                    f"more than {limit} connections: refusing one (max.connections={max_connections}, "
+                    f"and {self._descriptors} open files are allowed to this process)",
+                    kind="refused connection",
+                )
             )
             protocol.abort()
 
@@ -215,9 +219,7 @@ def bind(listener: Listener) -> socket.socket:
     return sock
 
 
-def bind_all(
-    listeners: Sequence[Listener], say: Callable[[str], None]
-) -> list[tuple[Listener, socket.socket]]:
+def bind_all(listeners: Sequence[Listener], say: Say) -> list[tuple[Listener, socket.socket]]:
     """Bind every listener; the IPv6 half of a pair takes its partner's port and may be missing."""
     bound: list[tuple[Listener, socket.socket]] = []
     ports: dict[str, int] = {}
@@ -230,7 +232,7 @@ def bind_all(
             except UsageError as error:
                 if not listener.optional:
                     raise
-                say(f"{error}; serving without it")
+                say(warn(f"{error}; serving without it"))
                 continue
             ports[listener.name] = sock.getsockname()[1]
             bound.append((listener, sock))

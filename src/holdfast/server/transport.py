@@ -24,6 +24,7 @@ from holdfast.log.segment import Slice
 from holdfast.node.connection import Connection
 from holdfast.node.context import Part
 from holdfast.real import RealFile
+from holdfast.saying import Line, debug, error
 from holdfast.seams import Buffer
 from holdfast.server.frame_memory import HalfFrame
 
@@ -234,8 +235,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
         file = cast(RealFile, part.file)
         try:
             data = file.pread_cached(wanted, part.position)
-        except OSError as error:
-            self._close(f"reading {file.path} failed: {error}")
+        except OSError as failure:
+            self._close(error(f"reading {file.path} failed: {failure}", kind=f"reading {file.path}"))
             return None
         if data is None:
             self._outgoing.appendleft(part)
@@ -249,7 +250,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if sent < part.length:
             self._outgoing.appendleft(Slice(part.file, part.position + sent, part.length - sent))
 
-    def _file_read(self, data: bytes, error: OSError | None) -> None:
+    def _file_read(self, data: bytes, failure: OSError | None) -> None:
         """A read that needed the disk has returned."""
         self._reads_file = False
         if self._transport is None or self._transport.is_closing():
@@ -257,9 +258,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         part = self._outgoing.popleft()
         assert isinstance(part, Slice)
-        if error is not None or not data:
-            what = error or f"it ends before the {part.position + part.length} bytes promised"
-            self._close(f"reading {part.file.path} failed: {what}")
+        if failure is not None or not data:
+            path = part.file.path
+            what = failure or f"it ends before the {part.position + part.length} bytes promised"
+            self._close(error(f"reading {path} failed: {what}", kind=f"reading {path}"))
             return
         self._put_back(part, len(data))
         self._transport.write(data)
@@ -300,17 +302,22 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _close(self, reason: str) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            peer = self.connection.info.address if self.connection is not None else "?"
-            self._server.say(f"closing the connection of {peer}: {reason}")
+            self._tell(reason)
             self._transport.close()
+
+    def _tell(self, reason: str) -> None:
+        """Say why the connection ends, at the level of the reason. A client can have this said as often as it likes."""
+        peer = self.connection.info.address if self.connection is not None else "?"
+        line = Line.of(reason)
+        text = f"closing the connection of {peer}: {reason}"
+        self._server.say(Line(text, line.level, line.kind or "closed connection"))
 
     def close_idle(self, reason: str) -> None:
         """End a connection nobody uses. Answers its client never took would keep it open, so they are dropped."""
         if self._transport is not None and (self._outgoing or self._transport.get_write_buffer_size()):
-            self._server.say(f"closing a connection that does not take its answers: {reason}")
-            self._transport.abort()
+            self.lose(f"it does not take its answers: {reason}")
         else:
-            self._close(reason)
+            self._close(debug(reason))
 
     def go_on(self) -> None:
         """There is memory for more of the frame."""
@@ -319,8 +326,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def lose(self, reason: str) -> None:
         """End a connection at once, whatever it has yet to be sent."""
-        peer = self.connection.info.address if self.connection is not None else "?"
-        self._server.say(f"closing the connection of {peer}: {reason}")
+        self._tell(reason)
         self.abort()
 
     def abort(self) -> None:

@@ -24,6 +24,7 @@ from holdfast.metadata.image import EndPoint
 from holdfast.node.context import Part
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.node import Node, NodeSeams
+from holdfast.saying import Say
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
@@ -167,8 +168,9 @@ class BareNode:
         clock: ManualClock | None = None,
         boot_id: str = "first boot",
         settles: bool = True,
+        say: Say | None = None,
     ) -> None:
-        """With `settles` false, what the start has begun is left under way."""
+        """With `settles` false, what the start has begun is left under way. What `say` gets is not in `said`."""
         self.settings = {**SETTINGS, **(settings or {})}
         self.clock = clock or ManualClock()
         self.disk = disk or SimulatedDisk(clock=self.clock)
@@ -184,7 +186,7 @@ class BareNode:
             worker=self.worker,
             call_soon=self._turn.append,
             boot_id=boot_id,
-            say=self.said.append,
+            say=say or self.said.append,
         )
         self.node = Node(BrokerConfig.load(self.settings)[0], seams)
         self.node.start([EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)], self.clock.now())

@@ -16,6 +16,7 @@ from holdfast.testing.forked import die_with_parent
 
 START_SECONDS_MAX: Final = 60.0
 READY_POLL_SECONDS: Final = 0.005
+SAID_SECONDS_MAX: Final = 10.0
 _READY = re.compile(r"ready on (\S+?)(?:,| in )")
 
 
@@ -121,6 +122,15 @@ class BrokerProcess:
         """What the broker has said so far, over all its runs."""
         with open(self.log_path, encoding="ascii", errors="replace") as log:
             return log.read()
+
+    def has_said(self, pattern: str) -> bool:
+        """Whether the log has a line like this, or will soon: a thread of the broker writes it in its own time."""
+        deadline = time.monotonic() + SAID_SECONDS_MAX
+        while re.search(pattern, self.log()) is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(READY_POLL_SECONDS)
+        return True
 
     def __enter__(self) -> Self:
         return self.start()

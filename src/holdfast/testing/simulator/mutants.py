@@ -16,6 +16,7 @@ from holdfast.log.producer_state import Duplicate
 from holdfast.log.recovery import _Opening
 from holdfast.log.scan import Damage
 from holdfast.node import intake
+from holdfast.node import node as node_module
 from holdfast.node.handlers import k00_produce
 from holdfast.node.node import Node
 from holdfast.seams import FileSystem, FlushJob, Now
@@ -168,6 +169,17 @@ class FileLengthBelieved(Mutant):
             yield
 
 
+class LogLineRaises(Mutant):
+    """What is raised by whoever takes the broker's log ends what the broker was about to do."""
+
+    name = "log-line-raises"
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with patch.object(node_module, "unfailing", lambda say: say):
+            yield
+
+
 HEALTHY = Mutant()
 STORAGE_MUTANTS: tuple[Mutant, ...] = (
     NoFlush(),
@@ -177,4 +189,5 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
     ProducerIdReused(),
     RecoveryWithoutFlush(),
     FileLengthBelieved(),
+    LogLineRaises(),
 )

@@ -210,6 +210,8 @@ class World:
         self.say(f"broker: {line}")
         if line.startswith("defect"):
             self._defect = line
+        if self.seed % 2:
+            raise BrokenPipeError("nobody reads this broker's log")
 
     def start_broker(self) -> None:
         self.disk.clear_faults()

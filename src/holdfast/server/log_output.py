@@ -1,0 +1,193 @@
+"""The broker's log, written by a thread of its own: what reads it may be slow, stuck or gone, and the broker goes on.
+
+`LogOutput` takes a line and returns at once. Lines wait in a queue of at most `LINES_MAX`; what comes while it is full
+is counted and dropped, and the next line that gets through is preceded by how many those were. Writing never happens
+under the lock, so nobody waits for it; what it raises costs that line and nothing else.
+
+Of each kind of line (see `holdfast.saying`) the first `LIMIT_LINES` in `LIMIT_SECONDS` are written, and at the end of
+that time one that counts the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from traceback import format_exception
+from typing import Any, Final
+
+from holdfast.saying import Level, Line, Say, error, warn
+
+LINES_MAX: Final = 1024
+"""Lines that wait: more than a start with trouble in every partition of a usual broker says at once."""
+LINE_CHARACTERS_MAX: Final = 8192
+"""Of a longer line the middle is left out: a trace back tells most at its end. With LINES_MAX, 8 MB wait at most."""
+LIMIT_LINES: Final = 10
+LIMIT_SECONDS: Final = 60.0
+CLOSE_SECONDS: Final = 1.0
+"""How long a stop waits for what is still to be written."""
+STANDARD_ERROR: Final = 2
+_CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
+    10: "\n    ",
+    9: "\t",
+}
+"""A name that a client has chosen neither begins a line of its own nor tells a terminal what to do."""
+
+Write = Callable[[float, Line], None]
+"""Takes the time of a line, in seconds since the epoch, and the line. May block, and may raise."""
+
+
+class _Window:
+    """One kind of line, in the time since the first of them."""
+
+    __slots__ = ("ends", "last", "left_out", "lines")
+
+    def __init__(self, ends: float) -> None:
+        self.ends = ends
+        self.lines = 0
+        self.left_out = 0
+        self.last = Line("")
+
+
+class Limits:
+    """Which lines are written. Those without a kind always are."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, _Window] = {}
+
+    def admits(self, line: Line, now: float) -> bool:
+        """Whether to write a line. Ask `summaries` first: a window that is over counts no more."""
+        if not line.kind:
+            return True
+        window = self._windows.setdefault(line.kind, _Window(now + LIMIT_SECONDS))
+        window.lines += 1
+        if window.lines <= LIMIT_LINES:
+            return True
+        window.left_out += 1
+        window.last = line
+        return False
+
+    def summaries(self, now: float) -> list[Line]:
+        """What was left out in the windows that are over; these are then forgotten."""
+        over = [kind for kind, window in self._windows.items() if window.ends <= now]
+        windows = [self._windows.pop(kind) for kind in over]
+        return [
+            Line(
+                f"{window.left_out:,} more lines like this in the last minute: {window.last}",
+                window.last.level,
+            )
+            for window in windows
+            if window.left_out
+        ]
+
+    @property
+    def next_end(self) -> float | None:
+        return min((window.ends for window in self._windows.values()), default=None)
+
+
+class LogOutput:
+    """A `Say` that writes lines of at least a level."""
+
+    def __init__(
+        self, write: Write, level: Level = Level.INFO, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write
+        self._level = level
+        self._clock = clock
+        self._limits = Limits()
+        self._waiting: deque[tuple[float, Line]] = deque()
+        self._dropped = 0
+        self._is_closing = False
+        self._changed = threading.Condition()
+        """Guards all of the above, and is never held while something is written."""
+        self._thread = threading.Thread(target=self._run, name="holdfast-log", daemon=True)
+        self._thread.start()
+
+    def __call__(self, text: str) -> None:
+        line = Line.of(text)
+        if line.level < self._level:
+            return
+        with self._changed:
+            self._summarise(self._clock())
+            if self._limits.admits(line, self._clock()):
+                self._put(line)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, for as long as `CLOSE_SECONDS`; whoever does not take it until then has lost it."""
+        with self._changed:
+            self._summarise(float("inf"))
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(CLOSE_SECONDS)
+
+    def _summarise(self, now: float) -> None:
+        for summary in self._limits.summaries(now):
+            self._put(summary)
+
+    def _put(self, line: Line) -> None:
+        if len(self._waiting) < LINES_MAX:
+            self._waiting.append((time.time(), line))
+        else:
+            self._dropped += 1
+
+    def _run(self) -> None:
+        while (taken := self._take()) is not None:
+            dropped, at, line = taken
+            try:
+                if dropped:
+                    self._write(at, warn(f"{dropped:,} lines before this one were dropped: nobody took them"))
+                    dropped = 0
+                self._write(at, line)
+            except Exception:  # noqa: BLE001 - whatever it is, it must not end the log
+                with self._changed:
+                    self._dropped += dropped + 1
+
+    def _take(self) -> tuple[int, float, Line] | None:
+        """Wait for a line, and how many were dropped before it; None when the log is closed and all is written."""
+        with self._changed:
+            while not self._waiting:
+                if self._is_closing:
+                    return None
+                end = self._limits.next_end
+                self._changed.wait(None if end is None else max(0.0, end - self._clock()))
+                self._summarise(self._clock())
+            dropped, self._dropped = self._dropped, 0
+            return (dropped, *self._waiting.popleft())
+
+
+def write_to_standard_error(at: float, line: Line) -> None:
+    """Write a line with its time and level.
+
+    To the descriptor, not to `sys.stderr`: an interpreter that ends while a thread waits in there aborts.
+    """
+    text = str(line)
+    if len(text) > LINE_CHARACTERS_MAX:
+        half = LINE_CHARACTERS_MAX // 2
+        text = f"{text[:half]} […] {text[-half:]}"
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    data = f"{stamp} {line.level.name} {text.translate(_CONTROLS)}\n".encode("utf-8", "backslashreplace")
+    while data:
+        data = data[os.write(STANDARD_ERROR, data) :]
+
+
+def occupy_standard_descriptors() -> None:
+    """Put the null device where a standard stream is closed: a data file would get its number, and lines meant for
+    standard error."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        pass
+    os.close(descriptor)
+
+
+def report_loop_errors(loop: asyncio.AbstractEventLoop, say: Say) -> None:
+    """Have the loop tell `say` of what it cannot raise: by itself it would write to standard error, and wait for it."""
+
+    def report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        failure = context.get("exception")
+        trace = "".join(format_exception(failure)) if failure is not None else ""
+        say(error(f"defect in the event loop: {context['message']}: {trace}", kind="event loop"))
+
+    loop.set_exception_handler(report)
