@@ -49,8 +49,8 @@ BESIDE_APACHE_KAFKA = (
 BESIDE_THREE_BROKERS = "tests/client/risks/test_replicated.py"
 """These go through one outage of a cluster."""
 
-TOGETHER = ("tests/client/test_serializers_registry.py", "tests/examples/")
-"""Each of these starts a JVM of its own that takes seconds: one worker each."""
+TOGETHER = ("tests/client/test_serializers_registry.py", "tests/examples/", "tests/golden/test_broker.py")
+"""Each of these starts something of its own, a JVM that takes seconds or a broker on old files: one worker each."""
 
 BESIDE_SPARK = ("tests/pipeline/",)
 WITHOUT_SPARK = (

@@ -1,0 +1,103 @@
+"""Make the golden directories of a new generation: `python -m tests.golden.make GENERATION [PART ...]`.
+
+See README.md beside this file: a generation is added, never made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.golden import make_broker, make_spools
+from tests.golden.opening import HERE, PACKED, expected_of, pack, unpack
+
+PATHS: Final = (b"/tmp", b"/work", b"/root", b"/home", b"/usr", b"/var", b"/opt", b"/build", b"/src/")
+"""No golden file says where it was made."""
+
+
+def in_process(module: str, *arguments: str) -> int:
+    """Run a part of the making in a process of its own, which may kill itself."""
+    command = [sys.executable, "-m", "tests.golden.make", "--run", module, *arguments]
+    return subprocess.run(command, check=False).returncode
+
+
+def make_broker_parts(work: Path, generation: Path) -> None:
+    directory, notes = work / "broker", work / "broker.json"
+    for name in make_broker.RUNS:
+        code = in_process("broker", name, str(directory), str(notes))
+        if code != (-9 if name in make_broker.KILLED_RUNS else 0):
+            sys.exit(f"the {name} run of the broker ended with {code}")
+        if name in make_broker.KILLED_RUNS:
+            make_broker.tear(directory, notes)
+        if name == "third":
+            keep(directory, notes, generation, "broker-clean")
+    keep(directory, notes, generation, "broker-killed")
+
+
+def make_spool_parts(work: Path, generation: Path) -> None:
+    code = in_process("spools", "all", str(work / "spools"), str(work / "spools.json"))
+    if code != -9:
+        sys.exit(f"the producers ended with {code}")
+    keep(work / "spools", work / "spools.json", generation, "spools")
+
+
+def keep(directory: Path, notes: Path, generation: Path, name: str) -> None:
+    shutil.copy(notes, generation / f"{name}.json")
+    archive = generation / f"{name}{PACKED}"
+    pack(directory, archive, expected_of(archive)["clock_ms"])
+
+
+PARTS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
+    "broker": make_broker_parts,
+    "spools": make_spool_parts,
+}
+
+
+def machine_paths(generation: Path) -> list[str]:
+    """Every place in the golden files that names this machine or a directory of it."""
+    words = re.compile(b"|".join(map(re.escape, (*PATHS, socket.gethostname().encode()))))
+    found = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for archive in sorted(generation.iterdir()):
+            if archive.name.endswith(PACKED):
+                unpack(archive, Path(scratch) / archive.name.removesuffix(PACKED))
+            else:
+                shutil.copy(archive, scratch)
+        for path in sorted(Path(scratch).rglob("*")):
+            if path.is_file():
+                found += [
+                    f"{path.relative_to(scratch)}: {match.group()!r}"
+                    for match in words.finditer(path.read_bytes())
+                ]
+    return found
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--run"]:
+        _, _, module, name, directory, notes = sys.argv
+        {"broker": make_broker.run, "spools": make_spools.run}[module](name, Path(directory), Path(notes))
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("generation", type=int)
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS])
+    options = parser.parse_args()
+    generation = HERE / f"generation-{options.generation}"
+    generation.mkdir(exist_ok=True)
+    for part in options.parts or PARTS:
+        with tempfile.TemporaryDirectory() as work:
+            PARTS[part](Path(work), generation)
+    found = machine_paths(generation)
+    if found:
+        sys.exit("golden files name this machine:\n" + "\n".join(found))
+
+
+if __name__ == "__main__":
+    main()
