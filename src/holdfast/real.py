@@ -155,6 +155,9 @@ class RealFileSystem:
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        os.utime(path, ns=(modified_ms * 1_000_000, modified_ms * 1_000_000))
+
     def list(self, directory: str) -> list[str]:
         return sorted(os.listdir(directory))
 

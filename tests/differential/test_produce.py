@@ -266,6 +266,11 @@ def timestamps(side: Side) -> None:
     side.produce("two hours ahead", "default-limits", batch(b"a", timestamp=NOW + 120 * MINUTE_MS))
     side.produce("decades ago", "default-limits", batch(b"a", timestamp=1000))
     side.produce("no timestamp, no limits", "default-limits", batch(b"a", timestamp=-1))
+    for newest in (-1, 0, 900):
+        lying = build_batch([Record(0, 0, None, b"a")], base_timestamp=-1, max_timestamp=newest)
+        side.produce(f"no timestamp, maximum {newest}", "default-limits", lying)
+        lying = build_batch([Record(0, 2000, None, b"a")], base_timestamp=1000, max_timestamp=newest)
+        side.produce(f"decades ago, maximum {newest}", "default-limits", lying)
     side.read_back("stored by default", "default-limits")
 
 

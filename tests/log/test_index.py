@@ -194,17 +194,19 @@ def test_time_index_file_is_kafkas() -> None:
     assert index.to_bytes() == bytes.fromhex("0000018bcfe56800 00000009")
 
 
-@given(steps, st.integers(0, 50))
-def test_time_index_survives_its_file(increments: Pairs, padding: int) -> None:
+@given(steps, st.integers(0, 50), st.booleans())
+def test_time_index_survives_its_file(increments: Pairs, padding: int, has_untimed: bool) -> None:
     index = time_index(increments)
+    index.has_untimed = has_untimed
     again = TimeIndex.from_bytes(index.to_bytes() + (bytes(12 * padding) if increments else b""), BASE)
-    assert list(again.entries) == list(index.entries)
+    assert (list(again.entries), again.has_untimed) == (list(index.entries), has_untimed)
 
 
 def test_a_single_time_entry_of_zeros_is_an_entry_and_many_are_none() -> None:
     index = TimeIndex(BASE)
     index.append(0, BASE)
-    assert list(TimeIndex.from_bytes(index.to_bytes(), BASE).entries) == [(0, BASE)]
+    for index.has_untimed in (False, True):
+        assert list(TimeIndex.from_bytes(index.to_bytes(), BASE).entries) == [(0, BASE)]
     assert not list(TimeIndex.from_bytes(bytes(12 * 3), BASE).entries)
 
 

@@ -62,7 +62,7 @@ def test_a_young_segment_protects_those_behind_it() -> None:
 
 
 def test_a_log_without_a_time_limit_keeps_everything() -> None:
-    assert due(log_of([0, 0, 0], retention_ms="-1"), START_MS) is None
+    assert due(log_of([1, 1, 1], retention_ms="-1"), START_MS) is None
 
 
 def test_a_segment_without_timestamps_counts_from_its_last_change() -> None:
@@ -94,24 +94,24 @@ def test_a_size_of_zero_takes_the_active_segment_too() -> None:
 
 
 def test_a_compacted_topic_deletes_nothing() -> None:
-    assert due(log_of([0, 0, 0], cleanup_policy="compact", retention_ms="1"), START_MS) is None
+    assert due(log_of([1, 1, 1], cleanup_policy="compact", retention_ms="1"), START_MS) is None
 
 
 def test_compacted_and_deleted_is_both() -> None:
-    found = due(log_of([0, 0, 0], cleanup_policy="compact,delete", retention_ms="1"), START_MS)
+    found = due(log_of([1, 1, 1], cleanup_policy="compact,delete", retention_ms="1"), START_MS)
     assert found is not None
     assert found.rolls_active
 
 
 def test_nothing_at_or_above_the_high_watermark_goes() -> None:
-    log = log_of([0, 0, 0, 0], retention_ms="1")
+    log = log_of([1, 1, 1, 1], retention_ms="1")
     found = due(log, START_MS, LogPosition(2, 2, 0))
     assert found is not None
     assert (found.start_offset, found.rolls_active) == (2, False)
 
 
 def test_a_segment_goes_only_after_the_flush_that_sealed_it() -> None:
-    log = log_of([0, 0], retention_ms="1")
+    log = log_of([1, 1], retention_ms="1")
     before_roll = log.end_position
     log.roll(Now(START_MS, 0))
     found = due(log, START_MS, before_roll)
@@ -125,7 +125,7 @@ def test_a_segment_goes_only_after_the_flush_that_sealed_it() -> None:
 
 def test_a_segment_that_was_never_flushed_stays() -> None:
     """With `holdfast.flush=os` the high watermark does not wait for flushes."""
-    log = log_of([0, 0, 0], retention_ms="1")
+    log = log_of([1, 1, 1], retention_ms="1")
     log.flushed_base = 1
     found = due(log, START_MS)
     assert found is not None
@@ -134,7 +134,7 @@ def test_a_segment_that_was_never_flushed_stays() -> None:
 
 def test_an_empty_active_segment_is_not_rolled() -> None:
     assert due(log_of([], retention_ms="0"), START_MS + 1_000) is None
-    log = log_of([0], retention_ms="1")
+    log = log_of([1], retention_ms="1")
     log.roll(Now(START_MS, 0))
     log.flushed(log.end_position)
     found = due(log, START_MS)

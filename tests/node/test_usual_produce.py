@@ -166,7 +166,7 @@ def batches(draw: st.DrawFn) -> bytes:
     return batch_of(
         draw(st.integers(1, 7)),
         producer=producer,
-        age_ms=draw(st.sampled_from([0, 0, 0, 5000, -7_200_000])),
+        age_ms=draw(st.sampled_from([0, 0, 0, 5000, 120_000, -7_200_000])),
         codec=draw(st.sampled_from([Codec.NONE, Codec.NONE, Codec.NONE, Codec.LZ4])),
         key=draw(st.sampled_from([b"k", b"k", None])),
         size=draw(st.sampled_from([0, 20, 20, 70, 200])),
@@ -222,6 +222,7 @@ UNUSUAL = {
     "a topic with the broker's time": USUAL._replace(topic="stamped"),
     "a topic that bounds the past": USUAL._replace(topic="recent", batch=batch_of(age_ms=5000)),
     "a time to come": USUAL._replace(batch=batch_of(age_ms=-7_200_000)),
+    "an old time": USUAL._replace(batch=batch_of(age_ms=120_000)),
     "a batch too large": USUAL._replace(topic="small", batch=batch_of(size=200)),
     "a compressed batch": USUAL._replace(batch=batch_of(codec=Codec.LZ4)),
     "a wrong checksum": USUAL._replace(batch=damaged(batch_of())),

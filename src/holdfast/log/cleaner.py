@@ -135,6 +135,7 @@ class CleanedSegment(NamedTuple):
     max_timestamp: int
     offset_of_max_timestamp: int
     first_timestamp: int | None
+    has_untimed: bool
 
 
 class Cleaned(NamedTuple):
@@ -183,9 +184,11 @@ class _Cleaner:
         self._fs = fs
         self._asked = asked
         self._files: dict[int, File] = {}
+        self._modified_ms: dict[int, int] = {}
         for base_offset, _ in asked.sources:
             path = Segment(fs, asked.directory, base_offset, 0, 0).path()
             self._files[base_offset] = fs.open(path, "read")
+            self._modified_ms[base_offset] = fs.modified_ms(path)
         self._offsets: dict[bytes, int] = {}
         self._survey = Survey()
         self._bytes_read = 0
@@ -293,7 +296,8 @@ class _Cleaner:
             if len(group) == 1 and not has_changes:
                 return None
             self._write_transaction_index(group, end_offset)
-            cleaned = output.finish([source.base_offset for source in group])
+            bases = [source.base_offset for source in group]
+            cleaned = output.finish(bases, max(self._modified_ms[base] for base in bases))
             self._bytes_written += cleaned.size
             return cleaned
         finally:
@@ -322,13 +326,17 @@ class _Cleaner:
             return header.last_offset == last.last_offset
         return header.is_control and header.producer_epoch == last.epoch
 
+    def _has_delete_horizon(self, header: BatchHeader) -> bool:
+        """Whether an earlier round gave the batch its horizon. In the dirty part only its producer can have."""
+        return header.has_delete_horizon and header.base_offset < self._asked.first_dirty_offset
+
     def _filter_marker(self, batch: Batch) -> tuple[BatchHeader, Buffer] | None:
         header = batch.header
         if not header.records_count:
             return None
         if not header.is_transactional or self._survey.has_data(header.base_offset):
             return header, batch.data
-        if not header.has_delete_horizon:
+        if not self._has_delete_horizon(header):
             return self._rebuilt(batch, bytes(records_bytes(batch.data, header)), header.records_count, True)
         return None if header.base_timestamp <= self._asked.now_ms else (header, batch.data)
 
@@ -337,11 +345,12 @@ class _Cleaner:
         if not header.records_count or self._survey.is_aborted(header):
             return None
         data = bytes(records_bytes(batch.data, header))
-        drops_tombstones = header.has_delete_horizon and header.base_timestamp <= self._asked.now_ms
+        has_horizon = self._has_delete_horizon(header)
+        drops_tombstones = has_horizon and header.base_timestamp <= self._asked.now_ms
         kept = keep_latest(data, header.base_offset, self._offsets, drops_tombstones)
         if not kept.records_count:
             return None
-        sets_horizon = kept.has_tombstone and not header.has_delete_horizon
+        sets_horizon = kept.has_tombstone and not has_horizon
         if kept.data is None and not sets_horizon:
             return header, batch.data
         return self._rebuilt(
@@ -423,7 +432,8 @@ class _Output:
             self._file.flush()
             self._unflushed = 0
 
-    def finish(self, replaces: list[int]) -> CleanedSegment:
+    def finish(self, replaces: list[int], modified_ms: int) -> CleanedSegment:
+        """`modified_ms` is of the files it replaces: records without times of their own are as old as those."""
         self._write()
         self._file.flush()
         segment = self._segment
@@ -433,6 +443,7 @@ class _Output:
             (TIME_INDEX_SUFFIX, segment.time_index.to_bytes()),
         ):
             _write_file(self._fs, segment.path(suffix) + CLEANED_SUFFIX, data)
+        self._fs.set_modified_ms(self._path, modified_ms)
         self._is_finished = True
         return CleanedSegment(
             segment.base_offset,
@@ -441,6 +452,7 @@ class _Output:
             segment.max_timestamp,
             segment.offset_of_max_timestamp,
             segment.first_timestamp,
+            segment.has_untimed,
         )
 
     def close(self) -> None:

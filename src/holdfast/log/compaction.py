@@ -45,6 +45,7 @@ from holdfast.log.segment import (
     Segment,
 )
 from holdfast.seams import FileSystem, Now
+from holdfast.wire.batch import NO_TIMESTAMP
 from holdfast.wire.positions import LogPosition
 
 INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
@@ -82,7 +83,7 @@ def examine(
     is_overdue = False
     for segment, following in zip(log.segments, log.segments[1:], strict=False):
         is_dirty = following.base_offset > first_dirty
-        too_young = now.wall_ms - config.min_compaction_lag_ms < segment.max_timestamp
+        too_young = now.wall_ms - config.min_compaction_lag_ms < segment.newest_ms
         if (
             segment.base_offset >= high_watermark.segment_base
             or following.base_offset > last_stable_offset
@@ -91,9 +92,9 @@ def examine(
             break
         if is_dirty:
             dirty_bytes += segment.size
-            first = segment.first_timestamp
-            if first is not None and first > 0 and first < now.wall_ms - config.max_compaction_lag_ms:
-                is_overdue = True
+            first = segment.first_timestamp or NO_TIMESTAMP
+            waits_since_ms = first if first > 0 else segment.appended_ms
+            is_overdue = is_overdue or waits_since_ms < now.wall_ms - config.max_compaction_lag_ms
         else:
             clean_bytes += segment.size
     else:
@@ -174,6 +175,8 @@ class Swap:
         self._new = Segment(
             fs, log.directory, cleaned.base_offset, cleaned.size, max(old.created_ms for old in self._old)
         )
+        self._new.appended_ms = max(old.appended_ms for old in self._old)
+        self._new.has_untimed = cleaned.has_untimed
         self._new.max_timestamp = cleaned.max_timestamp
         self._new.offset_of_max_timestamp = cleaned.offset_of_max_timestamp
         self._new.first_timestamp = cleaned.first_timestamp

@@ -16,6 +16,9 @@ Rules the reader may rely on:
   has too much. Nothing is flushed here: the owner flushes when it seals a segment, and rebuilds after a
   crash.
 
+A time index may begin with one entry that names no time, (−1, base offset): see `TimeIndex.has_untimed`. Kafka reads
+it as the beginning of the segment.
+
 A file that was allocated ahead ends in zeros. An offset index never holds an entry (0, 0): the first entry
 comes after a whole interval of log. A time index may begin with one, so there only zeros after another
 entry are padding.
@@ -38,6 +41,8 @@ RELATIVE_OFFSET_MAX = 2**31 - 1
 """Offsets of one segment span at most this much; the log rolls before."""
 POSITION_MAX = 2**31 - 1
 NO_TIMESTAMP = -1
+UNTIMED = b"\xff" * 8 + bytes(4)
+"""The entry (−1, base offset)."""
 
 _SWAP_BYTES = sys.byteorder == "little"
 # Where the halves of an int64 lie in this machine's memory, in int32 words.
@@ -228,6 +233,8 @@ class TimeIndex(EntryFile):
     def __init__(self, base_offset: int) -> None:
         super().__init__()
         self.base_offset = base_offset
+        self.has_untimed = False
+        """Whether the segment has batches whose age no timestamp tells: `UNTIMED` in front of the file says so."""
         self._timestamps = array("q")
         self._offsets = array("i")
 
@@ -290,6 +297,9 @@ class TimeIndex(EntryFile):
         index = cls(base_offset)
         what = f"time index from {base_offset}"
         index._check_whole_entries(data, what)
+        if data[: cls.entry_bytes] == UNTIMED:
+            index.has_untimed = True
+            data = data[cls.entry_bytes :]
         used = index._used_bytes(data)
         if not used and len(data) == cls.entry_bytes:
             used = cls.entry_bytes  # one whole entry: timestamp 0 at the base offset
@@ -306,6 +316,9 @@ class TimeIndex(EntryFile):
             raise CorruptLog(f"{what}: its offsets fall")
         index._loaded_from(len(data))
         return index
+
+    def to_bytes(self) -> bytes:
+        return UNTIMED + self._encode(0) if self.has_untimed else self._encode(0)
 
     def _encode(self, first: int) -> bytes:
         halves = array("i", self._timestamps[first:].tobytes())

@@ -41,6 +41,7 @@ from holdfast.log.segment import (
     Segment,
     Slice,
     offset_name,
+    timestamp_of,
 )
 from holdfast.log.transaction_index import AbortedTransaction, TransactionIndex
 from holdfast.log.write_ahead import NO_ROOM_ERRNOS, WriteAhead
@@ -138,6 +139,7 @@ class Log:
             self._begin_epoch(leader_epoch)
         head = OFFSET_AND_EPOCH.pack(base_offset, header[1], leader_epoch)
         self._write(active, stored, head, memoryview(batch)[16:])
+        active.appended_ms = now.wall_ms
         self._appended_since_flush = self._is_changed = True
         self.unflushed_messages += header.records_count
         self.end_offset = last_offset + 1
@@ -187,7 +189,7 @@ class Log:
             or len(active.index) * OFFSET_ENTRY_BYTES >= config.segment_index_bytes
         ):
             return True
-        age_ms = self._age_ms(active, header.max_timestamp, now)
+        age_ms = self._age_ms(active, header, now)
         # The jitter is worked out only for a segment that is old enough with all there could be of it.
         return (
             age_ms > config.segment_ms - config.segment_jitter_ms
@@ -204,9 +206,9 @@ class Log:
         return crc32(f"{self.directory}/{self.active.base_offset}".encode()) % most if most else 0
 
     @staticmethod
-    def _age_ms(segment: Segment, timestamp: int, now: Now) -> int:
+    def _age_ms(segment: Segment, header: BatchHeader, now: Now) -> int:
         first = segment.first_timestamp
-        if first is not None and first >= 0 and timestamp >= 0:
+        if first is not None and first > 0 and (timestamp := timestamp_of(header)) > 0:
             return timestamp - first
         return now.wall_ms - segment.created_ms
 

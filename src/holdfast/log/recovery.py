@@ -42,6 +42,7 @@ from holdfast.log.segment import (
     TXN_INDEX_SUFFIX,
     Segment,
     offset_name,
+    timestamp_of,
 )
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import content_end
@@ -265,12 +266,12 @@ class _Opening:
         self._remove_unused_snapshots()
 
     def _load_sealed(self, segment: Segment) -> None:
-        if not len(segment.time_index):
+        if not len(segment.time_index) and not segment.has_untimed:
             if segment.size and segment.max_timestamp < 0:
                 segment.rebuild_indexes(self.config.index_interval_bytes)
             return
         segment.max_timestamp, segment.offset_of_max_timestamp = segment.time_index.last_entry
-        segment.first_timestamp = header_at(segment.file, 0).max_timestamp
+        segment.first_timestamp = timestamp_of(header_at(segment.file, 0))
         if segment is not self.segments[-1]:
             if segment.indexes_rebuilt:
                 self._write_indexes(segment)

@@ -4,7 +4,7 @@ Segments go oldest first, whole, and while the rule holds for the next one:
 
 - `retention.bytes`: as long as what remains is at least that much.
 - `retention.ms`: when the segment's largest timestamp is older. Timestamps are the records' own, so a
-  segment with a record from the future stays. A segment without any counts from its last change.
+  segment with a record from the future stays. One with records that have none counts from its last append.
 
 Both apply to topics whose `cleanup.policy` has "delete". What lies below the log start goes from any topic.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from holdfast.log.log import Log
-from holdfast.log.segment import Segment
 from holdfast.seams import Now
 from holdfast.wire.positions import LogPosition
 
@@ -56,11 +55,6 @@ def expired(log: Log, high_watermark: LogPosition, now: Now) -> Expired | None:
     return Expired(log.segments[sealed].base_offset, sealed, rolls_active, reason)
 
 
-def last_change_ms(segment: Segment) -> int:
-    """The time retention counts a segment's age from."""
-    return segment.max_timestamp if segment.max_timestamp >= 0 else segment.created_ms
-
-
 def _over_size(log: Log, retention_bytes: int) -> int:
     excess = log.size - retention_bytes
     count = 0
@@ -75,7 +69,7 @@ def _over_size(log: Log, retention_bytes: int) -> int:
 def _over_age(log: Log, keep_from_ms: int) -> int:
     count = 0
     for segment in log.segments:
-        if last_change_ms(segment) >= keep_from_ms:
+        if segment.newest_ms >= keep_from_ms:
             break
         count += 1
     return count

@@ -22,7 +22,15 @@ from holdfast.log.scan import header_at, scan_headers
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import zeros
 from holdfast.seams import Buffer, File, FileSystem
-from holdfast.wire.batch import HEADER_SIZE, LOG_OVERHEAD, NO_TIMESTAMP, BatchHeader, read_header
+from holdfast.wire.batch import (
+    DELETE_HORIZON,
+    HEADER_SIZE,
+    LOG_APPEND_TIME,
+    LOG_OVERHEAD,
+    NO_TIMESTAMP,
+    BatchHeader,
+    read_header,
+)
 
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
@@ -62,12 +70,14 @@ class Segment:
         "_time_index",
         "_transactions",
         "ahead_end",
+        "appended_ms",
         "base_offset",
         "bytes_since_index_entry",
         "created_ms",
         "directory",
         "first_timestamp",
         "has_transaction_file",
+        "has_untimed",
         "indexes_rebuilt",
         "max_timestamp",
         "offset_of_max_timestamp",
@@ -83,9 +93,13 @@ class Segment:
         self.ahead_end = 0
         """Up to here the file holds zeros behind its last batch; below `size` when there are none."""
         self.created_ms = created_ms
+        self.appended_ms = created_ms
+        """When the last batch was appended, on the broker's clock. After a start, when the file was last changed."""
         self.first_timestamp: int | None = None
-        """The largest timestamp of the first batch: from it the age of the segment is counted."""
+        """Of the first batch, see `timestamp_of`: a segment rolls `segment.ms` after it."""
         self.max_timestamp = NO_TIMESTAMP
+        self.has_untimed = False
+        """Whether there is a batch here without a timestamp: its age is counted from `appended_ms`."""
         self.offset_of_max_timestamp = base_offset
         self.bytes_since_index_entry = 0
         self.indexes_rebuilt = False
@@ -107,6 +121,13 @@ class Segment:
         if self._file is None:
             self._file = self._fs.open(self.path(), "write")
         return self._file
+
+    @property
+    def newest_ms(self) -> int:
+        """When the youngest record here came into being: what retention and compaction count its age from."""
+        if self.has_untimed or self.max_timestamp <= 0:
+            return max(self.max_timestamp, self.appended_ms)
+        return self.max_timestamp
 
     def adopt_file(self, file: File) -> None:
         """Read from `file`, which is on its way to this segment's name."""
@@ -183,6 +204,7 @@ class Segment:
             self.indexes_rebuilt = True
             return
         self._index, self._time_index = index, times
+        self.has_untimed = times.has_untimed
 
     def _check_indexes(self, index: OffsetIndex, times: TimeIndex) -> None:
         """Raise `CorruptLog` unless the last entries are true and nothing behind them is younger.
@@ -197,6 +219,10 @@ class Segment:
                 raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: offset {last_offset} is not at {position}")
             if found.header.records_count:
                 youngest = max(youngest, found.header.max_timestamp)
+                if timestamp_of(found.header) < 0 and not times.has_untimed:
+                    raise CorruptLog(
+                        f"{self.path(TIME_INDEX_SUFFIX)}: does not know of records without a time"
+                    )
         timestamp, offset = times.last_entry
         if youngest > timestamp:
             raise CorruptLog(f"{self.path(TIME_INDEX_SUFFIX)}: does not know of timestamp {youngest}")
@@ -223,6 +249,7 @@ class Segment:
         self._time_index = TimeIndex(self.base_offset)
         self.max_timestamp = NO_TIMESTAMP
         self.offset_of_max_timestamp = self.base_offset
+        self.has_untimed = False
         self.first_timestamp = None
         self.bytes_since_index_entry = 0
 
@@ -248,7 +275,9 @@ class Segment:
             self.max_timestamp = header.max_timestamp
             self.offset_of_max_timestamp = last_offset
         if self.first_timestamp is None:
-            self.first_timestamp = header.max_timestamp
+            self.first_timestamp = timestamp_of(header)
+        if not 0 < header.base_timestamp <= header.max_timestamp and timestamp_of(header) < 0:
+            self.has_untimed = self.time_index.has_untimed = True
         if self.bytes_since_index_entry > interval_bytes:
             self.index.append(last_offset, position)
             self.time_index.append(self.max_timestamp, self.offset_of_max_timestamp)
@@ -366,3 +395,18 @@ def _batch_ends_at(file: File, position: int, last_offset: int) -> bool:
         return header_at(file, position).last_offset == last_offset
     except CorruptLog:
         return False
+
+
+def timestamp_of(header: BatchHeader) -> int:
+    """The time a batch's age is counted from, or `NO_TIMESTAMP` when its header tells none that can be relied on.
+
+    Producers that know of no time write -1, 0, or a maximum below the base. A base in front of all time means that some
+    records have none. Where the broker stamped the batch, or compaction gave it a delete horizon, the base is no
+    record's time and says nothing.
+    """
+    newest = header.max_timestamp
+    if newest <= 0:
+        return NO_TIMESTAMP
+    if header.attributes & (LOG_APPEND_TIME | DELETE_HORIZON) or not header.records_count:
+        return newest
+    return newest if 0 < header.base_timestamp <= newest else NO_TIMESTAMP

@@ -1,7 +1,8 @@
 """What a batch must pass before it may enter a partition's log.
 
 Cheap checks come first, and nothing is written before all have passed. A batch goes in as the bytes it came
-as, unless the topic asks for the broker's time or for another compression.
+as, unless the topic asks for the broker's time or for another compression, or its header tells an old time that is
+not its records' own: nobody may make records expire early by what is written in front of them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,16 @@ from collections.abc import Iterator
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import InvalidRecords
+from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.log.producer_state import Duplicate
+from holdfast.log.record_filter import largest_timestamp_delta
 from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Buffer, Now
 from holdfast.wire.batch import (
     CODEC_MASK,
+    HEADER_SIZE,
     NO_TIMESTAMP,
+    TIMESTAMP_MAX,
     BatchHeader,
     Record,
     check_batch,
@@ -35,6 +39,10 @@ CODECS = {
     "zstd": Codec.ZSTD,
 }
 
+FRESH_MS = 60_000
+"""A header that tells a time at most this old is believed without a look at the records: by whatever it hides from
+retention, they expire no more than this early."""
+
 
 def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader, Buffer] | Duplicate:
     """The batch as it will be stored, or the earlier batch it repeats; raises what Kafka would answer."""
@@ -50,12 +58,14 @@ def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader,
                 f"{hosted.topic} is compacted and needs a key in every record",
                 missing,
             )
+    stored: Buffer = batch
+    if config.message_timestamp_type == "CreateTime" and header.max_timestamp < now.wall_ms - FRESH_MS:
+        header, stored = _with_own_maximum(header, stored, records)
     _check_timestamps(hosted, header, records, now)
     if header.producer_id >= 0:
         verdict = log.producers.check(header, is_client=True)
         if isinstance(verdict, Duplicate):
             return verdict
-    stored: Buffer = batch
     if config.compression_type != "producer":
         header, stored = _recompress(hosted, header, stored, records)
         _check_size(hosted, len(stored))
@@ -86,6 +96,19 @@ def _parsed(records: Buffer) -> Iterator[Record]:
         yield from parse_records(records)
     except InvalidRecords as error:
         raise InvalidRecords(ErrorCode.invalid_record, error.message) from None
+
+
+def _with_own_maximum(header: BatchHeader, batch: Buffer, records: Buffer) -> tuple[BatchHeader, Buffer]:
+    """The batch with the largest time of its records in its header, whatever its producer wrote there."""
+    try:
+        largest = header.base_timestamp + largest_timestamp_delta(bytes(records))
+    except CorruptLog as error:
+        raise InvalidRecords(ErrorCode.invalid_record, str(error)) from None
+    largest = min(max(largest, NO_TIMESTAMP), TIMESTAMP_MAX)
+    if largest == header.max_timestamp:
+        return header, batch
+    stored = seal(header._replace(max_timestamp=largest), memoryview(batch)[HEADER_SIZE:])
+    return read_header(stored), stored
 
 
 def _check_timestamps(hosted: HostedPartition, header: BatchHeader, records: Buffer, now: Now) -> None:

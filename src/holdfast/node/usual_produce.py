@@ -31,6 +31,7 @@ from holdfast.node.handlers.k00_produce import (
     not_flushed_in_time,
     write_failed,
 )
+from holdfast.node.intake import FRESH_MS
 from holdfast.seams import Buffer, Now
 from holdfast.wire.apis import BY_KEY, PRODUCE
 from holdfast.wire.batch import (
@@ -218,7 +219,7 @@ class UsualProduce:
             or attributes
             or count <= 0
             or delta != count - 1
-            or newest > now.wall_ms + target.after_max_ms
+            or not now.wall_ms - FRESH_MS <= newest <= now.wall_ms + target.after_max_ms
         ):
             return False
         batch = memoryview(frame)[start:end]

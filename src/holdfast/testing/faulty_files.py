@@ -48,6 +48,9 @@ class FaultyFiles:
     def modified_ms(self, path: str) -> int:
         return self._real.modified_ms(path)
 
+    def set_modified_ms(self, path: str, modified_ms: int) -> None:
+        self._real.set_modified_ms(path, modified_ms)
+
     def list(self, directory: str) -> list[str]:
         return self._real.list(directory)
 

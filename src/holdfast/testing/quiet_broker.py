@@ -26,10 +26,11 @@ class QuietBroker:
         settings: Mapping[str, str] | None = None,
         disk: SimulatedDisk | None = None,
         boot_id: str = "boot",
+        clock: ManualClock | None = None,
     ) -> None:
         self.settings = dict(settings or {})
         self.config = BrokerConfig.load({**SETTINGS, **self.settings})[0]
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.disk = disk or SimulatedDisk(clock=self.clock)
         for path in self.config.log_dirs:
             self.disk.prepare(path)
@@ -111,4 +112,4 @@ class QuietBroker:
 
     def restart(self) -> QuietBroker:
         self.node.stop(self.clock.now())
-        return QuietBroker(self.settings, disk=self.disk)
+        return QuietBroker(self.settings, disk=self.disk, clock=self.clock)

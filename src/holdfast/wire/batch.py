@@ -40,6 +40,7 @@ ATTRIBUTES_LOW_BYTE: Final = 22
 OLD_MESSAGE_BYTES_MIN: Final = 14
 """The least a message of format 0 can announce; a smaller length is damage in any format."""
 NO_TIMESTAMP: Final = -1
+TIMESTAMP_MAX: Final = 2**63 - 1
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 NO_SEQUENCE: Final = -1
