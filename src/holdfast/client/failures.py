@@ -28,12 +28,12 @@ class Failures:
         self._failing: dict[PartitionKey, _Failing] = {}
         self._set_aside: dict[PartitionKey, set[int]] = {}
 
-    def judge(self, message: Message, error: BaseException, now: float) -> Again | Enough:
-        """The handler failed on a message once more, at a moment in seconds: what follows."""
+    def judge(self, message: Message, error: BaseException, now: float, began: float) -> Again | Enough:
+        """The handler failed on a message once more, now, in an attempt that began before: what follows."""
         key = (message.topic, message.partition)
         failing = self._failing.get(key)
         if failing is None or failing.offset != message.offset:
-            failing = self._failing[key] = _Failing(message.offset, now)
+            failing = self._failing[key] = _Failing(message.offset, began)
         failing.attempts += 1
         return self.policy.judge(error, failing.attempts, now - failing.began)
 

@@ -36,6 +36,7 @@ from holdfast.client.dead_letter_dialects import Dialect, Headers
 from holdfast.client.dead_letters import failure_of, headers_of
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.failures import Failures
+from holdfast.client.handlers import check_handler, check_outcome, described
 from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental, producer_settings
@@ -111,6 +112,7 @@ class Processor:
                 f"{given['transaction.timeout.ms']}: the broker would take transactions back while they are used"
             )
         self._is_stopping = False
+        self._is_running = False
         self._running: _Running | None = None
 
     def stop(self) -> None:
@@ -128,19 +130,26 @@ class Processor:
         self._run(transform, None)
 
     def _run(self, transform: Transform, companion: Companion | None) -> None:
-        running = self._running = _Running(self, transform, companion)
-        with stopping_on_signals(self.stop):
-            running.run()
+        check_handler(transform, iterates=True)
+        if self._is_running:
+            raise UsageError("this processor is running: one run at a time")
+        self._is_running = True
+        try:
+            running = self._running = _Running(self, transform, companion)
+            with stopping_on_signals(self.stop):
+                running.run()
+        finally:
+            self._is_running = self._is_stopping = False
 
     @property
     def is_stopping(self) -> bool:
         return self._is_stopping
 
 
-def _made(outcome: Outcome) -> list[Output]:
+def made(outcome: Outcome) -> list[Output]:
     """What a transform made; an outcome that was returned counts like one that was raised."""
-    if isinstance(outcome, Retry | DeadLetter):
-        raise outcome
+    check_outcome(outcome, iterates=True)
+    assert not isinstance(outcome, Retry | DeadLetter)
     return list(outcome or ())
 
 
@@ -310,12 +319,13 @@ class _Running:
 
     def _process(self, message: Message) -> None:
         # All that it makes before any of it is produced: a transform may fail in the middle.
+        began = time.monotonic() if self._failures is not None else 0.0
         try:
-            outputs = _made(self._transform(message))
+            outputs = made(self._transform(message))
         except Exception as error:
             if self._failures is None:
                 raise
-            self._failed(self._failures, message, error)
+            self._failed(self._failures, message, error, began)
         else:
             self._take(message, lambda: self._produce(outputs))
 
@@ -343,10 +353,10 @@ class _Running:
 
     # Messages that the transform fails on
 
-    def _failed(self, failures: Failures, message: Message, error: Exception) -> None:
-        verdict = failures.judge(message, error, time.monotonic())
+    def _failed(self, failures: Failures, message: Message, error: Exception, began: float) -> None:
+        verdict = failures.judge(message, error, time.monotonic(), began)
         if isinstance(verdict, Again):
-            say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {type(error).__name__}: {error}")
+            say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {described(error)}")
             self._hold(message, time.monotonic() + verdict.seconds)
             return
         if failures.policy.give_up == "stop" and not isinstance(error, DeadLetter):

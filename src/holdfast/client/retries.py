@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from holdfast.client.handlers import UnusableHandler, described
 from holdfast.client.messages import DeadLetter, Retry
 from holdfast.errors import UsageError
 
@@ -54,18 +55,20 @@ class RetryPolicy:
             raise UsageError("the wait between attempts cannot be negative or shrink")
 
     def judge(self, error: BaseException, attempt: int, elapsed_seconds: float) -> Again | Enough:
-        """What follows on a failure: `attempt` counts from 1."""
+        """What follows on a failure: `attempt` counts from 1. A handler that cannot be used is nobody's to judge."""
+        if isinstance(error, UnusableHandler):
+            raise error
         if isinstance(error, DeadLetter):
             return Enough(error.reason, is_final=True)
         if self.is_final(error):
-            return Enough(f"{type(error).__name__}: {error}", is_final=True)
+            return Enough(f"{described(error)}", is_final=True)
         if attempt >= self.attempts:
-            return Enough(f"{attempt} attempts, the last: {type(error).__name__}: {error}")
+            return Enough(f"{attempt} attempts, the last: {described(error)}")
         wait = self.wait_after(attempt)
         if isinstance(error, Retry) and error.after_seconds is not None:
             wait = error.after_seconds
         if self.within_seconds is not None and elapsed_seconds + wait > self.within_seconds:
-            return Enough(f"{self.within_seconds} s have passed, the last: {type(error).__name__}: {error}")
+            return Enough(f"{self.within_seconds} s have passed, the last: {described(error)}")
         return Again(wait)
 
     def is_final(self, error: BaseException) -> bool:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from holdfast.client.handlers import described
 from holdfast.client.messages import DeadLetter, Message
 from holdfast.client.retries import NO_RETRIES, Enough, RetryPolicy
 from holdfast.client.retry_history import History, without_history
@@ -84,7 +85,7 @@ class RetryTopics:
 
     def follow(self, history: History, error: BaseException, attempts: int, now_ms: int) -> Later | Enough:
         """Where a message goes that was given up on in the topic it is in; `attempts` were made there."""
-        told = f"{type(error).__name__}: {error}"
+        told = described(error)
         if self.in_place.is_final(error):
             return Enough(error.reason if isinstance(error, DeadLetter) else told, is_final=True)
         step = 0 if history.step is None else history.step + 1

@@ -33,8 +33,9 @@ from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.memory import MEMORY_TOPIC
 from holdfast.client.dead_letter_dialects import Dialect
-from holdfast.client.messages import DeadLetter, Message, Retry
-from holdfast.client.processor import Outcome, Output, Processor
+from holdfast.client.handlers import check_handler
+from holdfast.client.messages import Message
+from holdfast.client.processor import Outcome, Output, Processor, made
 from holdfast.client.retries import RetryPolicy
 from holdfast.client.signals import say
 from holdfast.client.spool.format import PartitionKey
@@ -171,6 +172,7 @@ class StatefulProcessor:
     def run(self, transform: StatefulTransform) -> None:
         """Process until stopped. Without `retry` an exception of `transform` takes the open transaction back and is
         raised."""
+        check_handler(transform, iterates=True)
         states = _States(self._group, self._directory, self._processor._consumer_settings)
         for topic in self._topics:
             states.changelogs.ensure(states.changelog(topic), topic)
@@ -180,9 +182,7 @@ class StatefulProcessor:
             state.begin_message()
             try:
                 outcome = transform(message, state)
-                if isinstance(outcome, Retry | DeadLetter):
-                    raise outcome
-                return list(outcome or ())
+                return made(outcome)
             except Exception:
                 state.take_message_back()
                 raise

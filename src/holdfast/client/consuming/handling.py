@@ -18,7 +18,8 @@ from typing import Any, Final, Protocol, TypeAlias
 from holdfast.client.consuming.runs import Run
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.errors import ClientError
-from holdfast.client.messages import DeadLetter, Message, Retry
+from holdfast.client.handlers import check_outcome
+from holdfast.client.messages import Message
 from holdfast.client.retries import Again, RetryPolicy
 
 Handler: TypeAlias = Callable[[Message], Any]
@@ -44,9 +45,9 @@ class _Unwanted(Exception):
 class _Judge:
     """What follows on the failures of one message, or of one batch."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
+    def __init__(self, policy: RetryPolicy, began: float) -> None:
         self._policy = policy
-        self._began = time.monotonic()
+        self._began = began
         self.attempts = 0
 
     def failed(self, error: Exception) -> float | str:
@@ -66,31 +67,36 @@ class Handling:
     # One message at a time
 
     def one_by_one(self, handler: Handler) -> Callable[[Run], None]:
+        is_timed = self._policy.within_seconds is not None
+
         def carry_out(run: Run) -> None:
             tracker = run.tracker
             for message in run.messages:
                 if tracker.is_draining:
                     return
+                began = time.monotonic() if is_timed else 0.0
                 try:
                     outcome = handler(message)
-                    if outcome is not None and isinstance(outcome, Retry | DeadLetter):
-                        raise outcome
+                    if outcome is not None:
+                        check_outcome(outcome)
                 except Exception as error:  # noqa: BLE001 - the policy judges it
                     try:
-                        self._again(handler, message, tracker, error)
+                        self._again(handler, message, tracker, error, began)
                     except _Unwanted:
                         return
                 run.finished += 1
 
         return carry_out
 
-    def _again(self, handler: Handler, message: Message, tracker: PartitionTracker, error: Exception) -> None:
-        """After a first failure: until it is handled or set aside."""
-        judge = _Judge(self._policy)
+    def _again(
+        self, handler: Handler, message: Message, tracker: PartitionTracker, error: Exception, began: float
+    ) -> None:
+        """After a first failure of an attempt that began then: until it is handled or set aside."""
+        judge = _Judge(self._policy, began)
         while isinstance(following := judge.failed(error), float | int):
             _wait(following, tracker)
             try:
-                _checked(handler(message))
+                check_outcome(handler(message))
             except Exception as failed:  # noqa: BLE001 - the policy judges it
                 error = failed
             else:
@@ -110,10 +116,10 @@ class Handling:
         return carry_out
 
     def _batch(self, handler: BatchHandler, run: Run, batch: list[Message], policy: RetryPolicy) -> None:
-        judge = _Judge(policy)
+        judge = _Judge(policy, time.monotonic())
         while True:
             try:
-                _checked(handler(batch))
+                check_outcome(handler(batch))
             except Exception as error:  # noqa: BLE001 - the policy judges it
                 following = judge.failed(error)
                 if isinstance(following, str):
@@ -163,12 +169,11 @@ class Handling:
     async def _awaited(
         self, handler: Callable[[Message], Awaitable[Any]], message: Message, tracker: PartitionTracker
     ) -> None:
-        judge: _Judge | None = None
+        judge = _Judge(self._policy, time.monotonic())
         while True:
             try:
-                _checked(await handler(message))
+                check_outcome(await handler(message))
             except Exception as error:  # noqa: BLE001 - the policy judges it
-                judge = judge or _Judge(self._policy)
                 following = judge.failed(error)
                 if isinstance(following, str):
                     # It waits for the broker: in a thread, so that the other coroutines go on.
@@ -187,10 +192,10 @@ class Handling:
     ) -> None:
         if run.tracker.is_draining:
             raise _Unwanted
-        judge = _Judge(policy)
+        judge = _Judge(policy, time.monotonic())
         while True:
             try:
-                _checked(await handler(batch))
+                check_outcome(await handler(batch))
             except Exception as error:  # noqa: BLE001 - the policy judges it
                 following = judge.failed(error)
                 if isinstance(following, str):
@@ -210,12 +215,6 @@ class Handling:
 
 
 _ONCE: Final = RetryPolicy(attempts=1)
-
-
-def _checked(outcome: Any) -> None:
-    """An outcome that was returned counts like one that was raised."""
-    if outcome is not None and isinstance(outcome, Retry | DeadLetter):
-        raise outcome
 
 
 def _wait(seconds: float, tracker: PartitionTracker) -> None:

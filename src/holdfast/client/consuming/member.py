@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,6 +20,7 @@ from holdfast.client.consuming.runs import Order, Pool, Reports
 from holdfast.client.consuming.workers import Workers
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dedupe import Dedupe
+from holdfast.client.handlers import check_handler, is_coroutine
 from holdfast.client.retries import RetryPolicy
 from holdfast.client.retry_topics import HeldBack, RetryTopics
 from holdfast.client.settings import consumer_settings, is_incremental
@@ -62,6 +62,7 @@ class Route:
             raise UsageError("topics: a list with at least one is needed")
         if self.batch_max is not None and self.batch_max < 1:
             raise UsageError(f"batch_max={self.batch_max}: a batch has at least one message")
+        check_handler(self.handler, awaits=True)
 
     def takes(self, topic: str) -> bool:
         """Whether a topic is ours; names that begin with ^ are patterns, as everywhere in the client."""
@@ -105,6 +106,7 @@ class Member:
                 "partitions is thrown out, and what it finished is done again"
             )
         self._stopping = threading.Event()
+        self._is_running = False
         self._loop: Loop | None = None
 
     @property
@@ -122,12 +124,16 @@ class Member:
         """Handle messages until stopped. Raises when a message cannot be handled and may not be set aside."""
         for route in routes:
             route.check()
+        if self._is_running:
+            raise UsageError("this consumer is running: one run at a time")
         asides = [self._aside(route) for route in routes]
+        self._is_running = True
         try:
             for aside in asides:
                 aside.prepare(lambda: not self._stopping.is_set())
             self._run(routes, asides)
         finally:
+            self._is_running = False
             self._stopping.clear()
             for aside in asides:
                 aside.close()
@@ -212,10 +218,3 @@ def _pool(route: Route, aside: Aside, reports: Reports) -> Pool:
         return Coroutines(route.workers, route.order, run_max, awaited(route.handler), reports)
     called = handling.one_by_one if route.batch_max is None else handling.in_batches
     return Workers(route.workers, route.order, run_max, called(route.handler), reports)
-
-
-def is_coroutine(handler: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await: `async def`, or an object whose call is."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - the method itself is asked for
-    )

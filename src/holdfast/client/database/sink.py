@@ -50,7 +50,8 @@ from holdfast.client.database.store import (
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.errors import ClientError
 from holdfast.client.failures import Failures
-from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
+from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
+from holdfast.client.messages import Message, from_raw
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
 from holdfast.client.signals import say, stopping_on_signals
@@ -131,6 +132,7 @@ class DatabaseSink:
         session_ms = int(self.settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
         self._database.idle_timeout_ms = max(1000, session_ms * 2 // 3)
         self._is_stopping = False
+        self._is_running = False
         self._running: _Running | None = None
 
     def stop(self) -> None:
@@ -148,11 +150,12 @@ class DatabaseSink:
 
     def run(self, handler: Handler) -> None:
         """Hand over message by message until stopped. An exception of the handler rolls back; see `retry`."""
+        check_handler(handler)
 
         def work(batch: Sequence[Message], connection: Any) -> None:
             for index, message in enumerate(batch):
                 try:
-                    _checked(handler(message, connection))
+                    check_outcome(handler(message, connection))
                 except Exception as error:
                     if self.is_the_databases(error):
                         raise
@@ -165,10 +168,11 @@ class DatabaseSink:
 
         A batch that fails is handed over again in smaller ones, down to the message that fails alone.
         """
+        check_handler(handler)
 
         def work(batch: Sequence[Message], connection: Any) -> None:
             try:
-                _checked(handler(batch, connection))
+                check_outcome(handler(batch, connection))
             except Exception as error:
                 if self.is_the_databases(error):
                     raise
@@ -181,24 +185,24 @@ class DatabaseSink:
         return isinstance(error, self._database.errors) and self._database.judge(error) is not Trouble.FAILED
 
     def _run(self, work: BatchHandler) -> None:
-        self._running = _Running(self, self._database, work)
-        with stopping_on_signals(self.stop):
-            self._running.run()
+        if self._is_running:
+            raise UsageError("this sink is running: one run at a time")
+        self._is_running = True
+        try:
+            self._running = _Running(self, self._database, work)
+            with stopping_on_signals(self.stop):
+                self._running.run()
+        finally:
+            self._is_running = self._is_stopping = False
 
 
 class _Failed(Exception):
     """A handler failed, on the message with this index where that is known."""
 
     def __init__(self, index: int | None, error: Exception) -> None:
-        super().__init__(str(error))
+        super().__init__(described(error))
         self.index = index
         self.error = error
-
-
-def _checked(outcome: Any) -> None:
-    """An outcome that was returned counts like one that was raised."""
-    if outcome is not None and isinstance(outcome, Retry | DeadLetter):
-        raise outcome
 
 
 @dataclass
@@ -310,19 +314,20 @@ class _Running:
 
     def _store(self) -> None:
         batch = self._pending[: self._most]
+        began = time.monotonic()
         failed = self._store_all(batch)
         if failed is None:
             self._most = min(self._most * 2, self._sink.batch_messages)
-        elif self._sink.failures is None:
+        elif self._sink.failures is None or isinstance(failed.error, UnusableHandler):
             if failed.index is not None:
                 failed.error.add_note(f"while handling {batch[failed.index].place}")
             raise failed.error
         elif failed.index is None:
             self._most = max(1, len(batch) // 2)
         else:
-            self._failed_on(batch, failed.index, failed.error)
+            self._failed_on(batch, failed.index, failed.error, began)
 
-    def _failed_on(self, batch: Sequence[Message], index: int, error: Exception) -> None:
+    def _failed_on(self, batch: Sequence[Message], index: int, error: Exception, began: float) -> None:
         """What came before the message is stored; then it is judged."""
         message = batch[index]
         if index:
@@ -335,9 +340,9 @@ class _Running:
                 return
         failures = self._sink.failures
         assert failures is not None
-        verdict = failures.judge(message, error, time.monotonic())
+        verdict = failures.judge(message, error, time.monotonic(), began)
         if isinstance(verdict, Again):
-            say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {type(error).__name__}: {error}")
+            say(f"{message.place} is tried again in {verdict.seconds:.1f} s: {described(error)}")
             self._retreat([(message.topic, message.partition)], verdict.seconds)
             return
         try:
