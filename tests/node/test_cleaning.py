@@ -88,9 +88,11 @@ def test_a_refusal_that_lasts_is_told_and_waited_out(name: str) -> None:
     assert not is_compacted(hosted)
     assert latest(read_all(hosted.log)) == LATEST
     assert len([line for line in broker.said if "trying again" in line]) == 1
+    assert not any("compacted again" in line for line in broker.said)
     broker.disk.clear_faults()
     broker.pass_time(RETRY_MS)
     assert is_compacted(hosted)
+    assert len([line for line in broker.said if "compacted again" in line]) == 1
 
 
 def test_a_log_reads_from_the_cleaned_file_while_its_last_rename_is_refused(

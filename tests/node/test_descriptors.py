@@ -82,7 +82,7 @@ def test_a_flush_that_cannot_open_a_directory_is_put_off(
     assert client.answer(first).responses[0].partition_responses[0].base_offset == 0
     assert client.answer(later).responses[0].partition_responses[0].base_offset == 1
     assert not node.hosted("t").offline
-    assert len([said for said in node.said if "cannot be flushed now" in said]) in (1, 2)
+    assert len([said for said in node.said if "refuses writes" in said and "ulimit" in said]) == 1
     node = node.lose_power()
     assert node.hosted("t").log.end_offset == 2
     assert b"second" in node.connect().fetch("t", 1).records

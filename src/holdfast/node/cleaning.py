@@ -25,6 +25,8 @@ from holdfast.log.segment import Segment
 from holdfast.node.directories import NO_DESCRIPTOR_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_later
+from holdfast.node.troubles import Kind
+from holdfast.saying import warn
 from holdfast.seams import FlushJob, Now
 
 if TYPE_CHECKING:
@@ -54,8 +56,6 @@ class Cleaning:
         # How far each partition was cleaned; its topic's id tells it from a later one of the same name.
         self._clean_to: dict[tuple[str, int], tuple[UUID, int]] = {}
         self._not_before_ms: dict[HostedPartition, int] = {}
-        self._unmeasured: set[LogDirectory] = set()
-        """Whose free space could not be asked when last tried."""
         self._unwritten: set[LogDirectory] = set()
         """Where a full disk refused the checkpoint; the one that stands makes a later round read more, no less."""
         self.rounds = 0
@@ -67,7 +67,7 @@ class Cleaning:
         try:
             offsets = OffsetCheckpoint(self._node.fs, f"{directory.path}/{CLEANER_FILE}").read()
         except (CorruptLog, OSError) as error:
-            self._node.say(f"{error}; compaction begins anew")
+            self._node.say(warn(f"{error}; compaction begins anew"))
             return
         for (topic, index), offset in offsets.items():
             hosted = self._node.partitions.get(topic, index)
@@ -112,7 +112,9 @@ class Cleaning:
         except OSError as error:
             self._cannot_measure(directory, error, now)
             return
-        self._unmeasured.discard(directory)
+        node.troubles.end(
+            Kind.NOT_COMPACTED, directory.path, f"the free space of {directory.path} can be asked again"
+        )
         if free < needed:
             self._put_off(hosted, f"cleaning may need {needed} bytes, and {directory.path} has less", now)
             return
@@ -122,19 +124,22 @@ class Cleaning:
     def _cannot_measure(self, directory: LogDirectory, error: OSError, now: Now) -> None:
         """Leave the whole directory alone for a while; whether it works at all is found out by a write or flush."""
         self._leave_alone([hosted for hosted in self._node.partitions if hosted.directory is directory], now)
-        if directory not in self._unmeasured:
-            self._unmeasured.add(directory)
-            self._node.say(
+        self._node.troubles.begin(
+            Kind.NOT_COMPACTED,
+            directory.path,
+            warn(
                 f"nothing in {directory.path} is compacted: its free space cannot be asked: {error}; "
                 f"trying again every {RETRY_MS // 60_000} minutes"
-            )
+            ),
+        )
         self.check(now)
 
     def _put_off(self, hosted: HostedPartition, reason: str, now: Now) -> None:
         self._leave_alone([hosted], now)
-        self._node.say(
-            f"{hosted.name} is not compacted: {reason}; trying again in {RETRY_MS // 60_000} minutes"
-        )
+        self.tell(hosted, f"is not compacted: {reason}; trying again every {RETRY_MS // 60_000} minutes")
+
+    def tell(self, hosted: HostedPartition, what: str) -> None:
+        self._node.troubles.begin(Kind.NOT_COMPACTED, hosted.name, warn(f"{hosted.name} {what}"))
 
     def _leave_alone(self, logs: Iterable[HostedPartition], now: Now) -> None:
         self._not_before_ms = {
@@ -159,6 +164,7 @@ class Cleaning:
         if clean_to is None:
             return
         self.rounds += 1
+        node.troubles.end(Kind.NOT_COMPACTED, hosted.name, f"{hosted.name} is compacted again")
         self._clean_to[hosted.topic, hosted.index] = (hosted.topic_id, clean_to)
         self._write_checkpoint(hosted.directory)
         self.check(node.now())
@@ -178,10 +184,8 @@ class Cleaning:
         try:
             directory.write_checkpoint(CLEANER_FILE, offsets)
         except OSError as error:
-            if error.errno in REFUSED_ERRNOS:
+            if node.refused(directory, error):
                 self._unwritten.add(directory)
-            else:
-                node.directory_failed(directory, error)
             return
         self._unwritten.discard(directory)
 
@@ -198,7 +202,6 @@ class _Round:
         self._swaps: deque[Swap] = deque()
         self._end_offset = dirt.bound
         self._resume_base: int | None = None
-        self._has_told = False
 
     def begin(self, now: Now, first_base: int = 0) -> None:
         """Send the worker the part of the round that begins at `first_base`."""
@@ -301,12 +304,10 @@ class _Round:
 
     def _try_again(self, step: Callable[[], None], refusal: OSError) -> None:
         node = self._node
-        if not self._has_told:
-            self._has_told = True
-            node.say(
-                f"the compaction of {self._hosted.name} cannot be completed now: {refusal}; "
-                f"trying again every {STEP_RETRY_MS // 1000} seconds"
-            )
+        self._cleaning.tell(
+            self._hosted,
+            f"cannot have its compaction completed now: {refusal}; trying again every {STEP_RETRY_MS // 1000} seconds",
+        )
         node.timers.at(node.now().monotonic_ms + STEP_RETRY_MS, step)
 
     def _failed(self, error: OSError) -> None:

@@ -91,10 +91,6 @@ class GroupCommit:
         partition.wants_flush = True
         self._put_off.append(partition)
 
-    @property
-    def has_put_off(self) -> bool:
-        return bool(self._put_off)
-
     def go_on(self) -> None:
         put_off, self._put_off = self._put_off, []
         for partition in put_off:

@@ -13,9 +13,9 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.metadata.changes import NewTopic, create_topic
-from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.shard import Shard, partition_for, stored_batches
 from holdfast.node.timers import Timer
+from holdfast.node.troubles import Kind
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record
 
@@ -105,7 +105,11 @@ class Coordination(Generic[MachineT]):
                 names[partition.index] = self._open(partition.index, now).machine.names()
             except ApiError as error:
                 # The other shards serve; this one tells whoever asks for it.
-                self._node.say(f"{hosted.name} coordinates nothing until restart: {error.message}")
+                self._node.troubles.begin(
+                    Kind.COORDINATOR_OFFLINE,
+                    hosted.name,
+                    f"{hosted.name} coordinates nothing until restart: {error.message}",
+                )
         self._find_strays(len(topic.partitions), names)
 
     def _find_strays(self, partitions: int, names: Mapping[int, Collection[str]]) -> None:
@@ -182,8 +186,7 @@ class Coordination(Generic[MachineT]):
             for header, records in stored_batches(hosted):
                 machine.replay(header, records)
         except OSError as error:
-            if error.errno not in REFUSED_ERRNOS:
-                self._node.directory_failed(hosted.directory, error)
+            self._node.refused(hosted.directory, error)
             raise ApiError(
                 ErrorCode.coordinator_not_available, f"{hosted.name} could not be read: {error}"
             ) from error

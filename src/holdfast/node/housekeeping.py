@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 from holdfast.config.definitions import LONG_MAX
 from holdfast.log.retention import expired, roll_due
 from holdfast.node.cleaning import Background, Cleaning
-from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_below_start
 from holdfast.node.scrubbing import Scrubbing
@@ -32,6 +31,7 @@ SCRUB_CHECK_MS: Final = 10_000
 SPACE_CHECK_MS: Final = 30_000
 """A log that was not flushed between two of these checks gives back what was written ahead."""
 BACKOFF_MIN_MS: Final = 100
+REMIND_CHECK_MS: Final = 60_000
 
 
 def schedule(node: Node, now: Now) -> Housekeeping:
@@ -53,6 +53,7 @@ class Housekeeping:
         self._every(now, lambda: EXPIRY_CHECK_MS, self.expire_producers)
         self._every(now, lambda: SCRUB_CHECK_MS, self.scrubbing.check)
         self._every(now, lambda: SPACE_CHECK_MS, self.give_back_space)
+        self._every(now, lambda: REMIND_CHECK_MS, lambda now: node.troubles.remind())
 
     def _every(self, now: Now, interval_ms: Callable[[], int], action: Callable[[Now], None]) -> None:
         node = self._node
@@ -170,10 +171,7 @@ def roll(node: Node, hosted: HostedPartition, now: Now) -> bool:
     try:
         hosted.log.roll(now)
     except OSError as error:
-        if error.errno not in REFUSED_ERRNOS:
-            node.directory_failed(hosted.directory, error)
-        else:
-            node.say(f"{hosted.name} could not be rolled: {error}")
+        node.refused(hosted.directory, error)
         return False
     node.commit.request(hosted)
     return True

@@ -13,7 +13,6 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.log.end_markers import build_end_marker
-from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
 from holdfast.wire.batch import read_header, with_log_append_time
@@ -53,8 +52,7 @@ def append_marker(
     try:
         log.append(header, batch, hosted.leader_epoch, now)
     except OSError as error:
-        if error.errno not in REFUSED_ERRNOS:
-            node.directory_failed(hosted.directory, error)
+        node.refused(hosted.directory, error)
         raise ApiError(
             ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}"
         ) from error

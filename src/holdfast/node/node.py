@@ -52,9 +52,10 @@ from holdfast.node.producer_ids import ProducerIdSource
 from holdfast.node.removal import remove_below_start
 from holdfast.node.timers import Timers
 from holdfast.node.transaction_service import TransactionService
+from holdfast.node.troubles import Kind, Refusals, Troubles
 from holdfast.node.usual_produce import UsualProduce
 from holdfast.partition.offsets import CommitWaiter
-from holdfast.saying import Say, unfailing
+from holdfast.saying import Level, Line, Say, unfailing
 from holdfast.seams import Buffer, FileSystem, Flusher, FlushTarget, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.messages import decode_request
@@ -97,6 +98,8 @@ class Node:
         self.seams = seams
         self.fs = seams.fs
         self.say = unfailing(seams.say)
+        self.troubles = Troubles(self.say, lambda: self._now.monotonic_ms)
+        self._refusals = Refusals(seams.fs, self.troubles, self.write_log_starts)
         self.image = ClusterImage()
         self.cluster_id = ""
         self.node_id = config.node_id
@@ -116,7 +119,7 @@ class Node:
             seams.fs, config.node_id, self.directories, self.topic_config, self.say, self.directory_failed
         )
         self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
-        self.presence = Presence(self.directory_failed)
+        self.presence = Presence(self.refused)
         self.producer_ids = ProducerIdSource(self)
         self.transactions = TransactionService(self)
         self.groups = GroupService(self)
@@ -144,6 +147,7 @@ class Node:
         """Open the data directories, replay the metadata log, raise leader epochs, open every partition."""
         from holdfast.node import startup
 
+        self._now = now
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         try:
             startup.start(self, now)
@@ -281,8 +285,7 @@ class Node:
         try:
             stored = metadata.log.append(check_whole(batch), batch, metadata.leader_epoch, now)
         except OSError as error:
-            if error.errno not in REFUSED_ERRNOS:
-                self.directory_failed(metadata.directory, error)
+            self.refused(metadata.directory, error)
             raise ApiError(
                 ErrorCode.kafka_storage_error, f"the metadata log could not be written: {error}"
             ) from error
@@ -348,6 +351,7 @@ class Node:
         self._topic_configs.pop(topic.name, None)
         assert self.metadata is not None
         for hosted in gone:
+            self.troubles.forget(hosted.name)
             hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
         self.deletions.begin(doomed)
 
@@ -432,19 +436,26 @@ class Node:
         try:
             self.fs.flush_directory(hosted.log.directory)
         except OSError as error:
-            if error.errno not in REFUSED_ERRNOS:
-                self.directory_failed(hosted.directory, error)
+            self.refused(hosted.directory, error)
             return False
         return True
 
     # Failures
 
+    def refused(self, directory: LogDirectory, error: OSError) -> bool:
+        """Whether a write was refused for want of room or descriptors, which is said. Any other error takes the
+        directory offline."""
+        if error.errno in REFUSED_ERRNOS:
+            self._refusals.refused(directory, error)
+            return True
+        self.directory_failed(directory, error)
+        return False
+
     def _flush_failed(self, partition: HostedPartition, error: OSError) -> None:
         if error.errno not in NO_DESCRIPTOR_ERRNOS:
             self.directory_failed(partition.directory, error)
             return
-        if not self.commit.has_put_off:
-            self.say(f"{partition.name} cannot be flushed now, nor perhaps others: {error}")
+        self._refusals.refused(partition.directory, error)
         self.commit.put_off(partition)
 
     def directory_failed(self, directory: LogDirectory, error: OSError) -> None:
@@ -452,13 +463,20 @@ class Node:
         if directory.offline:
             return
         directory.fail(error)
-        self.say(f"log directory {directory.path} is offline until restart: {error}")
+        offline = self._in_directory(directory)
+        for subject in (directory.path, *(hosted.name for hosted in offline)):
+            self.troubles.forget(subject)
+        self.troubles.begin(
+            Kind.DIRECTORY_OFFLINE,
+            directory.path,
+            f"log directory {directory.path} is offline until restart, with {len(offline)} partitions: {error}",
+        )
         failure = LogDirectoryOffline(f"{directory.path} is offline: {error}")
-        for hosted in self._in_directory(directory):
+        for hosted in offline:
             hosted.fail(failure)
         if self.metadata is not None and self.metadata.directory is directory:
             self.fatal = f"the metadata log is in {directory.path}, which failed: {error}"
-            self.say(f"{self.fatal}; this broker cannot go on and must be restarted")
+            self.say(Line(f"{self.fatal}; this broker cannot go on and must be restarted", Level.ERROR))
             self.on_fatal()
 
     def report_defect(self, api_key: int, version: int, error: Exception) -> None:
@@ -497,6 +515,7 @@ class Node:
                 self.commit.go_on()
                 self.deletions.carry_on()
                 self.partitions.create_missing(self.image, self.now())
+                self._refusals.check(self.directories, due_ms)
             finally:
                 self._every_second(due_ms + CHECKPOINT_INTERVAL_MS)
 
@@ -532,10 +551,8 @@ class Node:
 
     def _checkpoint_failed(self, directory: LogDirectory, error: OSError) -> None:
         """A full disk leaves the old checkpoint standing, which is still true; it is tried again."""
-        if error.errno in REFUSED_ERRNOS:
+        if self.refused(directory, error):
             self._checkpoint_due = True
-        else:
-            self.directory_failed(directory, error)
 
     def _recovery_points(self, directory: LogDirectory) -> Offsets:
         """Of what is hosted; a partition that could not be opened keeps what the last run knew of it."""

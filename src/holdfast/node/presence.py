@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
+from holdfast.node.directories import LogDirectory
 from holdfast.node.hosted import HostedPartition
 
 LOOKED_AT_MAX: Final = 256
@@ -19,8 +19,8 @@ LOOKED_AT_MAX: Final = 256
 
 
 class Presence:
-    def __init__(self, failed: Callable[[LogDirectory, OSError], None]) -> None:
-        self._failed = failed
+    def __init__(self, refused: Callable[[LogDirectory, OSError], bool]) -> None:
+        self._refused = refused
         self._due: dict[HostedPartition, None] = {}
 
     def flushed(self, partition: HostedPartition) -> None:
@@ -34,10 +34,8 @@ class Presence:
             try:
                 self._require(partition)
             except OSError as error:
-                if error.errno in REFUSED_ERRNOS:
+                if self._refused(partition.directory, error):
                     self._due[partition] = None
-                else:
-                    self._failed(partition.directory, error)
 
     def _require(self, partition: HostedPartition) -> None:
         file = partition.log.active.file

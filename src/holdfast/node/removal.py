@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
+from holdfast.saying import warn
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
@@ -32,11 +32,9 @@ def remove_below_start(node: Node, hosted: HostedPartition) -> bool:
         for segment in log.segments_before(log.start_offset):
             retired += log.remove([segment])
     except OSError as error:
-        if error.errno not in REFUSED_ERRNOS:
-            node.directory_failed(hosted.directory, error)
+        if not node.refused(hosted.directory, error):
             return False
         refusal = error
-        node.say(f"{hosted.name}: what is below the log start cannot be removed now: {error}")
     remove_later(node, retired, log.config.file_delete_delay_ms)
     return refusal is None
 
@@ -46,7 +44,7 @@ def remove_later(node: Node, paths: list[str], delay_ms: int) -> None:
 
     def done(result: object, error: str | None) -> None:
         if error is not None:
-            node.say(f"files of removed segments could not be deleted: {error}")
+            node.say(warn(f"files of removed segments could not be deleted: {error}", kind="removal"))
 
     def remove() -> None:
         if not node.is_stopping:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.log.segment import Segment
 from holdfast.node.cleaning import Background
 from holdfast.node.hosted import HostedPartition
+from holdfast.node.troubles import Kind
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Scrubbing:
             if now.monotonic_ms < self._next_pass_ms:
                 return
             self._next_pass_ms = now.monotonic_ms + PASS_INTERVAL_MS
+            self._node.troubles.forget_all(Kind.DAMAGED)
             self._left.extend(sorted((hosted.topic, hosted.index) for hosted in self._node.partitions))
         while self._left:
             hosted = self._node.partitions.get(*self._left[0])
@@ -93,9 +95,11 @@ class Scrubbing:
             return
         problem = error if result is None else result["damage"]
         if problem is not None and not hosted.is_deleted:
-            self._node.say(
+            self._node.troubles.begin(
+                Kind.DAMAGED,
+                segment.path(),
                 f"{hosted.name}: the scrub found a problem below the recovery point: {problem}. Inspect it with "
-                f"`holdfast dump-log --verify --files {segment.path()}` and restore the file from a copy"
+                f"`holdfast dump-log --verify --files {segment.path()}` and restore the file from a copy",
             )
         if result is None or result["is_finished"]:
             self._done_below = segment.base_offset

@@ -18,7 +18,6 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError, LogDirectoryOffline
 from holdfast.node.context import Answer, Fields, Later
-from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record, build_batch, iterate_records, read_header
@@ -86,8 +85,7 @@ class Shard:
         try:
             hosted.log.append(header, batch, hosted.leader_epoch, now)
         except OSError as error:
-            if error.errno not in REFUSED_ERRNOS:
-                self._node.directory_failed(hosted.directory, error)
+            self._node.refused(hosted.directory, error)
             raise ApiError(
                 ErrorCode.coordinator_not_available, f"{hosted.name} could not be written: {error}"
             ) from error

@@ -26,7 +26,6 @@ from holdfast.node.context import (
     Packed,
     RequestContext,
 )
-from holdfast.node.directories import REFUSED_ERRNOS
 from holdfast.node.enlistment import Enlistment, Waiting, producers_of
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.intake import admit
@@ -248,8 +247,7 @@ def _produce_one(
 
 def write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
     """Want of room or descriptors refuses the batch and nothing else; anything else takes the directory offline."""
-    if error.errno not in REFUSED_ERRNOS:
-        node.directory_failed(hosted.directory, error)
+    node.refused(hosted.directory, error)
     return ApiError(ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}")
 
 
