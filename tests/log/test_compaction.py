@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.errors import CorruptLog
 from holdfast.log.compaction import Swap, examine, is_due
@@ -17,7 +19,18 @@ from holdfast.testing.compacted_log import (
     compacted,
     latest,
 )
+from holdfast.wire.batch import (
+    Record,
+    build_batch,
+    check_batch,
+    check_whole,
+    encode_record,
+    nearest_timestamp,
+    read_header,
+    seal,
+)
 from holdfast.wire.codecs import Codec
+from holdfast.wire.varint import encode_varint
 
 # ---- what stays and what goes
 
@@ -449,3 +462,90 @@ def test_an_emptied_batch_is_no_answer_to_a_lookup_by_time() -> None:
     assert found is not None
     assert found[1].header.base_offset == 1
     assert subject.log.segments[0].max_timestamp == START_MS + 500
+
+
+# ---- what producers may have sent, and settings at their limits
+
+
+def append_raw(subject: CompactedLog, bodies: list[bytes]) -> int:
+    """Records of these bytes behind their lengths, which is all that a broker looks at; the base offset."""
+    whole = build_batch([Record(at, 0, b"k", b"v") for at in range(len(bodies))], base_timestamp=START_MS)
+    data = b"".join(encode_varint(len(body)) + body for body in bodies)
+    batch = seal(read_header(whole), data)
+    check_batch(batch)
+    return subject.log.append(read_header(batch), batch, 0, subject.now).base_offset
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.binary(max_size=20), min_size=1, max_size=3), min_size=1, max_size=3))
+def test_records_that_make_no_sense_stay_and_stop_nothing(batches: list[list[bytes]]) -> None:
+    subject = CompactedLog()
+    subject.append([(b"a", b"1"), (b"b", b"1")])
+    for bodies in batches:
+        append_raw(subject, bodies)
+    stored = list(subject.headers())[1:]
+    subject.append([(b"a", b"2")])
+    subject.roll()
+    unreadable = subject.compact().unreadable
+    assert subject.headers()[-1].records_count == 1, "of the two values of a, the later"
+    kept = {header.base_offset: header for header in subject.headers()}
+    for header in stored:
+        if header.base_offset in unreadable:
+            assert kept[header.base_offset] == header
+    assert subject.compact().unreadable == []
+
+
+def test_a_batch_that_cannot_be_read_to_its_end_replaces_nothing() -> None:
+    subject = CompactedLog()
+    subject.append([(b"a", b"1")])
+    good = encode_record(Record(0, 0, b"a", b"2"))[1:]
+    junk = append_raw(subject, [good, b"\x00\xff\xff"])
+    subject.roll()
+    assert subject.compact().unreadable == [junk]
+    assert [header.records_count for header in subject.headers()] == [1, 2]
+
+
+LONGS = st.sampled_from([0, 1, 1_000, 2**31 - 1, 2**31, 2**62, 2**63 - 1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([-(2**63), -5_000, -1, 0, 1, START_MS, 2**63 - 1]),
+    st.lists(st.sampled_from([-(2**63), -1, 0, 1, 2**62, 2**63 - 1]), min_size=1, max_size=3),
+    LONGS,
+    LONGS,
+    LONGS.filter(bool),
+    st.sampled_from([1, 600, 2**31 - 1]),
+)
+def test_no_setting_and_no_time_stops_compaction(
+    base_timestamp: int, deltas: list[int], delete_ms: int, least_ms: int, most_ms: int, segment_bytes: int
+) -> None:
+    subject = CompactedLog(
+        compacted(
+            delete_retention_ms=str(delete_ms),
+            min_compaction_lag_ms=str(least_ms),
+            max_compaction_lag_ms=str(max(least_ms, most_ms)),
+            internal_segment_bytes=str(segment_bytes),
+            segment_index_bytes=str(max(4, segment_bytes)),
+        )
+    )
+    records = [Record(at, delta, b"k%d" % at, None) for at, delta in enumerate(deltas)]
+    for _ in range(2):
+        batch = build_batch(records, base_timestamp=base_timestamp, max_timestamp=START_MS)
+        subject.log.append(check_whole(batch), batch, 0, subject.now)
+        subject.append([(b"other", b"v")])
+    subject.roll()
+    times = {nearest_timestamp(record.timestamp) for record in subject.records()}
+    is_allowed = least_ms <= 1_000
+    subject.now_ms += 1_000
+    subject.compact()
+    assert (len(subject.records()) == len(deltas) + 1) is is_allowed
+    kept = {nearest_timestamp(record.timestamp) for record in subject.records()}
+    assert {time for time in kept if time >= 0} <= times
+    subject.append([(b"other", b"v")])
+    subject.roll()
+    subject.now_ms += 2_000
+    subject.compact()
+    if is_allowed:
+        assert (len(subject.records()) == 1) is (delete_ms <= 1_000)
+    subject.restart()

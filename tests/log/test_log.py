@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.log.log import LOADED_MAX, Log
 from holdfast.seams import Now
-from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.disk import SimulatedDisk, SimulatedFile
 from holdfast.testing.plain_log import (
     NOW,
     START_MS,
@@ -324,3 +324,55 @@ def test_whatever_is_done_what_is_read_is_what_was_appended(script: list[int], s
         disk, config=config, torn=True, start_offset=log.start_offset, recovery_point=log.recovery_point
     )
     assert state_of(again).batches == state.batches
+
+
+# ---- the largest timestamp
+
+
+times = st.lists(st.integers(-1, 30), min_size=1, max_size=40)
+
+
+@settings(max_examples=60)
+@given(times, st.data())
+def test_the_newest_batch_below_any_end_is_found(timestamps: list[int], data: st.DataObject) -> None:
+    disk = SimulatedDisk()
+    disk.prepare("/data")
+    log = open_at(disk, config=topic_config(index_interval_bytes="150", internal_segment_bytes="700"))
+    ends = []
+    for timestamp in timestamps:
+        append(log, Batch((b"v",), timestamp=timestamp))
+        ends.append(log.end_position)
+    count = data.draw(st.integers(1, len(timestamps)))
+    start = data.draw(st.integers(0, count))
+    log.advance_start(start)
+    found = log.newest_batch(ends[count - 1])
+    visible = [(timestamp, -at) for at, timestamp in enumerate(timestamps[:count]) if at >= start]
+    newest, at = max(visible, default=(-1, 0))
+    if newest < 0:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found[1].header.max_timestamp, found[1].header.base_offset) == (newest, -at)
+
+
+def test_the_newest_batch_is_found_without_a_walk_over_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the log is, and although the newest of all is not committed yet."""
+    disk = SimulatedDisk()
+    disk.prepare("/data")
+    log = open_at(disk, config=topic_config(index_interval_bytes="300", internal_segment_bytes="7000"))
+    for number in range(500):
+        append(log, Batch((b"v",), timestamp=START_MS + number % 400))
+    committed = log.end_position
+    append(log, Batch((b"v",), timestamp=START_MS + 1000))
+    reads: list[int] = []
+    pread = SimulatedFile.pread
+
+    def counted(file: SimulatedFile, length: int, position: int) -> bytes:
+        reads.append(position)
+        return pread(file, length, position)
+
+    monkeypatch.setattr(SimulatedFile, "pread", counted)
+    found = log.newest_batch(committed)
+    assert found is not None
+    assert found[1].header.base_offset == 399
+    assert len(reads) <= 300 // 70 + 5

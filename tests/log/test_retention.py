@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
 from holdfast.log.log import Log
@@ -165,3 +168,30 @@ def test_a_compacted_segment_rolls_in_time_for_the_longest_lag() -> None:
     now = Now(START_MS + 1001, 0)
     assert roll_due(log_of([START_MS], cleanup_policy="compact", **settings), now)
     assert not roll_due(log_of([START_MS], **settings), now)
+
+
+# ---- settings at their limits
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from([-(2**63), -1, 0, 1, START_MS, 2**63 - 1]), min_size=1, max_size=3),
+    st.sampled_from([-1, 0, 1, 2**63 - 1]),
+    st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1]),
+    st.sampled_from([1, 2**31, 2**63 - 1]),
+    st.sampled_from([0, 2**63 - 1]),
+)
+def test_limits_of_settings_and_times_keep_what_is_to_be_kept(
+    timestamps: list[int], retention_ms: int, retention_bytes: int, segment_ms: int, jitter_ms: int
+) -> None:
+    log = log_of(
+        timestamps,
+        retention_ms=str(retention_ms),
+        retention_bytes=str(retention_bytes),
+        segment_ms=str(segment_ms),
+        segment_jitter_ms=str(jitter_ms),
+    )
+    roll_due(log, Now(START_MS + 2**40, 0))
+    found = due(log, START_MS + 2**40)
+    keeps_all = retention_ms in (-1, 2**63 - 1) and retention_bytes not in (0, 1)
+    assert found is None if keeps_all else found is None or found.segments < len(timestamps)

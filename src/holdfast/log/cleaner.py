@@ -22,8 +22,10 @@ What else the rules say, all of them Kafka's:
 - The last batch of every producer the broker still knows stays, emptied: it carries the producer's epoch and
   sequence to whoever rebuilds that state from the log.
 
-And one of ours: a cleaned segment reaches to the last offset of the segments it replaces, with an emptied batch
-at its end if need be, so that after a crash its file alone tells what it replaces.
+And two of ours. A cleaned segment reaches to the last offset of the segments it replaces, with an emptied batch
+at its end if need be, so that after a crash its file alone tells what it replaces. And a batch whose records make no
+sense, though its checksum holds, is as its producer sent it: nobody knows what keys it has, so it stays as it is and
+replaces nothing.
 
 The cleaned files end in `.cleaned`, are flushed, and their directory is flushed; nothing reads them until the
 broker swaps them in.
@@ -37,6 +39,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import read_whole
+from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.log.batches import PIECE_BYTES, Batch, read_batches
 from holdfast.log.index import RELATIVE_OFFSET_MAX
 from holdfast.log.record_filter import keep_latest, largest_timestamp_delta, note_keys, shift_timestamps
@@ -60,6 +63,7 @@ from holdfast.wire.batch import (
     NO_TIMESTAMP,
     TRANSACTIONAL,
     BatchHeader,
+    nearest_timestamp,
     records_bytes,
     seal,
 )
@@ -149,6 +153,8 @@ class Cleaned(NamedTuple):
     """Where the next part of the round goes on; None when this was the last one."""
     bytes_read: int
     bytes_written: int
+    unreadable: list[int]
+    """Base offsets of the batches in the dirty part whose records make no sense."""
 
     def to_json(self) -> dict[str, Any]:
         return {**self._asdict(), "segments": [list(segment) for segment in self.segments]}
@@ -191,6 +197,7 @@ class _Cleaner:
             self._modified_ms[base_offset] = fs.modified_ms(path)
         self._offsets: dict[bytes, int] = {}
         self._survey = Survey()
+        self._unreadable: list[int] = []
         self._bytes_read = 0
         self._bytes_written = 0
 
@@ -218,7 +225,9 @@ class _Cleaner:
                 segments.append(cleaned)
         if segments:
             self._fs.flush_directory(asked.directory)
-        return Cleaned(segments, end_offset, resume_base, self._bytes_read, self._bytes_written)
+        return Cleaned(
+            segments, end_offset, resume_base, self._bytes_read, self._bytes_written, self._unreadable
+        )
 
     # The map
 
@@ -237,8 +246,15 @@ class _Cleaner:
                     continue
                 if len(offsets) >= entries_max:
                     return header.base_offset
-                if not self._survey.is_aborted(header):
-                    note_keys(bytes(records_bytes(data, header)), header.base_offset, first, offsets)
+                if self._survey.is_aborted(header):
+                    continue
+                found: dict[bytes, int] = {}
+                try:
+                    note_keys(bytes(records_bytes(data, header)), header.base_offset, first, found)
+                except (CorruptLog, InvalidRecords):
+                    self._unreadable.append(header.base_offset)
+                else:
+                    offsets.update(found)
             self._bytes_read += source.size
         return asked.bound
 
@@ -311,7 +327,10 @@ class _Cleaner:
     def _filter(self, batch: Batch, is_last: bool) -> tuple[BatchHeader, Buffer] | None:
         """What stays of a batch below the mapped end: the same object when all of it does, None when nothing."""
         header = batch.header
-        rebuilt = self._filter_marker(batch) if header.is_control else self._filter_data(batch)
+        try:
+            rebuilt = self._filter_marker(batch) if header.is_control else self._filter_data(batch)
+        except (CorruptLog, InvalidRecords):
+            return header, batch.data
         if rebuilt is None and (is_last or self._carries_producer_state(header)):
             return _emptied(header) if header.records_count else (header, batch.data)
         return rebuilt
@@ -364,9 +383,9 @@ class _Cleaner:
         header = batch.header._replace(records_count=count)
         if not header.is_log_append_time:
             largest = header.base_timestamp + largest_timestamp_delta(data)
-            header = header._replace(max_timestamp=largest)
+            header = header._replace(max_timestamp=nearest_timestamp(largest))
         if sets_horizon:
-            horizon_ms = self._asked.now_ms + self._asked.delete_retention_ms
+            horizon_ms = nearest_timestamp(self._asked.now_ms + self._asked.delete_retention_ms)
             data = shift_timestamps(data, header.base_timestamp - horizon_ms)
             header = header._replace(base_timestamp=horizon_ms, attributes=header.attributes | DELETE_HORIZON)
         packed = compress(Codec(header.codec), data) if header.codec else data

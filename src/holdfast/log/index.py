@@ -278,6 +278,13 @@ class TimeIndex(EntryFile):
             return NO_TIMESTAMP, self.base_offset
         return self._timestamps[slot - 1], self.base_offset + self._offsets[slot - 1]
 
+    def largest_up_to(self, offset: int) -> tuple[int, int]:
+        """The last entry that names `offset` or one below it, or (−1, base offset)."""
+        slot = bisect_right(self._offsets, offset - self.base_offset)
+        if not slot:
+            return NO_TIMESTAMP, self.base_offset
+        return self._timestamps[slot - 1], self.base_offset + self._offsets[slot - 1]
+
     def truncate_to(self, offset: int) -> None:
         """Forget the entries of `offset` and above."""
         self._truncate_entries(bisect_left(self._offsets, offset - self.base_offset))

@@ -30,7 +30,7 @@ from holdfast.log.end_markers import add_aborted, read_end_marker, rebuild_trans
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.producer_snapshot import encode_snapshot
 from holdfast.log.producer_state import ProducerStateMap
-from holdfast.log.scan import Found, scan_headers
+from holdfast.log.scan import Found, header_at, scan_headers
 from holdfast.log.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIX,
@@ -489,8 +489,31 @@ class Log:
 
     # Looking up by time
 
-    def max_timestamp_segment(self) -> Segment:
-        return max(self.segments, key=lambda segment: segment.max_timestamp)
+    def newest_batch(self, end: LogPosition) -> tuple[Segment, Found] | None:
+        """The first batch with the largest timestamp there is below `end`; None when no record has one."""
+        best: tuple[int, Segment, int] | None = None
+        for segment in self.segments:
+            if segment.base_offset > end.segment_base:
+                break
+            if segment.max_timestamp < 0:
+                continue
+            is_last = segment.base_offset == end.segment_base
+            stop = min(end.position, segment.size) if is_last else segment.size
+            if stop < segment.size:
+                self._keep_loaded(segment)
+            timestamp, offset = segment.newest_below(end.offset, stop)
+            if offset < self.start_offset:
+                self._keep_loaded(segment)
+                # It is deleted, and no index tells of the largest behind it. Only the first segment can have that.
+                timestamp, offset = segment.newest_from(self.start_offset, stop)
+            if timestamp >= 0 and (best is None or timestamp > best[0]):
+                best = timestamp, segment, offset
+        if best is None:
+            return None
+        _, segment, offset = best
+        self._keep_loaded(segment)
+        position, _ = segment.find(offset)
+        return segment, Found(position, header_at(segment.file, position))
 
     def batch_at_or_after_time(self, timestamp: int, end: LogPosition) -> tuple[Segment, Found] | None:
         """The first batch below `end` that holds a record of `timestamp` or later."""

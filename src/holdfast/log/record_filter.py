@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from holdfast.errors import CorruptLog
+from holdfast.wire.batch import nearest_timestamp
 from holdfast.wire.varint import decode_varlong, encode_varint
 
 DIGEST_BYTES: Final = 15
@@ -180,15 +181,18 @@ def largest_timestamp_delta(data: bytes) -> int:
 
 
 def shift_timestamps(data: bytes, shift: int) -> bytes:
-    """The same records with every timestamp `shift` further from its batch's base."""
+    """The same records with every timestamp `shift` further from its batch's base, or as far as there are numbers."""
     out: list[bytes] = []
     position = 0
     end = len(data)
     while position < end:
-        length, position = decode_varlong(data, position)
-        following = position + length
-        delta, rest = decode_varlong(data, position + 1)
-        shifted = encode_varint(delta + shift)
+        try:
+            length, position = decode_varlong(data, position)
+            following = position + length
+            delta, rest = decode_varlong(data, position + 1)
+        except ValueError:
+            raise _cut_off() from None
+        shifted = encode_varint(nearest_timestamp(delta + shift))
         out += (
             encode_varint(1 + len(shifted) + following - rest),
             data[position : position + 1],

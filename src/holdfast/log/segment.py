@@ -383,6 +383,28 @@ class Segment:
             position += size
         return end, 0
 
+    def newest_below(self, offset: int, position: int) -> TimestampAndOffset:
+        """The largest timestamp of the batches below `offset`, which end at `position`, and the first that has it.
+
+        Both indexes get their entries at the same batches: what is behind the last one, no more than an interval, is
+        looked at.
+        """
+        if position >= self.size:
+            return TimestampAndOffset(self.max_timestamp, self.offset_of_max_timestamp)
+        indexed_offset, start = self.index.lookup(offset - 1)
+        newest = TimestampAndOffset(*self.time_index.largest_up_to(indexed_offset))
+        return self._newest_of(start, position, newest)
+
+    def newest_from(self, offset: int, position: int) -> TimestampAndOffset:
+        """The same of the batches that hold `offset` and later ones. Every one of them is looked at."""
+        return self._newest_of(self.find(offset)[0], position, TimestampAndOffset(NO_TIMESTAMP, offset))
+
+    def _newest_of(self, start: int, end: int, newest: TimestampAndOffset) -> TimestampAndOffset:
+        for found in scan_headers(self.file, start, end):
+            if found.header.max_timestamp > newest.timestamp and found.header.records_count:
+                newest = TimestampAndOffset(found.header.max_timestamp, found.header.last_offset)
+        return newest
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()

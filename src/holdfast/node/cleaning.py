@@ -221,6 +221,11 @@ class _Round:
         cleaned = Cleaned.from_json(result)
         self._end_offset = min(self._end_offset, cleaned.end_offset)
         self._resume_base = cleaned.resume_base
+        if cleaned.unreadable:
+            self._node.say(
+                f"{self._hosted.name}: {len(cleaned.unreadable)} batches, the first at offset "
+                f"{cleaned.unreadable[0]}, hold records that cannot be read; compaction keeps them as they are"
+            )
         self._swaps.extend(Swap(self._node.fs, log, segment, self._seen) for segment in cleaned.segments)
         self._next()
 

@@ -20,10 +20,10 @@ from holdfast.wire.batch import (
     CODEC_MASK,
     HEADER_SIZE,
     NO_TIMESTAMP,
-    TIMESTAMP_MAX,
     BatchHeader,
     Record,
     check_batch,
+    nearest_timestamp,
     parse_records,
     read_header,
     seal,
@@ -101,10 +101,10 @@ def _parsed(records: Buffer) -> Iterator[Record]:
 def _with_own_maximum(header: BatchHeader, batch: Buffer, records: Buffer) -> tuple[BatchHeader, Buffer]:
     """The batch with the largest time of its records in its header, whatever its producer wrote there."""
     try:
-        largest = header.base_timestamp + largest_timestamp_delta(bytes(records))
+        largest = nearest_timestamp(header.base_timestamp + largest_timestamp_delta(bytes(records)))
     except CorruptLog as error:
         raise InvalidRecords(ErrorCode.invalid_record, str(error)) from None
-    largest = min(max(largest, NO_TIMESTAMP), TIMESTAMP_MAX)
+    largest = max(largest, NO_TIMESTAMP)
     if largest == header.max_timestamp:
         return header, batch
     stored = seal(header._replace(max_timestamp=largest), memoryview(batch)[HEADER_SIZE:])

@@ -40,6 +40,7 @@ ATTRIBUTES_LOW_BYTE: Final = 22
 OLD_MESSAGE_BYTES_MIN: Final = 14
 """The least a message of format 0 can announce; a smaller length is damage in any format."""
 NO_TIMESTAMP: Final = -1
+TIMESTAMP_MIN: Final = -(2**63)
 TIMESTAMP_MAX: Final = 2**63 - 1
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -134,6 +135,11 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     if len(buffer) - position < HEADER_SIZE:
         raise _corrupt(f"{len(buffer) - position} bytes are less than a batch header's {HEADER_SIZE}")
     return _make_header(HEADER.unpack_from(buffer, position))
+
+
+def nearest_timestamp(timestamp: int) -> int:
+    """The time itself, or the nearest that a batch can hold: a base and a delta may add up to more."""
+    return max(TIMESTAMP_MIN, min(timestamp, TIMESTAMP_MAX))
 
 
 def batch_crc(batch: Buffer) -> int:

@@ -65,3 +65,9 @@ def test_records_below_the_log_start_are_not_found(orders: Any) -> None:
     cut = [{"name": "orders", "partitions": [{"partition_index": 0, "offset": 1}]}]
     orders.ask(DELETE_RECORDS, 2, topics=cut, timeout=1000)
     assert found(orders, TIME + 1) == (2, TIME + 5)
+
+
+def test_a_batch_with_a_wrong_maximum_is_answered_by_its_youngest_record(orders: Any) -> None:
+    produce(orders, plain(0))
+    produce(orders, plain(5, 10, 7, max_timestamp=TIME + 50))
+    assert found(orders, MAX_TIMESTAMP) == (2, TIME + 10)

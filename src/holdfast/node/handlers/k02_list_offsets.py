@@ -9,6 +9,7 @@ Lookups stop at the same bounds as fetches: nobody learns of a record that is no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -20,7 +21,7 @@ from holdfast.node.context import Fields, RequestContext
 from holdfast.node.handlers.k01_fetch import READ_COMMITTED, check_leader_epoch
 from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
-from holdfast.wire.batch import iterate_records
+from holdfast.wire.batch import iterate_records, nearest_timestamp
 from holdfast.wire.positions import LogPosition
 
 if TYPE_CHECKING:
@@ -146,37 +147,35 @@ def _max_timestamp(hosted: HostedPartition, bound: LogPosition) -> tuple[int, in
     if bound.offset < high_watermark.offset:
         timestamp, offset = _max_timestamp(hosted, high_watermark)
         return (timestamp, offset) if offset < bound.offset else NOTHING
-    segment = hosted.log.max_timestamp_segment()
-    if segment.max_timestamp < 0:
+    found = hosted.log.newest_batch(bound)
+    if found is None:
         return NOTHING
-    found = hosted.log.batch_at_or_after_time(segment.max_timestamp, bound)
-    if found is not None:
-        return _first_record(*found, at_least=segment.max_timestamp, start=hosted.log.start_offset)
-    # The largest timestamp is not committed yet: the largest below the bound has to be searched for.
-    best: tuple[Segment, Found] | None = None
-    for candidate in hosted.log.batches_from(hosted.log.start_offset, bound):
-        if not candidate.header.records_count:
-            continue  # emptied by compaction
-        if best is None or candidate.header.max_timestamp > best[1].header.max_timestamp:
-            best = (hosted.log.segments[hosted.log.segment_for(candidate.header.base_offset)], candidate)
-    if best is None:
-        return NOTHING
-    return _first_record(*best, at_least=best[1].header.max_timestamp, start=hosted.log.start_offset)
+    start = hosted.log.start_offset
+    answer = _first_record(*found, at_least=found[1].header.max_timestamp, start=start)
+    if answer != NOTHING:
+        return answer
+    # Its producer told a maximum that none of its records has.
+    times = [record for record in _records(*found) if record[0] >= 0 and record[1] >= start]
+    return max(times, key=lambda record: (record[0], -record[1]), default=NOTHING)
 
 
 def _first_record(segment: Segment, found: Found, *, at_least: int, start: int) -> tuple[int, int]:
     """The first record of a batch whose timestamp is `at_least`."""
     header = found.header
-    batch = segment.file.pread(header.size, found.position)
     try:
-        for record in iterate_records(batch):
-            timestamp = header.base_timestamp + record.timestamp_delta
-            if header.is_log_append_time:
-                timestamp = header.max_timestamp
-            offset = header.base_offset + record.offset_delta
+        for timestamp, offset in _records(segment, found):
             if timestamp >= at_least and offset >= start:
                 return timestamp, offset
     except InvalidRecords:
         # Its producer wrote records that nobody can read. The batch's start passes over nothing.
         return header.max_timestamp, max(header.base_offset, start)
     return NOTHING
+
+
+def _records(segment: Segment, found: Found) -> Iterator[tuple[int, int]]:
+    """Timestamp and offset of every record of a batch."""
+    header = found.header
+    for record in iterate_records(segment.file.pread(header.size, found.position)):
+        timestamp = nearest_timestamp(header.base_timestamp + record.timestamp_delta)
+        offset = header.base_offset + record.offset_delta
+        yield header.max_timestamp if header.is_log_append_time else timestamp, offset
