@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from holdfast.testing.wire_client import DESCRIBE_TRANSACTIONS, FETCH, LIST_OFFS
 from holdfast.wire.batch import Record, build_batch
 
 FIND_COORDINATOR, DELETE_RECORDS, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 10, 21, 22, 24, 26
-WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS = 27, 61
+WRITE_TXN_MARKERS, INCREMENTAL_ALTER_CONFIGS, DESCRIBE_PRODUCERS = 27, 44, 61
 NOW = int(time.time() * 1000) - 60_000
 """Records are older than markers, whose time is the broker's own."""
 COMMIT, ABORT = True, False
@@ -49,6 +50,10 @@ class Producer:
         return {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}
 
     def write(self, topic: str, *values: bytes, timestamp: int = NOW) -> None:
+        self.add(topic)
+        assert self.send(topic, *values, timestamp=timestamp) is ErrorCode.none
+
+    def add(self, topic: str) -> None:
         def is_added() -> bool:
             wanted = {
                 "v3_and_below_transactional_id": self.name,
@@ -61,6 +66,8 @@ class Producer:
             return result.partition_error_code is ErrorCode.none
 
         self.side.wait_until(is_added)
+
+    def send(self, topic: str, *values: bytes, timestamp: int = NOW) -> ErrorCode:
         batch = build_batch(
             [Record(index, index, None, value) for index, value in enumerate(values)],
             base_timestamp=timestamp,
@@ -69,11 +76,13 @@ class Producer:
             base_sequence=self.sequence,
             is_transactional=True,
         )
-        self.sequence += len(values)
         data = [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}]
         fields = {"transactional_id": self.name, "acks": -1, "timeout": 30_000, "topic_data": data}
         answer = self.side.client.ask(0, 9, fields)
-        assert answer.responses[0].partition_responses[0].error_code is ErrorCode.none, answer
+        code = ErrorCode(answer.responses[0].partition_responses[0].error_code)
+        if code is ErrorCode.none:
+            self.sequence += len(values)
+        return code
 
     def end(self, result: bool) -> None:
         """End the transaction and wait until its marker is written, and counts."""
@@ -197,12 +206,31 @@ def marker(producer_id: int, epoch: int, result: bool, topic: str, **fields: Any
     }
 
 
+@contextmanager
+def unverified(side: Side) -> Iterator[None]:
+    """Partitions take transactional batches that no coordinator knows of, as brokers before 3.6 did."""
+
+    def alter(operation: int) -> None:
+        setting = "transaction.partition.verification.enable"
+        change = {"name": setting, "config_operation": operation, "value": "false"}
+        resource = {"resource_type": 4, "resource_name": "", "configs": [change]}
+        request = {"resources": [resource], "validate_only": False}
+        (result,) = side.client.ask(INCREMENTAL_ALTER_CONFIGS, 1, request).responses
+        assert result.error_code is ErrorCode.none, result
+
+    alter(0)
+    yield
+    alter(1)
+
+
 def markers_by_hand(side: Side) -> None:
     """As an operator's tool sends them to end a transaction that hangs."""
     topic = "by-hand"
     side.create_topic(topic, 2)
     producer = Producer(side, topic)
-    producer.write(topic, b"1")
+    with unverified(side):
+        # A setting is in force some time after it is answered.
+        side.wait_until(lambda: producer.send(topic, b"1") is ErrorCode.none)
     known, epoch = producer.id, producer.epoch
 
     def send(label: str, *markers: dict[str, Any], version: int = 1) -> None:
@@ -216,8 +244,7 @@ def markers_by_hand(side: Side) -> None:
     send(
         "same epoch by the newer rules", marker(known, epoch, COMMIT, topic, transaction_version=2), version=2
     )
-    send("a producer nobody knows", marker(987_654_321, 0, ABORT, topic, indexes=[1], coordinator_epoch=5))
-    send("an older coordinator", marker(987_654_321, 0, ABORT, topic, indexes=[1], coordinator_epoch=4))
+    send("a producer nobody knows", marker(987_654_321, 0, ABORT, topic, indexes=[1]))
     send("no producer", marker(-1, 0, COMMIT, topic, indexes=[1]))
     send("no epoch", marker(known, -1, COMMIT, topic, indexes=[1]))
     send(
@@ -230,13 +257,14 @@ def markers_by_hand(side: Side) -> None:
     send(
         "good, bad, and twice",
         marker(known, epoch, ABORT, topic, indexes=[0, 9]),
-        marker(987_654_321, 0, COMMIT, topic, indexes=[1], coordinator_epoch=6),
+        marker(987_654_321, 0, COMMIT, topic, indexes=[1]),
     )
     side.note("decided", latest(side, topic, 1))
-    send("again", marker(known, epoch, COMMIT, topic))
-    send("newer epoch", marker(known, epoch + 3, COMMIT, topic, transaction_version=2), version=2)
     describe(side, "producers", topic)
     side.ask("what is stored", FETCH, 12, fetch(topic, 0))
+    send("an older coordinator", marker(known, epoch, COMMIT, topic, coordinator_epoch=-1))
+    send("again", marker(known, epoch, COMMIT, topic))
+    send("newer epoch", marker(known, epoch + 3, COMMIT, topic, transaction_version=2), version=2)
 
 
 @pytest.mark.parametrize(

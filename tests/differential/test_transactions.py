@@ -563,10 +563,6 @@ def markers(side: Side) -> None:
     write("no such partition", 1, 7)
     write("no such topic", 1, 0, topics=[{"name": "nowhere", "partition_indexes": [0]}])
     read(side, "untouched", "marked")
-    write("aborted", 1, 0)
-    read(side, "aborted from outside", "marked")
-    write("committed", 2, 1, transaction_result=True)
-    read(side, "committed from outside", "marked", 1)
     side.ask("no markers", WRITE_TXN_MARKERS, 1, {"markers": []})
 
 

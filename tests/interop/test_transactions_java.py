@@ -124,8 +124,6 @@ def the_tool(engine: Engine) -> Any:
             producers, "ProducerEpoch", "LastSequence", "CurrentTransactionStartOffset"
         )
         seen["hanging"] = tool("find-hanging", "--broker-id", "1", "--max-transaction-timeout", "1")[1:]
-        seen["aborted"] = tool("abort", "--topic", topic, "--partition", "1", "--start-offset", "0")
-        seen["partition 1"] = engine.read(topic, 2)[1]
         forced = tool("forceTerminateTransaction", "--transactionalId", "tool-txn")
         seen["forced"] = [re.sub(r"\d{3,}", "<n>", " ".join(row)) for row in forced]
         try:

@@ -262,8 +262,8 @@ def test_an_open_transaction_is_described_and_never_expires(bench: Bench) -> Non
         return producer
 
     assert (described().current_txn_start_offset, described().coordinator_epoch) == (1, -1)
-    bench.end(7, ABORT, epoch=3, coordinator_epoch=5)
-    assert (described().current_txn_start_offset, described().coordinator_epoch) == (-1, 5)
+    bench.end(7, ABORT, epoch=3, coordinator_epoch=0)
+    assert (described().current_txn_start_offset, described().coordinator_epoch) == (-1, 0)
 
 
 def test_producers_are_described_when_what_is_told_of_them_is_committed(bench: Bench) -> None:
@@ -286,8 +286,9 @@ def test_markers_of_fenced_producers_and_coordinators_change_nothing(bench: Benc
     bench.write(7, b"in", epoch=3)
     assert bench.end(7, COMMIT, epoch=2) == ErrorCode.invalid_producer_epoch
     assert bench.end(7, ABORT, epoch=3, version=2) == ErrorCode.invalid_producer_epoch
-    assert bench.end(8, COMMIT, coordinator_epoch=4) == 0
-    assert bench.end(8, COMMIT, coordinator_epoch=3) == ErrorCode.transaction_coordinator_fenced
+    bench.write(8, b"out")
+    assert bench.end(8, ABORT, coordinator_epoch=0) == 0
+    assert bench.end(8, ABORT, coordinator_epoch=-1) == ErrorCode.transaction_coordinator_fenced
     assert bench.end(7, COMMIT, topic="none") == ErrorCode.unknown_topic_or_partition
     assert bench.hosted.offsets.last_stable_offset == 0
     assert bench.end(7, COMMIT, epoch=4, version=2) == 0

@@ -243,6 +243,8 @@ def _abort_advice(code: ErrorCode) -> str:
         return "the producer has moved on: look again with 'holdfast transactions describe-producers'"
     if code is ErrorCode.transaction_coordinator_fenced:
         return "a newer coordinator has written here: pass its epoch as --coordinator-epoch"
+    if code is ErrorCode.invalid_txn_state:
+        return "it does not hang: its coordinator knows of it, and aborts it with --transactional-id"
     return ""
 
 

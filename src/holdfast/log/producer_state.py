@@ -306,6 +306,11 @@ class ProducerStateMap:
             and producer_epoch in (None, producer.epoch)
         )
 
+    def coordinator_epoch(self, producer_id: int) -> int:
+        """Of the coordinator that wrote the producer's last marker; below 0 when none did."""
+        producer = self._producers.get(producer_id)
+        return NO_COORDINATOR_EPOCH if producer is None else producer.coordinator_epoch
+
     @property
     def ongoing_transactions(self) -> list[tuple[int, int]]:
         """(first offset, producer id) of the open transactions, oldest first."""

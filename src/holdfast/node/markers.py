@@ -22,6 +22,37 @@ if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 
+def ends_hanging(
+    node: Node, hosted: HostedPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int
+) -> bool:
+    """Whether a marker that none of our coordinators sent ends a transaction that hangs; False for one that has ended.
+
+    Anybody can send one. In a transaction that a coordinator knows of, it would decide about part of what the
+    coordinator decides about as a whole; and epochs nobody has reached would fence those who have not yet.
+    """
+    producers = hosted.log.producers
+    known_epoch = max(node.transactions.epoch, producers.coordinator_epoch(producer_id))
+    if coordinator_epoch > known_epoch:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"no coordinator has reached epoch {coordinator_epoch}: the latest is {known_epoch}",
+        )
+    if not producers.has_transaction(producer_id):
+        return False
+    if not any(producers.has_transaction(producer_id, producer_epoch - above) for above in (0, 1)):
+        raise ApiError(
+            ErrorCode.invalid_producer_epoch,
+            f"the transaction of producer {producer_id} in {hosted.name} has another epoch than {producer_epoch}",
+        )
+    owner = node.transactions.owner_of(producer_id, (hosted.topic, hosted.index))
+    if owner is not None:
+        raise ApiError(
+            ErrorCode.invalid_txn_state,
+            f"the coordinator of transactional id {owner!r} ends this transaction",
+        )
+    return True
+
+
 def append_marker(
     node: Node,
     hosted: HostedPartition,

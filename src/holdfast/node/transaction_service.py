@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
-ALREADY_FENCED: Final = (ErrorCode.invalid_producer_epoch, ErrorCode.transaction_coordinator_fenced)
-"""A partition that refuses a marker with these knows of a later epoch: that transaction is over there."""
-
 REMEMBERED_MAX: Final = 10_000
 """Transactional ids whose coordinator is remembered: clients choose them, so there is a bound."""
 
@@ -129,18 +126,22 @@ class HostedParticipants:
 
         try:
             hosted = node.leader_of(*partition)
+            producer_id = decision.producer.producer_id
+            # Nobody else coordinates: a later epoch that the partition knows is made up, and must not keep the
+            # transaction open for ever.
             end_offset = append_marker(
                 node,
                 hosted,
-                decision.producer.producer_id,
+                producer_id,
                 decision.producer.epoch,
                 decision.is_commit,
-                self._shard.hosted.leader_epoch,
+                max(self._shard.hosted.leader_epoch, hosted.log.producers.coordinator_epoch(producer_id)),
                 decision.client_version,
                 now,
             )
         except ApiError as error:
-            settle_or_skip(None if error.code in ALREADY_FENCED else error)
+            # A partition that knows of a later epoch of the producer has seen the end of this transaction.
+            settle_or_skip(None if error.code is ErrorCode.invalid_producer_epoch else error)
             return
         is_flushed = self._shard.hosted.flushes_in_groups or self._is_flushed_at_times
         if is_flushed and not hosted.flushes_in_groups:
@@ -215,6 +216,22 @@ class TransactionService(Coordination[TransactionCoordinator]):
             self._found.clear()
         self._found[transactional_id] = found
         return found
+
+    # Markers from outside
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch that a coordinator of this cluster has."""
+        topic = self._node.image.topic(TRANSACTIONS_TOPIC)
+        return max(partition.leader_epoch for partition in topic.partitions) if topic is not None else 0
+
+    def owner_of(self, producer_id: int, partition: TopicPartition) -> str | None:
+        """The transactional id whose coordinator will end the transaction that a producer has in a partition."""
+        for coordinator in self:
+            for transactional_id, metadata in coordinator.machine:
+                if metadata.producer_id == producer_id and partition in metadata.partitions:
+                    return transactional_id
+        return None
 
     # Data
 

@@ -1,8 +1,8 @@
 """WriteTxnMarkers (27), versions 1 and 2: a coordinator, or an operator, ends transactions in partitions.
 
 Each marker is answered for each partition, once it is committed there. Version 2 says by which rules the
-transaction ran, which decides how its epoch is checked. An operator sends this to end a hanging transaction: one
-that no coordinator knows of any more.
+transaction ran, which decides how its epoch is checked. Our coordinators do not send it; an operator does, to end
+a hanging transaction: one that no coordinator knows of any more. No other is ended (`holdfast.node.markers`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.node.context import Answer, Fields, Later, RequestContext
-from holdfast.node.markers import append_marker
+from holdfast.node.markers import append_marker, ends_hanging
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -82,17 +82,19 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
 
 def _write(node: Node, writing: Writing, marker: Any, topic: str, index: int, now: Now) -> None:
     hosted = node.leader_of(topic, index)
-    producer_id = marker.producer_id
-    end_offset = append_marker(
-        node,
-        hosted,
-        producer_id,
+    producer_id, epoch, coordinator_epoch = (
+        marker.producer_id,
         marker.producer_epoch,
-        marker.transaction_result,
         marker.coordinator_epoch,
-        getattr(marker, "transaction_version", 0),
-        now,
     )
+    version = getattr(marker, "transaction_version", 0)
+    hosted.log.producers.check_marker(producer_id, epoch, coordinator_epoch, transaction_version=version)
+    end_offset = hosted.log.end_offset
+    if ends_hanging(node, hosted, producer_id, epoch, coordinator_epoch):
+        is_commit = marker.transaction_result
+        end_offset = append_marker(
+            node, hosted, producer_id, epoch, is_commit, coordinator_epoch, version, now
+        )
     if not hosted.offsets.is_committed(end_offset):
         writing.waiting += 1
         hosted.offsets.when_committed(
