@@ -11,6 +11,7 @@
     ├── ApiError                   the protocol's own answer to a request we refuse; carries its error code
     └── StorageError               the disk failed us or its content is not what was written
         ├── CorruptLog             a file holds what no append could have written
+        │   └── MissingOffsets     a log lacks offsets that it had once; carries the range
         └── LogDirectoryOffline    a write or flush failed; nothing is read or written there until restart
 
 `ApiError` and `InvalidRecords` turn into responses; the others into log lines, exit codes or closed connections.
@@ -77,6 +78,15 @@ class StorageError(HoldfastError):
 
 class CorruptLog(StorageError):
     """A log file holds bytes that no append could have written."""
+
+
+class MissingOffsets(CorruptLog):
+    """A log lacks the offsets from `first` to below `end`, which it had once."""
+
+    def __init__(self, message: str, first: int, end: int) -> None:
+        super().__init__(message)
+        self.first = first
+        self.end = end
 
 
 class LogDirectoryOffline(StorageError):

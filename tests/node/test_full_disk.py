@@ -149,3 +149,27 @@ def test_what_retention_keeps_survives_a_power_failure_on_a_full_disk(seed: int)
     client = node.connect()
     for number in range(3):
         assert b"young %d" % number in client.fetch("t", 5 + number).records
+
+
+def test_a_segment_lost_behind_those_that_retention_took_on_a_full_disk_is_missed(node: BareNode) -> None:
+    client = node.connect()
+    client.create_topic("t", internal_segment_bytes="100", retention_ms=str(FIRST_CHECK_MS - 1))
+    for number in range(3):
+        client.produce("t", batch(node, b"old %d" % number))
+    node.clock.advance(FIRST_CHECK_MS // 2)
+    for number in range(3):
+        client.produce("t", batch(node, b"young %d" % number))
+    second(node)
+    node.disk.plan(Fault("write", errno.ENOSPC, times=FOR_EVER, path_contains=LOG_START_FILE))
+    node.clock.advance(FIRST_CHECK_MS // 2)
+    node.node.tick(node.clock.now())
+    assert node.hosted("t").log.start_offset == 3
+
+    def lose(disk: SimulatedDisk) -> None:
+        disk.clear_faults()
+        disk.remove(f"/data/t-0/{3:020d}.log")
+
+    node = node.kill(lose)
+    refused = node.connect().produce("t", batch(node))
+    assert refused.error_code is ErrorCode.kafka_storage_error
+    assert "offsets from 3 to 3 are missing" in str(node.node.partitions.offline_reason("t", 0))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked
+from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked, MissingOffsets
+from holdfast.node.node import CHECKPOINT_INTERVAL_MS
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
 from holdfast.wire.batch import make_batch
@@ -394,3 +395,15 @@ def test_deleting_a_topic_with_a_damaged_partition_gives_its_name_back(
         node = getattr(node, end)()
         assert values(node, "t") == 2
     assert not [name for name in node.disk.list("/data") if name.endswith("-delete")]
+
+
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_a_metadata_log_that_is_gone_is_not_begun_anew(node: BareNode, cleanly: bool) -> None:
+    node.connect().create_topic("t")
+    node.advance(CHECKPOINT_INTERVAL_MS)
+    node.settle()
+    path = f"/data/__cluster_metadata-0/{0:020d}.log"
+    restart = node.stop if cleanly else node.kill
+    with pytest.raises(MissingOffsets, match="__cluster_metadata-0: the offsets from 0 to"):
+        restart(lambda disk: disk.remove(path))
+    assert not node.disk.exists(path)

@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.atomic import read_whole
-from holdfast.log.segment import Segment
+from holdfast.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, Segment
 from holdfast.seams import FileSystem
 
 CUT_SUFFIX: Final = ".cut"
 CUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Kept of a cut tail: more than any tail a crash can leave behind unflushed in practice."""
+
+ZEROS_KEPT: Final = 512
+"""Kept of the zeros behind a cut tail: the end of its last batch may be among them, what was written ahead is not."""
+
+
+def cut_off(
+    fs: FileSystem, segment: Segment, position: int, zeros_from: int, following: Sequence[Segment]
+) -> list[str]:
+    """Let the file of `segment` end at `position`, and remove the segments behind it. Blocks.
+
+    What is cut off is kept, up to the zeros at its end; returns the names of the files that hold it.
+    """
+    kept = []
+    if zeros_from > position:
+        kept_end = min(segment.file.size(), zeros_from + ZEROS_KEPT)
+        kept.append(keep_cut_bytes(fs, segment, position, kept_end))
+    segment.file.truncate(position)
+    segment.file.flush()
+    for gone in following:
+        if gone.file.size():
+            kept.append(keep_cut_bytes(fs, gone, 0, gone.file.size()))
+        remove_files(fs, gone)
+    if kept or following:
+        fs.flush_directory(segment.directory)
+    return kept
+
+
+def remove_files(fs: FileSystem, segment: Segment) -> None:
+    """Everything of a segment but the state of producers at its beginning."""
+    segment.close()
+    for path in map(segment.path, (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
+        if fs.exists(path):
+            fs.remove(path)
 
 
 def keep_cut_bytes(fs: FileSystem, segment: Segment, position: int, end: int) -> str:

@@ -15,30 +15,32 @@ running, the page cache held every write in order, so a hole means damage: the p
 nothing is touched. After a power failure (`torn_tail_expected`) the disk may have kept any subset of the
 pages that were not flushed yet, so a hole above the recovery point is how an unacknowledged tail looks,
 and it is cut like any other, with its bytes kept.
+
+Offsets that were flushed and are in no file are a loss, whatever the start: see `lost_offsets`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from holdfast.atomic import flush_file, parent_of, read_whole
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
-from holdfast.log.cut_bytes import keep_cut_bytes
+from holdfast.log.cut_bytes import cut_off, remove_files
 from holdfast.log.end_markers import add_aborted, replay_batch
 from holdfast.log.interrupted import finish_interrupted_work
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.log.log import Log
+from holdfast.log.lost_offsets import LostOffsets
+from holdfast.log.named_start import settle_start
 from holdfast.log.producer_snapshot import decode_snapshot, encode_snapshot
 from holdfast.log.producer_state import CompletedTransaction, ProducerStateMap
 from holdfast.log.scan import ANYWHERE, Damage, Found, VerifiedScan, find_later_batch, header_at, scan_headers
 from holdfast.log.segment import (
-    INDEX_SUFFIX,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     Segment,
     offset_name,
@@ -48,9 +50,6 @@ from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import content_end
 from holdfast.seams import FileSystem, Now
 from holdfast.wire.batch import BatchHeader
-
-ZEROS_KEPT: Final = 512
-"""Kept of the zeros behind a cut tail: the end of its last batch may be among them, what was written ahead is not."""
 
 
 class Trust(NamedTuple):
@@ -62,11 +61,18 @@ class Trust(NamedTuple):
     torn_tail_expected: bool
     recovery_point_known: bool = True
     """Whether the file of recovery points was there to be read. Without it compaction may have been anywhere."""
+    start_offset_known: bool = True
+    """Whether the file of log starts was there to be read. Without it the first segment tells where the log starts."""
 
     @property
     def gaps_below(self) -> int:
         """Compaction keeps below the recovery point, so offsets are missing only there."""
         return self.recovery_point if self.recovery_point_known else ANYWHERE
+
+    def may_have_lost(self, offset: int) -> bool:
+        """Whether a power failure may have taken `offset` and what follows: nothing of that had been flushed."""
+        is_unflushed = self.recovery_point_known and offset >= self.recovery_point
+        return is_unflushed and self.torn_tail_expected and not self.clean
 
 
 def create_log(fs: FileSystem, directory: str, config: TopicConfig, topic_id: bytes, now: Now) -> Log:
@@ -102,14 +108,25 @@ def open_log(
     trust: Trust,
     now: Now,
     say: Callable[[str], None],
+    *,
+    accept_loss: bool = False,
 ) -> Log:
-    """Open, or make, the log in `directory`; raise `CorruptLog` when it is damaged beyond its tail."""
+    """Open, or make, the log in `directory`; raise `CorruptLog` when it is damaged beyond its tail.
+
+    With `accept_loss` an operator gives up the offsets that are missing: see `lost_offsets`.
+    """
+    lost = LostOffsets(fs, directory, say, accept_loss=accept_loss)
     if not fs.exists(directory):
+        # Absent is new only where nothing had been flushed, or where the loss is given up.
+        if trust.recovery_point > trust.start_offset and not accept_loss:
+            lost.check(trust.start_offset, trust.recovery_point, "the directory is not there")
         fs.make_directory(directory)
-        fs.flush_directory(directory.rpartition("/")[0])
+        fs.flush_directory(parent_of(directory))
     finish_interrupted_work(fs, directory, say)
-    segments = _find_segments(fs, directory, trust.start_offset, now)
-    opening = _Opening(fs, directory, config, trust, segments, now, say)
+    trust = trust._replace(start_offset=settle_start(fs, directory, trust.start_offset))
+    segments = _find_segments(fs, directory, trust.start_offset)
+    segments = _with_the_first(fs, directory, segments, trust, lost, now)
+    opening = _Opening(fs, directory, config, trust, segments, lost, now, say)
     if trust.clean:
         opening.load_clean()
     else:
@@ -117,7 +134,7 @@ def open_log(
     return opening.finish()
 
 
-def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) -> list[Segment]:
+def _find_segments(fs: FileSystem, directory: str, start_offset: int) -> list[Segment]:
     segments = []
     names = set(fs.list(directory))
     for name in sorted(names):
@@ -132,21 +149,28 @@ def _find_segments(fs: FileSystem, directory: str, start_offset: int, now: Now) 
     while first > 0 and not _has_snapshot(fs, segments[first]):
         first -= 1
     for gone in segments[: max(first, 0)]:
-        _remove_files(fs, gone)
-    segments = segments[max(first, 0) :]
-    if not segments:
-        segment = Segment(fs, directory, start_offset, 0, now.wall_ms)
-        segment.create()
-        segments.append(segment)
-    return segments
+        remove_files(fs, gone)
+    return segments[max(first, 0) :]
 
 
-def _remove_files(fs: FileSystem, segment: Segment) -> None:
-    """Everything of a segment but the state of producers at its beginning."""
-    segment.close()
-    for path in map(segment.path, (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
-        if fs.exists(path):
-            fs.remove(path)
+def _with_the_first(
+    fs: FileSystem, directory: str, segments: list[Segment], trust: Trust, lost: LostOffsets, now: Now
+) -> list[Segment]:
+    """The segments of a log that begins where it should; raises `MissingOffsets` when its beginning was lost."""
+    start = trust.start_offset
+    if segments and (segments[0].base_offset <= start or not trust.start_offset_known):
+        return segments
+    base = max(start, trust.recovery_point)
+    if not segments and start < base:
+        reason = f"there is no segment, and everything below {base} had been flushed"
+        lost.check(start, base, reason)
+    elif segments and not trust.may_have_lost(start):
+        lost.check(start, segments[0].base_offset, f"{segments[0].path()} is the first segment there is")
+        return segments
+    # Nothing of it had been flushed: it is new, or a power failure has left what recovery will cut off.
+    segment = Segment(fs, directory, base, 0, now.wall_ms)
+    segment.create()
+    return [segment, *segments]
 
 
 def _has_snapshot(fs: FileSystem, segment: Segment) -> bool:
@@ -171,6 +195,7 @@ class _Opening:
         config: TopicConfig,
         trust: Trust,
         segments: list[Segment],
+        lost: LostOffsets,
         now: Now,
         say: Callable[[str], None],
     ) -> None:
@@ -180,6 +205,7 @@ class _Opening:
         self.config = config
         self.trust = trust
         self.segments = segments
+        self.lost = lost
         self.say = say
         self.end_offset = segments[0].base_offset
         self.producers = ProducerStateMap(directory)
@@ -194,7 +220,9 @@ class _Opening:
             return LeaderEpochs()
 
     def finish(self) -> Log:
-        self._check_nothing_is_missing()
+        self._check_end()
+        if self.end_offset < self.trust.recovery_point:
+            self._go_on_at(self.trust.recovery_point)
         if self.end_offset < self.trust.start_offset:
             self._begin_at_start()
         if self.epochs_lost:
@@ -220,13 +248,29 @@ class _Opening:
             segment.close()
         return log
 
-    def _check_nothing_is_missing(self) -> None:
-        if self.end_offset < self.trust.recovery_point:
-            raise CorruptLog(
-                f"{self.segments[-1].path()}: ends at offset {self.end_offset}, and everything below "
-                f"{self.trust.recovery_point} had been flushed. Restore the file, or move the partition's "
-                "directory away to give its messages up."
-            )
+    def _check_lost(self, end: int, reason: str) -> None:
+        """The log has nothing from where it has been read to up to `end`; what is below its start was deleted."""
+        first = max(self.end_offset, self.trust.start_offset)
+        if first < end:
+            self.lost.check(first, end, reason)
+
+    def _check_end(self) -> None:
+        flushed = self.trust.recovery_point
+        self._check_lost(
+            flushed,
+            f"{self.segments[-1].path()} ends at offset {self.end_offset}, and everything below {flushed} had been "
+            "flushed",
+        )
+
+    def _go_on_at(self, offset: int) -> None:
+        """The end of the log is given up: seal what is left of it, and begin where no offset is given again."""
+        self._write_sealed_indexes(self.segments[-1])
+        self._write_snapshot(offset)
+        segment = Segment(self.fs, self.directory, offset, 0, self.now.wall_ms)
+        segment.create()
+        self.segments.append(segment)
+        self.fs.flush_directory(self.directory)
+        self.end_offset = offset
 
     def _begin_at_start(self) -> None:
         """Records were deleted that had not been flushed, and then the power failed: what is left is deleted too."""
@@ -235,7 +279,7 @@ class _Opening:
             "it begins anew there"
         )
         for segment in self.segments:
-            _remove_files(self.fs, segment)
+            remove_files(self.fs, segment)
         self.end_offset = self.trust.start_offset
         segment = Segment(self.fs, self.directory, self.end_offset, 0, self.now.wall_ms)
         segment.create()
@@ -255,28 +299,47 @@ class _Opening:
         for segment in self.segments[:-1]:
             self._load_sealed(segment)
         last = self.segments[-1]
-        self.end_offset = last.base_offset
         if last.size:
             self._load_sealed(last)
-            self.end_offset = self._end_of(last)
             last.bytes_since_index_entry = last.size - last.index.last_entry[1]
         else:
+            self._is_behind_lost_tail(last)
             last.start_indexes()  # its files may be of batches that were lost
+            self.end_offset = last.base_offset
+        self._check_end()
         self._rebuild_producers(self.end_offset)
         self._remove_unused_snapshots()
 
     def _load_sealed(self, segment: Segment) -> None:
-        if not len(segment.time_index) and not segment.has_untimed:
+        self._is_behind_lost_tail(segment)
+        times = segment.time_index
+        self.end_offset = segment.next_offset
+        if segment.whole_bytes < segment.size:
+            self._cut_short(segment)
+        if not segment.size or not (len(times) or segment.has_untimed):
             if segment.size and segment.max_timestamp < 0:
                 segment.rebuild_indexes(self.config.index_interval_bytes)
             return
-        segment.max_timestamp, segment.offset_of_max_timestamp = segment.time_index.last_entry
+        segment.max_timestamp, segment.offset_of_max_timestamp = times.last_entry
         segment.first_timestamp = timestamp_of(header_at(segment.file, 0))
         if segment is not self.segments[-1]:
             if segment.indexes_rebuilt:
                 self._write_indexes(segment)
             segment.forget_indexes()
             segment.close()
+
+    def _cut_short(self, segment: Segment) -> None:
+        """A file that was whole ends inside a batch: what is behind that was lost, and its remains are cut off."""
+        position = segment.whole_bytes
+        following = self.segments[self.segments.index(segment) + 1 :]
+        end = following[0].base_offset if following else self.trust.recovery_point
+        if self.end_offset >= end:
+            raise CorruptLog(
+                f"{segment.path()}: {segment.size - position} bytes behind the last batch are no batch"
+            )
+        self._check_lost(end, f"{segment.path()} is cut off inside a batch, at {position}")
+        cut_off(self.fs, segment, position, segment.size, [])
+        segment.size = position
 
     def _write_indexes(self, segment: Segment) -> None:
         """Replace lost index files. Without room for them the next lookup rebuilds them in memory once more."""
@@ -288,18 +351,6 @@ class _Opening:
         else:
             segment.indexes_rebuilt = False
 
-    def _end_of(self, segment: Segment) -> int:
-        position = segment.index.last_entry[1]
-        end = segment.base_offset
-        for found in scan_headers(segment.file, position, segment.size):
-            end = found.header.last_offset + 1
-            position = found.position + found.header.size
-        if position != segment.size:
-            raise CorruptLog(
-                f"{segment.path()}: stopped cleanly, yet {segment.size - position} bytes behind the last batch"
-            )
-        return end
-
     # Anything else
 
     def recover(self) -> None:
@@ -307,6 +358,7 @@ class _Opening:
         for segment in self.segments[:first]:
             self._load_sealed(segment)
         doubtful = self.segments[first:]
+        self._is_behind_lost_tail(doubtful[0])
         # An empty log has nothing to verify, and its first flush takes its directories along.
         if any(segment.size for segment in doubtful):
             for segment in doubtful:
@@ -328,9 +380,10 @@ class _Opening:
             if index and not self._has_state_of_roll(segment):
                 self._write_snapshot(segment.base_offset)
             damage = self._verify(segment)
-            if damage is not None:
-                self._cut(first + index, damage)
+            if damage is not None and self._cut(first + index, damage):
                 break
+            if segment is not self.segments[-1]:
+                self._write_sealed_indexes(segment)
         if self._remove_untrue_transactions() or len(doubtful) > 1:
             self.fs.flush_directory(self.directory)
 
@@ -351,14 +404,21 @@ class _Opening:
         return bool(untrue)
 
     def _is_behind_lost_tail(self, segment: Segment) -> bool:
-        """Whether offsets are missing in front of a segment that were neither deleted nor compacted away.
+        """Whether a power failure has taken what was in front of a segment, all of which was not flushed.
 
-        Of a deletion below the log start a power failure may have kept any part; compaction keeps below the recovery
-        point.
+        Of a deletion below the log start it may have kept any part. Any other gap is a loss.
         """
-        if segment.base_offset <= self.trust.start_offset:
-            return False
-        return segment.base_offset > self.end_offset >= self.trust.gaps_below
+        if segment.base_offset < self.end_offset:
+            raise CorruptLog(
+                f"{segment.path()}: begins at {segment.base_offset}, before the end {self.end_offset} of the "
+                "segment in front of it"
+            )
+        first = max(self.end_offset, self.trust.start_offset)
+        if first < segment.base_offset and self.trust.may_have_lost(first):
+            return True
+        expected = f"{offset_name(self.end_offset)}{LOG_SUFFIX}"
+        self._check_lost(segment.base_offset, f"they should be in {expected}, or in the segment before it")
+        return False
 
     def _has_state_of_roll(self, segment: Segment) -> bool:
         """Take the state as of the segment's beginning from the roll that began it, if it is known to be true.
@@ -389,11 +449,6 @@ class _Opening:
         return first
 
     def _verify(self, segment: Segment) -> Damage | None:
-        if segment.base_offset < self.end_offset:
-            raise CorruptLog(
-                f"{segment.path()}: begins at {segment.base_offset}, before the end {self.end_offset} of the "
-                "segment in front of it"
-            )
         segment.start_indexes()
         transactions = TransactionIndex(segment.base_offset)
         segment.set_transactions(transactions)
@@ -405,11 +460,13 @@ class _Opening:
             add_aborted(transactions, replay(segment, position, header))
         segment.size = scan.position
         self.end_offset = max(self.end_offset, scan.next_offset)
-        if scan.damage is None and segment is not self.segments[-1]:
-            for file in segment.write_indexes():
-                file.flush()
-                file.close()
         return scan.damage
+
+    @staticmethod
+    def _write_sealed_indexes(segment: Segment) -> None:
+        for file in segment.write_indexes():
+            file.flush()
+            file.close()
 
     def _replay(self, segment: Segment, position: int, header: BatchHeader) -> CompletedTransaction | None:
         if header.leader_epoch > self.epochs.latest_epoch:
@@ -417,55 +474,51 @@ class _Opening:
         # Expiry counts from when the broker saw a producer, not from the times it put into its records.
         return replay_batch(self.producers, header, segment.file, position, self.now.wall_ms)
 
-    def _cut(self, index: int, damage: Damage) -> None:
+    def _cut(self, index: int, damage: Damage) -> bool:
+        """Cut a segment off at a bad place; whether the log ends there, and so what follows is cut off as well."""
         segment = self.segments[index]
-        later_segments = self.segments[index + 1 :]
+        following = self.segments[index + 1 :]
         end = segment.file.size()
         zeros_from = content_end(segment.file, damage.position, end)
-        later = None
+        here = None
         if zeros_from > damage.position:
-            later = self._misplaced_batch(segment, damage, end)
-            if later is None:
-                later = find_later_batch(segment.file, damage.position, self.end_offset, end)
-        if later is None:
-            for following in later_segments:
-                for found in VerifiedScan(following.file, 0, following.base_offset):
-                    later = found
-                    break
-        below_recovery_point = self.end_offset < self.trust.recovery_point
+            here = self._misplaced_batch(segment, damage, end)
+            if here is None:
+                here = find_later_batch(segment.file, damage.position, self.end_offset, end)
+        later = here or self._first_batch_of(following)
+        bad_place = f"damaged at {damage.position} (offset {self.end_offset}): {damage.reason}"
         # A gap, and behind it a whole batch of an offset inside: it was no gap but a wrong offset, not a torn tail.
         steps_back = damage.after_gap and later is not None and later.header.base_offset < self.end_offset
-        if below_recovery_point or steps_back or (later is not None and not self.trust.torn_tail_expected):
-            behind = (
-                f"a valid batch of offset {later.header.base_offset} is at {later.position}"
-                if later is not None
-                else f"everything below offset {self.trust.recovery_point} had been flushed"
-            )
+        is_lost_tail = self.trust.may_have_lost(self.end_offset)
+        is_cut_short = here is None and later is not None and later.header.base_offset > self.end_offset
+        if later is not None and (steps_back or not (is_lost_tail or is_cut_short)):
             raise CorruptLog(
-                f"{segment.path()}: damaged at {damage.position} (offset {self.end_offset}): {damage.reason}; "
-                f"{behind}, so this is not a torn tail. Nothing was changed. Inspect it with "
+                f"{segment.path()}: {bad_place}; a valid batch of offset {later.header.base_offset} is at "
+                f"{later.position}, so this is not a torn tail. Nothing was changed. Inspect it with "
                 f"`holdfast dump-log --verify --files {segment.path()}` and restore the file, or move the "
                 "partition's directory away to give its messages up."
             )
-        kept = []
-        if zeros_from > damage.position:
-            kept_end = min(end, zeros_from + ZEROS_KEPT)
-            kept.append(keep_cut_bytes(self.fs, segment, damage.position, kept_end))
-        segment.file.truncate(damage.position)
-        segment.file.flush()
-        if zeros_from == damage.position and not later_segments:
-            return
-        for following in later_segments:
-            if following.file.size():
-                kept.append(keep_cut_bytes(self.fs, following, 0, following.file.size()))
-            _remove_files(self.fs, following)
-        del self.segments[index + 1 :]
-        self.fs.flush_directory(self.directory)
-        self.say(
-            f"{segment.path()}: cut {end - damage.position} bytes at {damage.position}, behind offset "
-            f"{self.end_offset}: {damage.reason}; they were never acknowledged and are kept in "
-            f"{', '.join(kept) or 'no file, being zeros'}"
-        )
+        log_ends = later is None or is_lost_tail
+        lost_end = self.trust.recovery_point if later is None or log_ends else later.header.base_offset
+        self._check_lost(lost_end, f"{segment.path()} is {bad_place}")
+        gone = following if log_ends else []
+        kept = cut_off(self.fs, segment, damage.position, zeros_from, gone)
+        self.segments = [segment for segment in self.segments if segment not in gone]
+        if kept or gone:
+            self.say(
+                f"{segment.path()}: cut {end - damage.position} bytes at {damage.position}, behind offset "
+                f"{self.end_offset}: {damage.reason}; they were "
+                f"{'given up' if self.end_offset < lost_end else 'never acknowledged'} and are kept in "
+                f"{', '.join(kept) or 'no file, being zeros'}"
+            )
+        return log_ends
+
+    @staticmethod
+    def _first_batch_of(segments: list[Segment]) -> Found | None:
+        for segment in segments:
+            for found in VerifiedScan(segment.file, 0, segment.base_offset):
+                return found
+        return None
 
     @staticmethod
     def _misplaced_batch(segment: Segment, damage: Damage, end: int) -> Found | None:

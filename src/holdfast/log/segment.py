@@ -13,12 +13,13 @@ of idle partitions cost no descriptors, and a long log a few.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from holdfast.atomic import read_whole
 from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
-from holdfast.log.scan import header_at, scan_headers
+from holdfast.log.scan import Found, header_at, scan_headers
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import zeros
 from holdfast.seams import Buffer, File, FileSystem
@@ -80,8 +81,10 @@ class Segment:
         "has_untimed",
         "indexes_rebuilt",
         "max_timestamp",
+        "next_offset",
         "offset_of_max_timestamp",
         "size",
+        "whole_bytes",
     )
 
     def __init__(self, fs: FileSystem, directory: str, base_offset: int, size: int, created_ms: int) -> None:
@@ -90,6 +93,9 @@ class Segment:
         self.base_offset = base_offset
         self.size = size
         """Bytes of whole batches; what lies behind them in the file is not part of the log."""
+        self.next_offset = base_offset
+        self.whole_bytes = 0
+        """Where the last whole batch ends, by offset and in the file, as reading the indexes has found it."""
         self.ahead_end = 0
         """Up to here the file holds zeros behind its last batch; below `size` when there are none."""
         self.created_ms = created_ms
@@ -213,10 +219,10 @@ class Segment:
         also tell where the log ends and how old the segment is, so they are proved here.
         """
         last_offset, position = index.last_entry
+        if len(index) and not _batch_ends_at(self.file, position, last_offset):
+            raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: offset {last_offset} is not at {position}")
         youngest = NO_TIMESTAMP
-        for found in scan_headers(self.file, position, self.size):
-            if found.position == position and len(index) and found.header.last_offset != last_offset:
-                raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: offset {last_offset} is not at {position}")
+        for found in self._whole_batches(position):
             if found.header.records_count:
                 youngest = max(youngest, found.header.max_timestamp)
                 if timestamp_of(found.header) < 0 and not times.has_untimed:
@@ -235,9 +241,20 @@ class Segment:
                 break
         raise CorruptLog(f"{self.path(TIME_INDEX_SUFFIX)}: offset {offset} is not of {timestamp}")
 
+    def _whole_batches(self, position: int) -> Iterator[Found]:
+        """The batches from `position` to the end, but for one that is cut off there; sets where they end."""
+        self.next_offset, self.whole_bytes = self.base_offset, position
+        for found in scan_headers(self.file, position, self.size):
+            end = found.position + found.header.size
+            if end > self.size:
+                self.next_offset = found.header.base_offset
+                return
+            self.next_offset, self.whole_bytes = found.header.next_offset, end
+            yield found
+
     def rebuild_indexes(self, interval_bytes: int) -> None:
         self.start_indexes()
-        for position, header in scan_headers(self.file, 0, self.size):
+        for position, header in self._whole_batches(0):
             self.note_read_batch(header, position, interval_bytes)
         try:
             self.finish_time_index()

@@ -81,7 +81,7 @@ class LogDirectory:
         self.recovery_points = recovery_points or {}
         log_starts = self._read(LOG_START_FILE, say)
         self.log_starts = log_starts or {}
-        self.log_starts_known = log_starts is not None or self._is_missing(LOG_START_FILE)
+        self.log_starts_known = log_starts is not None or self.meta is None
         session = f"{self.path}/{SESSION_FILE}"
         last_boot = read_whole(fs, session).decode("utf-8", "replace").strip() if fs.exists(session) else ""
         self.torn_tail_expected = last_boot != boot_id
@@ -111,7 +111,7 @@ class LogDirectory:
         ):
             self.write_checkpoint(RECOVERY_POINT_FILE, points)
         starts = {key: offset for key, offset in self.log_starts.items() if key in partitions}
-        if starts != self.log_starts:
+        if self.log_starts_known and (starts != self.log_starts or self._is_missing(LOG_START_FILE)):
             self.write_checkpoint(LOG_START_FILE, starts)
         self.recovery_points, self.log_starts = points, starts
 
@@ -127,6 +127,7 @@ class LogDirectory:
             start_offset=self.log_starts.get(key, 0),
             torn_tail_expected=self.torn_tail_expected,
             recovery_point_known=self.recovery_points_known,
+            start_offset_known=self.log_starts_known,
         )
 
     def _read(self, name: str, say: Callable[[str], None]) -> Partitions | None:

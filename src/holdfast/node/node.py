@@ -33,6 +33,7 @@ from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, LogDirectoryOffline
 from holdfast.log.checkpoints import LOG_START_FILE
+from holdfast.log.named_start import name_start
 from holdfast.metadata.image import ClusterImage, EndPoint, Resource, ResourceType, TopicImage
 from holdfast.metadata.names import REQUIRED_SETTINGS
 from holdfast.node import dispatch, housekeeping
@@ -409,32 +410,15 @@ class Node:
         for hosted, offset in moved.items():
             if hosted.offline:
                 continue
-            if hosted.directory in durable and not self.deletions.hides(hosted):
+            is_durable = hosted.directory in durable and not self.deletions.hides(hosted)
+            if is_durable or (even_if_full and self._name_start(hosted, offset)):
                 hosted.advance_start(offset)
                 remove_below_start(self, hosted)
-            elif even_if_full:
-                self._remove_one_by_one(hosted, offset)
 
-    def _remove_one_by_one(self, hosted: HostedPartition, offset: int) -> None:
-        """Delete below `offset` without the checkpoint: then the first file that is left tells where the log starts.
-
-        Each segment is gone durably before the next one goes. A crash that kept a later removal without an earlier
-        one would leave a gap, and what is behind it would be taken for a lost tail.
-        """
-        log = hosted.log
-        for following in log.segments[1 : len(log.segments_before(offset)) + 1]:
-            if not self._flush_removals(hosted):
-                return
-            hosted.advance_start(following.base_offset)
-            if not remove_below_start(self, hosted):
-                return
-        self._flush_removals(hosted)
-
-    def _flush_removals(self, hosted: HostedPartition) -> bool:
-        if hosted.offline:
-            return False
+    def _name_start(self, hosted: HostedPartition, offset: int) -> bool:
+        """Whether the start is durable without the checkpoint, by the name of a file: see `named_start`."""
         try:
-            self.fs.flush_directory(hosted.log.directory)
+            name_start(self.fs, hosted.log.segments[0], offset)
         except OSError as error:
             self.refused(hosted.directory, error)
             return False

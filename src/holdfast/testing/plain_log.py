@@ -99,12 +99,15 @@ def open_at(
     start_offset: int = 0,
     torn: bool = False,
     recovery_point_known: bool = True,
+    start_offset_known: bool = True,
+    accept_loss: bool = False,
     said: list[str] | None = None,
     now: Now = NOW,
 ) -> Log:
-    trust = Trust(clean, recovery_point, start_offset, torn, recovery_point_known)
+    trust = Trust(clean, recovery_point, start_offset, torn, recovery_point_known, start_offset_known)
     lines = [] if said is None else said
-    return open_log(disk, DIRECTORY, config or topic_config(), trust, now, lines.append)
+    config = config or topic_config()
+    return open_log(disk, DIRECTORY, config, trust, now, lines.append, accept_loss=accept_loss)
 
 
 def flush(disk: SimulatedDisk, log: Log) -> int:
