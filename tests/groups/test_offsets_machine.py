@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
+from tests.support.compacting import compacted
 
 from holdfast.errors import ApiError
 from holdfast.groups.model import CommitRequest, PartitionCommit, TopicCommit, TransactionalCommit
@@ -149,6 +150,12 @@ class Positions(RuleBasedStateMachine):
     @precondition(lambda self: self.world.journal.refuses is None)
     def reload(self) -> None:
         self.world.reload()
+
+    @rule()
+    @precondition(lambda self: self.world.journal.refuses is None)
+    def compact(self) -> None:
+        """Records go whose keys have later ones, aborted ones, and markers that end nothing any more."""
+        self.world.reload(compacted(self.world.journal.batches))
 
     @rule()
     def log_refuses_or_accepts(self) -> None:

@@ -494,3 +494,17 @@ def test_a_sound_log_is_scrubbed_in_silence_while_it_is_compacted_and_cut(broker
             broker.node.move_log_start(hosted, hosted.log.segments[-2].base_offset)
         broker.pass_time(11_000)
     assert not any("scrub" in line for line in broker.said)
+
+
+# ---- every second
+
+
+def test_seconds_in_which_the_process_was_stopped_are_not_made_up_for(
+    broker: QuietBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+    monkeypatch.setattr(broker.node.deletions, "carry_on", lambda: rounds.append(1))
+    broker.node.tick(broker.clock.advance(DAY_MS))
+    assert rounds == [1]
+    broker.node.tick(broker.clock.advance(1_000))
+    assert rounds == [1, 1]

@@ -341,3 +341,51 @@ def test_missing_and_misused_paths_raise_what_the_system_raises() -> None:
         disk.rename("/data/none", "/data/other")
     with pytest.raises(OSError):
         disk.open("/data/log", "read").pwritev([b"x"], 0)
+
+
+def test_what_is_taken_away_comes_back_as_it_was_wherever_it_is_put() -> None:
+    disk = disk_with(b"one")
+    disk.open("/data/log", "write").pwritev([b"two"], 3)
+    node = disk.take_away("/data")
+    assert not disk.exists("/data")
+    assert disk.used_bytes == 0
+    disk.crash()
+    assert not disk.exists("/data")
+    disk.prepare("/data")
+    disk.put_back("/data", node)
+    disk.crash()
+    assert read(disk, "/data/log") == b"onetwo"
+    assert disk.used_bytes == 6
+    assert [path for path, _ in disk.walk("/")] == ["/data", "/data/log"]
+
+
+def test_a_directory_that_is_read_only_can_be_read_and_its_neighbour_written() -> None:
+    disk = disk_with(b"one")
+    disk.prepare("/database")
+    disk.forbid_changes("/data")
+    assert read(disk, "/data/log") == b"one"
+    for change in (
+        lambda: disk.open("/data/log", "write"),
+        lambda: disk.open("/data/new", "create"),
+        lambda: disk.rename("/data/log", "/data/other"),
+        lambda: disk.remove("/data/log"),
+    ):
+        with pytest.raises(OSError) as raised:
+            change()
+        assert raised.value.errno == errno.EROFS
+    disk.open("/database/new", "create").close()
+
+
+def test_a_name_has_at_most_255_bytes() -> None:
+    disk = disk_with(b"one")
+    longest = "/data/" + "n" * 255
+    disk.rename("/data/log", longest)
+    for make in (
+        lambda: disk.rename(longest, longest + "n"),
+        lambda: disk.make_directory(longest + "n"),
+        lambda: disk.open(longest + "n", "create"),
+    ):
+        with pytest.raises(OSError) as raised:
+            make()
+        assert raised.value.errno == errno.ENAMETOOLONG
+    assert read(disk, longest) == b"one"

@@ -488,8 +488,10 @@ class Node:
         def run() -> None:
             if self.is_stopping:
                 return
+            # Seconds in which nothing ran, since the process was stopped, are not made up for.
+            now_ms = max(due_ms, self.now().monotonic_ms)
             try:
-                self._time_out_productions(due_ms)
+                self._time_out_productions(now_ms)
                 self.presence.look()
                 if self._checkpoint_due:
                     self._checkpoint_due = False
@@ -499,9 +501,9 @@ class Node:
                 self.commit.go_on()
                 self.deletions.carry_on()
                 self.partitions.create_missing(self.image, self.now())
-                self._refusals.check(self.directories, due_ms)
+                self._refusals.check(self.directories, now_ms)
             finally:
-                self._every_second(due_ms + CHECKPOINT_INTERVAL_MS)
+                self._every_second(now_ms + CHECKPOINT_INTERVAL_MS)
 
         self.timers.at(due_ms, run)
 

@@ -17,7 +17,8 @@ Rules it keeps:
 - Everything follows from the seed.
 
 Faults are planned with `plan` and counted by kind in `faults`; power loss inside an operation is planned
-with `lose_power_after`.
+with `lose_power_after`. `take_away` and `put_back` are what happens to disks while nobody looks: a file system that
+is not mounted, a directory that was moved, a file that was removed by hand.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from holdfast.seams import Buffer, Clock, FlushTarget, OpenMode
 from holdfast.testing.disk_pages import PAGE_BYTES, PAGE_SHIFT, SURVIVAL, Change, Directory, Inode, Node
 
 UNLIMITED_BYTES = 1 << 50
+NAME_BYTES_MAX = 255
+"""Of one name in a directory, as on every common file system."""
 
 Operation: TypeAlias = Literal[
     "write", "flush", "flush directory", "read", "create", "rename", "remove", "truncate"
@@ -157,6 +160,8 @@ class SimulatedDisk:
         self._root = Directory()
         self.unreadable: set[str] = set()
         """Paths that the disk can no longer look at, with everything below them."""
+        self.unwritable: set[str] = set()
+        """Directories that are read-only, with everything below them."""
         self._plans: list[Fault] = []
         self._read_only = False
         self._operations_until_power_loss: int | None = None
@@ -173,6 +178,7 @@ class SimulatedDisk:
         """Forget planned faults, limits and the read-only state; what was damaged stays so."""
         self._plans.clear()
         self.unreadable.clear()
+        self.unwritable.clear()
         self._read_only = False
         self._operations_until_power_loss = None
         self.capacity_bytes = None
@@ -186,6 +192,11 @@ class SimulatedDisk:
     def read_only(self, value: bool) -> None:
         self._read_only = value
         self.watched = value or bool(self._plans) or self._operations_until_power_loss is not None
+
+    def forbid_changes(self, directory: str) -> None:
+        """Turn one directory read-only."""
+        self.unwritable.add(directory)
+        self.watched = True
 
     def lose_power_after(self, operations: int) -> None:
         """Raise `PowerLost` inside a later change of the disk, and in all after it until `crash`."""
@@ -205,16 +216,42 @@ class SimulatedDisk:
             assert isinstance(directory, Directory)
             directory.flush()
 
+    def take_away(self, path: str) -> Node:
+        """Remove a file, or a directory with all that is in it, durably; what it held had been flushed."""
+        node = self.find(path)
+        if node is None:
+            raise _os_error(errno.ENOENT, path)
+        for below in self._nodes(node):
+            below.flush()
+        self.put_back(path, None)
+        return node
+
+    def put_back(self, path: str, node: Node | None) -> None:
+        """Let `path` be what was taken away somewhere, durably, whatever stands there now."""
+        parent, name = self._parent(path)
+        parent.flush()
+        for entries in (parent.entries, parent.held):
+            if node is None:
+                entries.pop(name, None)
+            else:
+                entries[name] = node
+        self._count_bytes()
+
     def crash(self) -> None:
         """Power loss, and power back: the disk as found then. Handles and locks are dead, plans forgotten."""
         self.faults["power loss"] += 1
         self.clear_faults()
         self.kill_handles()
         self._crash_directory(self._root)
-        self.used_bytes = 0
         for node in self._nodes(self._root):
             if isinstance(node, Inode):
                 node.crash(self.rng, self.faults)
+        self._count_bytes()
+
+    def _count_bytes(self) -> None:
+        self.used_bytes = 0
+        for node in self._nodes(self._root):
+            if isinstance(node, Inode):
                 node.linked = True
                 self.used_bytes += len(node.cached)
 
@@ -263,6 +300,14 @@ class SimulatedDisk:
                 content[start : start + length] = image[:length].ljust(length, b"\0")
         return bytes(content)
 
+    def walk(self, path: str) -> Iterator[tuple[str, Node]]:
+        """Everything below a directory, with its path."""
+        for name, node in sorted(self._directory(path).entries.items()):
+            below = f"{path.rstrip('/')}/{name}"
+            yield below, node
+            if isinstance(node, Directory):
+                yield from self.walk(below)
+
     def set_modified_ms(self, path: str, modified_ms: int) -> None:
         self._inode(path).modified_ms = modified_ms
 
@@ -272,7 +317,7 @@ class SimulatedDisk:
         """Let planned faults hit; a partial write is returned, for the caller to carry out."""
         if operation != "read":
             self._spend_power()
-            if self._read_only:
+            if self._is_read_only(path):
                 self.faults["read-only"] += 1
                 raise _os_error(errno.EROFS, path)
         for fault in self._plans:
@@ -291,6 +336,9 @@ class SimulatedDisk:
                 return fault
             raise _os_error(fault.error, path)
         return None
+
+    def _is_read_only(self, path: str) -> bool:
+        return self._read_only or any(path == top or path.startswith(f"{top}/") for top in self.unwritable)
 
     def _spend_power(self) -> None:
         left = self._operations_until_power_loss
@@ -353,7 +401,7 @@ class SimulatedDisk:
             if mode != "create":
                 raise _os_error(errno.ENOENT, path)
             node = self._create(path)
-        elif mode != "read" and self._read_only:
+        elif mode != "read" and self._is_read_only(path):
             raise _os_error(errno.EROFS, path)
         return SimulatedFile(self, path, node, mode != "read")
 
@@ -361,6 +409,7 @@ class SimulatedDisk:
         parent, name = self._parent(path)
         if self.watched:
             self.before("create", path)
+        _check_name(name, path)
         inode = Inode(self._wall_ms())
         parent.entries[name] = inode
         parent.pending.append(Change(None, (parent, name), inode))
@@ -388,6 +437,7 @@ class SimulatedDisk:
             if node is None:
                 if self.watched:
                     self.before("create", path)
+                _check_name(part, path)
                 node = Directory()
                 directory.entries[part] = node
                 directory.pending.append(Change(None, (directory, part), node))
@@ -403,6 +453,7 @@ class SimulatedDisk:
             raise _os_error(errno.ENOENT, old)
         if self.watched:
             self.before("rename", new)
+        _check_name(new_name, new)
         replaced = target.entries.get(new_name)
         if replaced is node:
             return
@@ -570,7 +621,7 @@ class SimulatedDisk:
                     other.pending.remove(change)
         directory.pending.clear()
 
-    def _nodes(self, top: Directory) -> Iterator[Node]:
+    def _nodes(self, top: Node) -> Iterator[Node]:
         seen: set[int] = set()
         stack: list[Node] = [top]
         while stack:
@@ -586,6 +637,11 @@ class SimulatedDisk:
 @lru_cache(maxsize=4096)
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(part for part in path.split("/") if part and part != ".")
+
+
+def _check_name(name: str, path: str) -> None:
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise _os_error(errno.ENAMETOOLONG, path)
 
 
 def _os_error(code: int, path: str) -> OSError:
