@@ -74,6 +74,23 @@ async def test_a_task_that_fails_is_reported_and_the_next_one_runs(worker: Proce
 
 
 @pytest.mark.asyncio
+async def test_the_last_words_of_a_child_are_told_and_nothing_else_hears_them(
+    worker: ProcessWorker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    defect = submit(worker, "compact", {})
+    fine = submit(worker, "remove", {"paths": []})
+    result, error = await defect
+    assert result is None
+    assert error is not None
+    assert "ended without an answer" in error
+    assert "Traceback" in error
+    assert "KeyError" in error
+    assert await fine == ({"removed": 0}, None)
+    await worker.close()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.asyncio
 async def test_a_child_that_dies_fails_its_task_and_is_replaced(worker: ProcessWorker) -> None:
     await submit(worker, "remove", {"paths": []})
     first = worker.pid

@@ -4,8 +4,9 @@ The child is started for the first task and kept while tasks come; when none has
 with the memory it took. It runs `holdfast.server.worker_main`, reads one JSON task per line from its standard
 input and answers one JSON line each, in order. It never outlives the broker.
 
-A child that dies, or answers what cannot be read, fails the task it had; the next task gets a new child. A task may
-take as long as it needs: the broker does not wait for it.
+A child that dies, or answers what cannot be read, fails the task it had; the next task gets a new child. What it
+wrote to its standard error is read as it comes, so that it never waits for the reader of the broker's own, and the end
+of it is told with the failure. A task may take as long as it needs: the broker does not wait for it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ Done = Callable[[Mapping[str, Any] | None, str | None], None]
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """An answer names the segments of one partition; this many bytes name more than a disk can hold."""
 IDLE_SECONDS: Final = 30.0
+LAST_WORDS_BYTES: Final = 4096
+"""Kept of a child's standard error: a trace back tells most at its end."""
 END_SECONDS: Final = 5.0
 """How long a child may take to end once its input has."""
 
@@ -35,6 +38,7 @@ class ProcessWorker:
         self._submitted = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
+        self._last_words: asyncio.Task[str] | None = None
         self._closing = False
 
     @property
@@ -60,8 +64,8 @@ class ProcessWorker:
         try:
             answer = await self._ask(task, arguments)
         except (OSError, ValueError) as error:
-            await self._kill()
-            done(None, f"the background process failed: {error}")
+            last_words = await self._kill()
+            done(None, f"the background process failed: {error}{last_words and ': '}{last_words}")
             return
         if "error" in answer:
             done(None, str(answer["error"]))
@@ -94,7 +98,7 @@ class ProcessWorker:
         return answer
 
     async def _start(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
             "-m",
@@ -102,8 +106,12 @@ class ProcessWorker:
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             limit=ANSWER_BYTES_MAX,
         )
+        assert process.stderr is not None
+        self._last_words = self._loop.create_task(_last_words(process.stderr))
+        return process
 
     async def _let_go(self) -> None:
         """End an idle child through the end of its input."""
@@ -117,12 +125,16 @@ class ProcessWorker:
         except TimeoutError:
             process.kill()
             await process.wait()
+        await self._kill()
 
-    async def _kill(self) -> None:
+    async def _kill(self) -> str:
+        """End the child; returns what it said last."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
             await process.wait()
+        last_words, self._last_words = self._last_words, None
+        return await last_words if last_words is not None else ""
 
     async def close(self) -> None:
         """End the child; what it was doing is given up and never reported."""
@@ -132,3 +144,11 @@ class ProcessWorker:
             runner.cancel()
             await asyncio.gather(runner, return_exceptions=True)
         await self._kill()
+
+
+async def _last_words(stream: asyncio.StreamReader) -> str:
+    """Read to the end, which is the child's, and return the end of it."""
+    last = b""
+    while data := await stream.read(LAST_WORDS_BYTES):
+        last = (last + data)[-LAST_WORDS_BYTES:]
+    return last.decode("utf-8", "replace").strip()
