@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import CorruptLog
 from holdfast.log.log import Log
+from holdfast.saying import Level, Line
 from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.testing.plain_log import (
     DIRECTORY,
@@ -293,6 +294,29 @@ def test_a_tail_of_garbage_is_cut_and_kept_aside(written: Written) -> None:
         kept = path.removesuffix(".log") + ".cut"
         assert disk.open(kept, "read").pread(1 << 20, 0) == garbage
         assert any(f"cut {len(garbage)} bytes" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("flush_setting", "promise"), [("group", "were never acknowledged"), ("os", "may have been acknowledged")]
+)
+def test_it_is_said_what_is_cut_and_whether_it_was_promised(
+    written: Written, flush_setting: str, promise: str
+) -> None:
+    """After a power failure all behind the damage goes, later segments too."""
+    disk = written.disk.copy()
+    first, *later = written.paths
+    disk.flip_bit(first, 20)
+    cut = sum(disk.size(path) for path in written.paths)
+    said: list[str] = []
+    config = topic_config(internal_segment_bytes="450", holdfast_flush=flush_setting)
+    log = open_at(disk, config=config, torn=True, said=said)
+    assert (log.end_offset, log.cut_bytes) == (0, cut)
+    (line,) = said
+    assert isinstance(line, Line)
+    assert line.level is Level.WARN
+    assert f"cut {cut} bytes at 0, from offset 0 on" in line
+    assert promise in line
+    assert all(path.removesuffix(".log").rpartition("/")[2] + ".cut" in line for path in (first, *later))
 
 
 def test_every_tail_that_is_cut_off_one_segment_is_kept(written: Written) -> None:

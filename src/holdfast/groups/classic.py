@@ -55,6 +55,7 @@ from holdfast.groups.model import (
     SyncRequest,
     append_error,
 )
+from holdfast.saying import warn
 from holdfast.seams import Now, Scheduled
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
@@ -343,7 +344,8 @@ class ClassicGroup:
             self._around.journal.append([group_record(self, now.wall_ms)], now)
         except ApiError as error:
             # After a crash the generation before comes back, with members that will time out again.
-            self._around.say(f"group {self.group_id!r} is empty, which could not be recorded: {error}")
+            text = f"group {self.group_id!r} is empty, which could not be recorded: {error}"
+            self._around.say(warn(text, kind="empty group"))
 
     # Syncing
 

@@ -55,6 +55,7 @@ from holdfast.groups.consumer_turn import (
 )
 from holdfast.groups.model import Group, Records, Registry
 from holdfast.groups.names import MEMBER_ID_BYTES_ADDED, has_room
+from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.coordinator_records import ConsumerGroupMetadataKey, CoordinatorRecord
 
@@ -429,9 +430,8 @@ class ConsumerGroups:
         try:
             self.remove(group, [member], now)
         except ApiError as refused:
-            self.around.say(
-                f"group {group.group_id!r}: {member.member_id!r} must go ({reason}), but {refused}: will try again"
-            )
+            text = f"group {group.group_id!r}: {member.member_id!r} must go ({reason}), but {refused}: will try again"
+            self.around.say(warn(text, kind="expelled member"))
             return False
         return True
 

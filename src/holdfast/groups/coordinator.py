@@ -44,6 +44,7 @@ from holdfast.groups.model import (
 from holdfast.groups.names import refuse_id_too_long, refuse_long_names
 from holdfast.groups.offsets import OffsetStore, Tombstone
 from holdfast.groups.offsets_replay import OffsetReplay
+from holdfast.saying import warn
 from holdfast.seams import Now, Scheduled
 from holdfast.wire.batch import BatchHeader, Record
 from holdfast.wire.control_records import decode_end_marker
@@ -307,7 +308,11 @@ class GroupCoordinator:
             for group_id in list(self.groups):
                 self._expire_group(group_id, now)
         except ApiError as error:
-            self.surroundings.say(f"expired positions could not be taken out of the log: {error}")
+            self.surroundings.say(
+                warn(
+                    f"expired positions could not be taken out of the log: {error}", kind="expired positions"
+                )
+            )
         self._schedule_expiry(now)
 
     def _expire_group(self, group_id: str, now: Now) -> None:
@@ -335,7 +340,8 @@ class GroupCoordinator:
             for group_id, partitions in self.offsets.strangers(names).items():
                 self._forget(group_id, partitions, now)
         except ApiError as error:
-            self.surroundings.say(f"positions in deleted topics could not be taken out of the log: {error}")
+            text = f"positions in deleted topics could not be taken out of the log: {error}"
+            self.surroundings.say(warn(text, kind="stray positions"))
 
     # The log
 

@@ -106,6 +106,8 @@ class Log:
         self._size_at_flush = segments[-1].size
         """Of the active segment when the last flush was begun."""
         self._loaded: list[Segment] = []
+        self.cut_bytes = 0
+        """What recovery cut off its end when it was opened."""
 
     @property
     def active(self) -> Segment:

@@ -48,6 +48,7 @@ from holdfast.log.segment import (
 )
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import content_end
+from holdfast.saying import warn
 from holdfast.seams import FileSystem, Now
 from holdfast.wire.batch import BatchHeader
 
@@ -211,12 +212,13 @@ class _Opening:
         self.producers = ProducerStateMap(directory)
         self.epochs = self._read_epochs()
         self.epochs_lost = not self.epochs.entries
+        self.cut_bytes = 0
 
     def _read_epochs(self) -> LeaderEpochs:
         try:
             return LeaderEpochs.read(self.fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
         except CorruptLog as error:
-            self.say(f"{error}; leader epochs are rebuilt from the log")
+            self.say(warn(f"{error}; leader epochs are rebuilt from the log"))
             return LeaderEpochs()
 
     def finish(self) -> Log:
@@ -243,6 +245,7 @@ class _Opening:
             epochs=self.epochs,
             is_changed=not self.trust.clean and any(segment.size for segment in self.segments),
         )
+        log.cut_bytes = self.cut_bytes
         log.transactions_of(log.active)  # appended to from now on: damage is found here or never
         for segment in log.segments:
             segment.close()
@@ -275,8 +278,10 @@ class _Opening:
     def _begin_at_start(self) -> None:
         """Records were deleted that had not been flushed, and then the power failed: what is left is deleted too."""
         self.say(
-            f"{self.directory}: ends at offset {self.end_offset}, below its start at {self.trust.start_offset}; "
-            "it begins anew there"
+            warn(
+                f"{self.directory}: ends at offset {self.end_offset}, below its start at "
+                f"{self.trust.start_offset}; it begins anew there"
+            )
         )
         for segment in self.segments:
             remove_files(self.fs, segment)
@@ -347,7 +352,7 @@ class _Opening:
             for file in segment.write_indexes():
                 file.close()
         except OSError as error:
-            self.say(f"{segment.path()}: its indexes could not be written: {error}")
+            self.say(warn(f"{segment.path()}: its indexes could not be written: {error}"))
         else:
             segment.indexes_rebuilt = False
 
@@ -502,14 +507,23 @@ class _Opening:
         lost_end = self.trust.recovery_point if later is None or log_ends else later.header.base_offset
         self._check_lost(lost_end, f"{segment.path()} is {bad_place}")
         gone = following if log_ends else []
+        cut_bytes = end - damage.position + sum(each.file.size() for each in gone)
         kept = cut_off(self.fs, segment, damage.position, zeros_from, gone)
         self.segments = [segment for segment in self.segments if segment not in gone]
         if kept or gone:
+            self.cut_bytes += cut_bytes
+            if self.end_offset < lost_end:
+                fate = "were given up"
+            elif self.config.holdfast_flush == "os":
+                fate = "may have been acknowledged (holdfast.flush=os)"
+            else:
+                fate = "were never acknowledged with acks=all"
             self.say(
-                f"{segment.path()}: cut {end - damage.position} bytes at {damage.position}, behind offset "
-                f"{self.end_offset}: {damage.reason}; they were "
-                f"{'given up' if self.end_offset < lost_end else 'never acknowledged'} and are kept in "
-                f"{', '.join(kept) or 'no file, being zeros'}"
+                warn(
+                    f"{segment.path()}: cut {cut_bytes} bytes at {damage.position}, from offset {self.end_offset} "
+                    f"on: {damage.reason}; they {fate} and are kept in "
+                    f"{', '.join(kept) or 'no file, being zeros'}"
+                )
             )
         return log_ends
 
@@ -559,7 +573,9 @@ class _Opening:
             self._write_snapshot(offset)
             self.fs.flush_directory(self.directory)
         except OSError as error:
-            self.say(f"{self.directory}: the state of producers at {offset} could not be written: {error}")
+            self.say(
+                warn(f"{self.directory}: the state of producers at {offset} could not be written: {error}")
+            )
 
     def _load_snapshot(self, offset: int) -> bool:
         """Take the state as of `offset` from its file, if there is one and it is sound."""
@@ -569,7 +585,7 @@ class _Opening:
         except FileNotFoundError:
             return False
         except CorruptLog as error:
-            self.say(f"{error}; producer state is rebuilt from the log")
+            self.say(warn(f"{error}; producer state is rebuilt from the log"))
             return False
         self.producers = ProducerStateMap.from_snapshot(entries, self.directory)
         return True
@@ -585,7 +601,7 @@ class _Opening:
                 if offset not in used:
                     self.fs.remove(self._snapshot_path(offset))
         except OSError as error:
-            self.say(f"{self.directory}: an old state of producers could not be removed: {error}")
+            self.say(warn(f"{self.directory}: an old state of producers could not be removed: {error}"))
 
     def _remove_snapshots_above(self, offset: int) -> None:
         """Remove what may be of batches that were not flushed and are lost: their offsets are given again."""

@@ -28,6 +28,7 @@ from typing import Final, Protocol, TypeAlias
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
+from holdfast.saying import info, warn
 from holdfast.seams import Journal, Now, Schedule, Scheduled
 from holdfast.transactions import rules
 from holdfast.transactions.model import (
@@ -411,8 +412,11 @@ class TransactionCoordinator:
             topic, index = left[0]
             others = f" and {len(left) - 1} others" if len(left) > 1 else ""
             self._say(
-                f"transaction {transaction.transactional_id!r} is decided, and {topic}-{index}{others} could not be "
-                "told: tried again until it is so, at the next start at the latest"
+                warn(
+                    f"transaction {transaction.transactional_id!r} is decided, and {topic}-{index}{others} could not "
+                    "be told: tried again until it is so, at the next start at the latest",
+                    kind="markers",
+                )
             )
         self._retry(transaction, left, now)
 
@@ -469,13 +473,17 @@ class TransactionCoordinator:
             if transaction.deadline_ms > now.monotonic_ms or transaction.is_busy:
                 continue
             self._say(
-                f"transaction {transaction.transactional_id!r} is not ended after "
-                f"{transaction.metadata.timeout_ms} ms: aborted"
+                info(
+                    f"transaction {transaction.transactional_id!r} is not ended after "
+                    f"{transaction.metadata.timeout_ms} ms: aborted",
+                    kind="timed-out transaction",
+                )
             )
             try:
                 self._fence(transaction, now, lambda ended: None)
             except ApiError as error:
-                self._say(f"transaction {transaction.transactional_id!r} cannot be aborted now: {error}")
+                text = f"transaction {transaction.transactional_id!r} cannot be aborted now: {error}"
+                self._say(warn(text, kind="abort"))
         if self._ongoing:
             self._await_time_outs(now)
 
@@ -494,7 +502,7 @@ class TransactionCoordinator:
             try:
                 self._journal.append(list(tombstones.values()), now)
             except ApiError as error:
-                self._say(f"{left} transactional ids cannot be forgotten now: {error}")
+                self._say(warn(f"{left} transactional ids cannot be forgotten now: {error}", kind="expiry"))
                 break
             for transactional_id in tombstones:
                 del self.transactions[transactional_id]

@@ -22,6 +22,7 @@ from holdfast.node.context import Answer, Fields, Later, Packed, RequestContext
 from holdfast.node.fetch_sessions import FetchPlan, PartitionKey, Wanted
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.timers import Timer
+from holdfast.saying import error as error_line
 from holdfast.seams import Now
 from holdfast.wire.hot import FETCH_TOPIC_IDS, Fetched, pack_fetch_response
 
@@ -92,7 +93,8 @@ class Reading:
         except ApiError as error:
             return Fetched(index, error.code, -1, -1, -1, None, None, 0)
         except (OSError, CorruptLog) as error:
-            self._node.say(f"reading {topic}-{index} at {wanted.fetch_offset} failed: {error}")
+            text = f"reading {topic}-{index} at {wanted.fetch_offset} failed: {error}"
+            self._node.say(error_line(text, kind=f"reading {topic}-{index}"))
             return Fetched(index, ErrorCode.kafka_storage_error, -1, -1, -1, None, None, 0)
 
     def _read_hosted(

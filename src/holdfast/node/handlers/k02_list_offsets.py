@@ -20,6 +20,7 @@ from holdfast.log.segment import Segment
 from holdfast.node.context import Fields, RequestContext
 from holdfast.node.handlers.k01_fetch import READ_COMMITTED, check_leader_epoch
 from holdfast.node.hosted import HostedPartition
+from holdfast.saying import error as error_line
 from holdfast.seams import Now
 from holdfast.wire.batch import iterate_records, nearest_timestamp
 from holdfast.wire.positions import LogPosition
@@ -81,8 +82,8 @@ def _one(
         timestamp, offset = find_offset(hosted, partition.timestamp, read_committed)
     except ApiError as error:
         return {"partition_index": index, "error_code": error.code, "timestamp": -1, "offset": -1}
-    except (CorruptLog, OSError) as error:
-        node.say(f"looking up {topic}-{index} failed: {error}")
+    except (CorruptLog, OSError) as failure:
+        node.say(error_line(f"looking up {topic}-{index} failed: {failure}", kind=f"reading {topic}-{index}"))
         return {
             "partition_index": index,
             "error_code": ErrorCode.kafka_storage_error,

@@ -27,6 +27,7 @@ from holdfast.node.handlers.administration import (
     partition_fields,
     topic_operations,
 )
+from holdfast.saying import info
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def _create_if_allowed(node: Node, context: RequestContext, name: str, may_creat
         node.append_metadata(
             create_topic(node.image, NewTopic(name), node.config, node.seams.randomness), now
         )
-        node.say(f"topic {name!r} was created because {client_name(context)} asked for it")
+        text = f"topic {name!r} was created because {client_name(context)} asked for it"
+        node.say(info(text, kind="created topic"))
         return
     raise ApiError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
 
