@@ -182,10 +182,13 @@ class RealFileSystem:
 
     def flush_many(self, targets: Sequence[FlushTarget]) -> None:
         file = file_of_whole(targets)
-        if file is None:
-            flush_each(self, targets)
-        else:
-            flush_whole(file)
+        if file is not None:
+            try:
+                flush_whole(file)
+                return
+            except WholeFlushFailed:
+                pass  # each file has its say
+        flush_each(self, targets)
 
     def free_bytes(self, path: str) -> int:
         status = os.statvfs(path)
@@ -238,6 +241,11 @@ def boot_id() -> str:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class WholeFlushFailed(OSError):
+    """`syncfs` could not write some file, which need not be ours. The kernel keeps the errors of each file apart: a
+    flush of ours that follows tells, for the first time, whether it was."""
+
+
 def flush_whole(file: RealFile) -> None:
     """Flush all of the file system a file is on, where `is_flushed_whole`.
 
@@ -247,7 +255,7 @@ def flush_whole(file: RealFile) -> None:
     """
     if _libc.syncfs(file.fd) != 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), file.path)
+        raise WholeFlushFailed(code, os.strerror(code), file.path)
     file.flush()
 
 

@@ -318,3 +318,10 @@ def test_a_flipped_bit_is_content_or_corrupt_and_never_a_crash(
             decode(bytes(damaged))
         except CorruptLog:
             continue
+
+
+def test_what_a_power_failure_leaves_of_partition_metadata_is_none(disk: SimulatedDisk) -> None:
+    path = "/data/partition.metadata"
+    for content in (b"", bytes(39)):
+        disk.open(path, "create").pwritev([content], 0)
+        assert read_partition_metadata(disk, "/data") is None

@@ -376,3 +376,16 @@ def test_the_newest_batch_is_found_without_a_walk_over_the_log(monkeypatch: pyte
     assert found is not None
     assert found[1].header.base_offset == 399
     assert len(reads) <= 300 // 70 + 5
+
+
+def test_rolling_an_empty_segment_changes_nothing(log: Log, disk: SimulatedDisk) -> None:
+    first = log.active
+    assert log.roll(NOW) is first
+    append(log, Batch((b"a",)))
+    log.roll(NOW)
+    log.roll(NOW)
+    assert [segment.base_offset for segment in log.segments] == [0, 1]
+    flush(disk, log)
+    log.advance_start(1)
+    assert log.remove(log.segments_before(1))
+    assert log.segments_before(2) == []

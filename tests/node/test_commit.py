@@ -371,3 +371,49 @@ def test_in_group_commit_flushed_is_committed(node: BareNode, client: BareClient
     assert told == []
     node.settle()
     assert told == [None]
+
+
+def spoil(error: Exception | None) -> None:
+    raise ValueError("spoilt")
+
+
+@pytest.mark.parametrize("mode", ["group", "os"])
+def test_one_who_raises_when_told_keeps_nobody_else_waiting(node: BareNode, mode: str) -> None:
+    client = node.connect()
+    client.create_topic("two", 2, holdfast_flush=mode)
+    told: list[Exception | None] = []
+    commit = node.node.commit
+    for index in (0, 1):
+        hosted = node.hosted("two", index)
+        client.begin_produce("two", batch(), index)
+        commit.when_flushed(hosted, 1, spoil)
+        commit.when_flushed(hosted, 1, told.append)
+    node.settle()
+    assert told == [None, None]
+    assert len([line for line in node.said if "defect in somebody who waited" in line]) == 2
+    for index in (0, 1):
+        hosted = node.hosted("two", index)
+        client.begin_produce("two", batch(), index)
+        commit.when_flushed(hosted, 2, spoil)
+        commit.when_flushed(hosted, 2, told.append)
+    node.node.directory_failed(hosted.directory, OSError(errno.EIO, "broken"))
+    assert [type(error) for error in told[2:]] == [LogDirectoryOffline] * 2
+
+
+def test_what_was_acknowledged_without_a_flush_is_flushed_when_flushing_is_asked_for(node: BareNode) -> None:
+    client = node.connect()
+    client.create_topic("t", holdfast_flush="os")
+    client.produce("t", batch(b"first"))  # the first flush also makes the new directory durable
+    client.produce("t", batch(b"second"))
+    hosted = node.hosted("t")
+    assert hosted.log.recovery_point == 1
+    altered = {"name": "holdfast.flush", "config_operation": 0, "value": "group"}
+    client.ask(
+        44,
+        1,
+        resources=[{"resource_type": 2, "resource_name": "t", "configs": [altered]}],
+        validate_only=False,
+    )
+    assert hosted.log.recovery_point == 2
+    node = node.lose_power()
+    assert node.hosted("t").log.end_offset == 2

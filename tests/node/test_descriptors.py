@@ -8,6 +8,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.log.checkpoints import LOG_START_FILE, RECOVERY_POINT_FILE, OffsetCheckpoint
+from holdfast.log.write_ahead import FLUSHES_MIN
+from holdfast.node.housekeeping import SPACE_CHECK_MS
 from holdfast.node.node import CHECKPOINT_INTERVAL_MS
 from holdfast.seams import OpenMode
 from holdfast.testing.bare_node import BareClient, BareNode
@@ -129,3 +131,17 @@ def test_a_checkpoint_that_cannot_be_written_is_written_later(
     node.node.move_log_start(hosted, 1)
     assert OffsetCheckpoint(node.disk, f"/data/{RECOVERY_POINT_FILE}").read()["t", 0] == 2
     assert OffsetCheckpoint(node.disk, f"/data/{LOG_START_FILE}").read()["t", 0] == 1
+
+
+def test_space_that_cannot_be_given_back_is_given_back_later(node: BareNode, client: BareClient) -> None:
+    for _ in range(2 * FLUSHES_MIN):
+        client.produce("t", batch())
+    log = node.hosted("t").log
+    assert log.active.has_space_ahead
+    node.disk.plan(Fault("truncate", errno.EMFILE, path_contains=log.active.path()))
+    for _ in range(2):
+        node.advance(SPACE_CHECK_MS)
+    assert not node.hosted("t").offline
+    assert log.active.has_space_ahead
+    node.advance(SPACE_CHECK_MS)
+    assert not log.active.has_space_ahead

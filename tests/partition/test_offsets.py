@@ -161,3 +161,22 @@ def test_nobody_is_told_early_nobody_twice_nobody_never(steps: list[tuple[str, i
         for who, wanted in waiting.items():
             assert len(told[who]) == (1 if wanted <= durable else 0)
             assert all(seen >= wanted for seen in told[who])
+
+
+def test_one_who_raises_keeps_nobody_else_waiting(offsets: PartitionOffsets) -> None:
+    told: list[Exception | None] = []
+    watcher = Watcher()
+    offsets.fetch_waiters[watcher] = None
+
+    def spoil(error: Exception | None) -> None:
+        raise ValueError("spoilt")
+
+    for end_offset, waiter in ((11, spoil), (11, told.append), (12, spoil), (13, told.append)):
+        offsets.when_committed(end_offset, waiter)
+    with pytest.raises(ValueError, match="spoilt"):
+        offsets.flushed(at(11))
+    assert (told, watcher.times) == ([None], 1)
+    failure = LogDirectoryOffline("gone")
+    with pytest.raises(ValueError, match="spoilt"):
+        offsets.fail(failure)
+    assert (told, watcher.times) == ([None, failure], 2)

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from holdfast import real
-from holdfast.real import RealFile, RealFileSystem
+from holdfast.real import RealFile, RealFileSystem, WholeFlushFailed
 from holdfast.seams import FlushJob, FlushTarget
 from holdfast.server import flusher as module
 from holdfast.server.flusher import (
@@ -197,6 +197,44 @@ async def test_a_whole_file_system_that_fails_fails_every_job(
     fs = RealFileSystem()
     files = [fs.open(str(tmp_path / str(number)), "create") for number in range(3)]
     assert await flush(flusher, *files) == [failure] * 3
+    flusher.close()
+
+
+async def test_a_file_system_that_could_not_write_a_file_of_others_fails_no_job(
+    flusher: AdaptiveFlusher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: RealFile) -> None:
+        raise WholeFlushFailed(5, "somebody's file")
+
+    broken = OSError(5, "ours")
+    monkeypatch.setattr(module, "flush_whole", fail)
+    monkeypatch.setattr(real, "is_flushed_whole", lambda device: True)
+    monkeypatch.setattr(flusher, "_average_seconds", 1.0)
+    fs = RealFileSystem()
+    files = [fs.open(str(tmp_path / str(number)), "create") for number in range(3)]
+
+    def fdatasync(fd: int) -> None:
+        if fd == files[1].fd:
+            raise broken
+
+    monkeypatch.setattr("os.fdatasync", fdatasync)
+    assert await flush(flusher, *files) == [None, broken, None]
+    flusher.close()
+
+
+@pytest.mark.parametrize("seconds_each", [0.0, 1.0])
+async def test_one_who_raises_when_told_keeps_nobody_else_waiting(
+    flusher: AdaptiveFlusher, monkeypatch: pytest.MonkeyPatch, seconds_each: float
+) -> None:
+    monkeypatch.setattr(flusher, "_average_seconds", seconds_each)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+
+    def spoil(error: OSError | None) -> None:
+        raise ValueError("spoilt")
+
+    for _ in range(2):
+        flusher.submit(FlushJob(cast(tuple[FlushTarget, ...], (Target(),)), spoil))
+        assert await flush(flusher, Target(), Target()) == [None, None]
     flusher.close()
 
 

@@ -196,6 +196,16 @@ def test_a_file_that_cannot_be_flushed_after_the_rest_is_an_error(
         flush_whole(files[0])
 
 
+@pytest.mark.usefixtures("trusting")
+def test_each_target_has_its_say_when_some_file_of_the_file_system_could_not_be_written(
+    files: list[RealFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = RecordingLibrary(monkeypatch)
+    library.answer = -1
+    RealFileSystem().flush_many([*files, str(tmp_path)])
+    assert [name for name, _ in library.calls] == ["syncfs", "fdatasync", "fdatasync", "fdatasync", "fsync"]
+
+
 def test_many_targets_are_flushed_one_by_one_where_nothing_is_known(
     files: list[RealFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,9 +262,10 @@ def write_partition_metadata(fs: FileSystem, partition_directory: str, topic_id:
 
 
 def read_partition_metadata(fs: FileSystem, partition_directory: str) -> bytes | None:
-    """The topic's id, or None when the file is missing."""
+    """The topic's id, or None when the file is missing, or all that a power failure before its first flush left."""
     path = f"{partition_directory}/{PARTITION_METADATA_FILE}"
-    return decode_partition_metadata(read_whole(fs, path), path) if fs.exists(path) else None
+    data = read_whole(fs, path) if fs.exists(path) else b""
+    return decode_partition_metadata(data, path) if data.strip(b"\0") else None
 
 
 # ---- .kafka_cleanshutdown

@@ -222,8 +222,10 @@ class Log:
         self.epochs = epochs
 
     def roll(self, now: Now) -> Segment:
-        """Seal the active segment and begin a new one at the end offset."""
+        """Seal the active segment and begin a new one at the end offset; an empty one has that offset already."""
         old = self.segments[-1]
+        if not old.size:
+            return old
         if old.has_space_ahead:
             self._cut_behind_end(old)
         sealed = [old.file, *old.write_indexes(), self._write_snapshot()]

@@ -32,11 +32,13 @@ class GroupCommit:
         call_soon: Callable[[Callable[[], None]], None],
         on_failure: Callable[[HostedPartition, OSError], None],
         on_flushed: Callable[[HostedPartition], None],
+        on_defect: Callable[[str, Exception], None],
     ) -> None:
         self._flusher = flusher
         self._call_soon = call_soon
         self._on_failure = on_failure
         self._on_flushed = on_flushed
+        self._on_defect = on_defect
         self._dirty: dict[HostedPartition, None] = {}
         self._put_off: list[HostedPartition] = []
         self._scheduled = False
@@ -143,10 +145,15 @@ class GroupCommit:
                 self._scheduled = True
                 self._call_soon(self._begin)
         self._on_flushed(partition)
-        # Last: whatever becomes of those who are told now, the next flush is on its way.
-        partition.flushed(end)
-        if partition.flush_waiters:
-            partition.tell_flushed()
+        # Last: whatever becomes of those who are told now, the next flush is on its way, and others are told of theirs.
+        try:
+            try:
+                partition.flushed(end)
+            finally:
+                if partition.flush_waiters:
+                    partition.tell_flushed()
+        except Exception as defect:  # noqa: BLE001
+            self._on_defect(f"somebody who waited for a flush of {partition.name}", defect)
 
 
 def _is_gone(partition: HostedPartition) -> bool:

@@ -173,7 +173,7 @@ class Connection:
 
     def give_up(self, api_key: int, version: int, error: Exception) -> None:
         """A request ran into a defect of ours: it is told with its place, and only this connection ends."""
-        self.node.report_defect(api_key, version, error)
+        self.node.report_defect(f"API {api_key} version {version}", error)
         self.close(f"API {api_key} version {version} failed: {error!r}")
 
     def close(self, reason: str) -> None:

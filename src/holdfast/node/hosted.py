@@ -12,7 +12,7 @@ from holdfast.errors import LogDirectoryOffline
 from holdfast.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.log.log import Log
 from holdfast.node.directories import LogDirectory
-from holdfast.partition.offsets import CommitWaiter, PartitionOffsets
+from holdfast.partition.offsets import CommitWaiter, PartitionOffsets, call_each, reached
 from holdfast.wire.positions import LogPosition
 
 
@@ -119,16 +119,12 @@ class HostedPartition:
 
     def tell_flushed(self) -> None:
         """A flush has returned: tell those whose offsets it has reached."""
-        waiters, flushed = self.flush_waiters, self.log.recovery_point
-        while waiters and waiters[0][0] <= flushed:
-            waiters.popleft()[1](None)
+        call_each(reached(self.flush_waiters, self.log.recovery_point), None)
 
     def fail(self, error: Exception) -> None:
         """The outcome of what is not durable yet is unknown for good: every waiter is told."""
-        self.offsets.fail(error)
         waiters, self.flush_waiters = self.flush_waiters, deque()
-        for _, waiter in waiters:
-            waiter(error)
+        call_each([self.offsets.fail, *(waiter for _, waiter in waiters)], error)
 
 
 class OfflinePartition:

@@ -163,7 +163,7 @@ class Housekeeping:
             try:
                 hosted.log.give_back_when_idle()
             except OSError as error:
-                node.directory_failed(hosted.directory, error)
+                node.refused(hosted.directory, error)  # then it is given back at a later check
 
 
 def roll(node: Node, hosted: HostedPartition, now: Now) -> bool:

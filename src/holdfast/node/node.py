@@ -119,7 +119,9 @@ class Node:
         self.partitions = Partitions(
             seams.fs, config.node_id, self.directories, self.topic_config, self.say, self.directory_failed
         )
-        self.commit = GroupCommit(seams.flusher, seams.call_soon, self._flush_failed, self._flushed)
+        self.commit = GroupCommit(
+            seams.flusher, seams.call_soon, self._flush_failed, self._flushed, self.report_defect
+        )
         self.presence = Presence(self.refused)
         self.producer_ids = ProducerIdSource(self)
         self.transactions = TransactionService(self)
@@ -345,7 +347,16 @@ class Node:
     def _follow_settings(self) -> None:
         self.apply_settings()
         for hosted in self.partitions:
+            was_in_groups = hosted.flushes_in_groups
             hosted.log.config = self.topic_config(hosted.topic)
+            if (
+                hosted.flushes_in_groups
+                and not was_in_groups
+                and hosted.log.needs_flush
+                and not hosted.offline
+            ):
+                # The durable end says that all of this is flushed: now it is to be true.
+                self.commit.request(hosted)
 
     def _withdraw(self, topic: TopicImage) -> None:
         gone, doomed = self.partitions.withdraw(topic)
@@ -353,7 +364,9 @@ class Node:
         assert self.metadata is not None
         for hosted in gone:
             self.troubles.forget(hosted.name)
-            hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
+            self._fail(
+                hosted, ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted")
+            )
         self.deletions.begin(doomed)
 
         def delete(error: Exception | None) -> None:
@@ -457,20 +470,25 @@ class Node:
         )
         failure = LogDirectoryOffline(f"{directory.path} is offline: {error}")
         for hosted in offline:
-            hosted.fail(failure)
+            self._fail(hosted, failure)
         if self.metadata is not None and self.metadata.directory is directory:
             self.fatal = f"the metadata log is in {directory.path}, which failed: {error}"
             self.say(Line(f"{self.fatal}; this broker cannot go on and must be restarted", Level.ERROR))
             self.on_fatal()
 
-    def report_defect(self, api_key: int, version: int, error: Exception) -> None:
-        """A handler raised what it should not have: say it with its place, so that it can be mended."""
+    def _fail(self, hosted: HostedPartition, error: Exception) -> None:
+        try:
+            hosted.fail(error)
+        except Exception as defect:  # noqa: BLE001
+            self.report_defect(f"somebody who waited for {hosted.name}", defect)
+
+    def report_defect(self, where: str, error: Exception) -> None:
+        """Something raised what it should not have: say it with its place, so that it can be mended."""
         trace = "".join(format_exception(error))
-        self.say(f"defect in API {api_key} version {version}: {trace}")
+        self.say(f"defect in {where}: {trace}")
 
     def _timer_failed(self, action: Callable[[], None], error: Exception) -> None:
-        trace = "".join(format_exception(error))
-        self.say(f"defect in the timer {getattr(action, '__qualname__', action)}: {trace}")
+        self.report_defect(f"the timer {getattr(action, '__qualname__', action)}", error)
 
     def _in_directory(self, directory: LogDirectory) -> list[HostedPartition]:
         hosted = [partition for partition in self.partitions if partition.directory is directory]

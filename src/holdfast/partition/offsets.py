@@ -18,7 +18,7 @@ Waits are bounded from outside: a connection has a bounded number of requests un
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from holdfast.wire.positions import LogPosition
@@ -26,8 +26,26 @@ from holdfast.wire.positions import LogPosition
 CommitWaiter = Callable[[Exception | None], None]
 
 
+def call_each(waiters: Iterable[Callable[..., None]], *arguments: object) -> None:
+    """Call every one of them, whatever the others raise; the first error is raised when all were called."""
+    failure: Exception | None = None
+    for waiter in waiters:
+        try:
+            waiter(*arguments)
+        except Exception as error:  # noqa: BLE001
+            failure = failure or error
+    if failure is not None:
+        raise failure
+
+
 class FetchWaiter(Protocol):
     def data_arrived(self) -> None: ...
+
+
+def reached(waiters: deque[tuple[int, CommitWaiter]], offset: int) -> Iterator[CommitWaiter]:
+    """Those at the front that wait for `offset` or less, taken out one by one."""
+    while waiters and waiters[0][0] <= offset:
+        yield waiters.popleft()[1]
 
 
 class PartitionOffsets:
@@ -85,18 +103,17 @@ class PartitionOffsets:
 
     def _raise_high_watermark(self, end: LogPosition) -> None:
         self.high_watermark = end
-        waiters = self._commit_waiters
-        while waiters and waiters[0][0] <= end.offset:
-            waiters.popleft()[1](None)
-        if self.fetch_waiters:
-            for waiter in list(self.fetch_waiters):
-                waiter.data_arrived()
+        try:
+            call_each(reached(self._commit_waiters, end.offset), None)
+        finally:
+            if self.fetch_waiters:
+                call_each([waiter.data_arrived for waiter in self.fetch_waiters])
 
     def fail(self, error: Exception) -> None:
         """The outcome of what is not committed yet is unknown for good: every waiter is told."""
         self.failure = error
         waiters, self._commit_waiters = self._commit_waiters, deque()
-        for _, waiter in waiters:
-            waiter(error)
-        for fetch in list(self.fetch_waiters):
-            fetch.data_arrived()
+        try:
+            call_each([waiter for _, waiter in waiters], error)
+        finally:
+            call_each([waiter.data_arrived for waiter in self.fetch_waiters])

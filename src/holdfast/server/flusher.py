@@ -24,7 +24,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Final, cast
 
-from holdfast.real import RealFile, file_of_whole, flush_whole
+from holdfast.partition.offsets import call_each
+from holdfast.real import RealFile, WholeFlushFailed, file_of_whole, flush_whole
 from holdfast.seams import File, FlushJob
 
 INLINE_SECONDS_MAX: Final = 0.001
@@ -71,23 +72,29 @@ class AdaptiveFlusher:
                 self._flush_all_at_once(jobs, file)
                 return
         left = INLINE_SECONDS_MAX
-        while jobs and len(jobs) * self._average_seconds <= left:
-            job = jobs.pop(0)
-            began = monotonic()
-            error = carry_out(job)
-            took = monotonic() - began
-            left -= took
-            self._took(took)
-            job.done(error)
-        for job in jobs:
-            self._pool.submit(job)
+        try:
+            while jobs and len(jobs) * self._average_seconds <= left:
+                job = jobs.pop(0)
+                began = monotonic()
+                error = carry_out(job)
+                took = monotonic() - began
+                left -= took
+                self._took(took)
+                job.done(error)
+        finally:
+            # Also when one who was told has raised.
+            for job in jobs:
+                self._pool.submit(job)
 
     # Several files
 
     def _flush_all_at_once(self, jobs: list[FlushJob], file: RealFile) -> None:
         def done(error: OSError | None) -> None:
-            for job in jobs:
-                job.done(error)
+            if isinstance(error, WholeFlushFailed):
+                for job in jobs:
+                    self._pool.submit(job)
+                return
+            call_each([job.done for job in jobs], error)
 
         target = cast(File, _WholeFileSystem(file, self._many.took))  # all that is asked of it is `flush`
         whole = FlushJob((target,), done, is_background=True)
@@ -201,12 +208,17 @@ class FlushThreads:
     def _deliver(self) -> None:
         self._wake_pending = False
         finished = self._finished
-        while finished:
-            job, error, seconds = finished.popleft()
-            self._under_way -= 1
-            if not job.is_background:
-                self._took(seconds)
-            job.done(error)
+        try:
+            while finished:
+                job, error, seconds = finished.popleft()
+                self._under_way -= 1
+                if not job.is_background:
+                    self._took(seconds)
+                job.done(error)
+        finally:
+            if finished and not self._wake_pending:
+                self._wake_pending = True
+                self._wake(self._deliver)
 
 
 def carry_out(job: FlushJob) -> OSError | None:
