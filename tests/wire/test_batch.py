@@ -147,9 +147,3 @@ def test_last_sequence_wraps_to_zero() -> None:
         [Record(i, 0, None, b"") for i in range(3)], producer_id=1, producer_epoch=0, base_sequence=2**31 - 2
     )
     assert read_header(batch).last_sequence == 0
-
-
-def test_a_delete_horizon_from_a_client_is_refused() -> None:
-    with pytest.raises(InvalidRecords, match="horizon") as refused:
-        check_batch(build_batch([Record(0, 0, b"k", None)], delete_horizon=True))
-    assert refused.value.code is ErrorCode.invalid_record

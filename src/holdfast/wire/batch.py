@@ -273,8 +273,6 @@ def check_batch(batch: Buffer, *, limit_bytes: int = RECORDS_BYTES_MAX) -> tuple
         )
     if header.attributes & CONTROL:
         raise InvalidRecords(ErrorCode.invalid_record, "clients may not write control batches")
-    if header.attributes & DELETE_HORIZON:
-        raise InvalidRecords(ErrorCode.invalid_record, "only compaction gives a batch a delete horizon")
     if header.producer_id >= 0:
         if header.producer_epoch < 0 or header.base_sequence < 0:
             raise InvalidRecords(
