@@ -30,6 +30,7 @@ CLIENTS = (
     "processors-and-state",
 )
 GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in CLIENTS]
+RUNNING = ROOT / "docs" / "guides" / "running-the-broker.md"
 TOPICS = ("orders", "payments", "by-customer", "order-counts", "avro-orders")
 FILLED = ("orders", "payments")
 WAIT_SECONDS_MAX = 100.0
@@ -149,9 +150,20 @@ def run(text: str, broker: BrokerProcess, directory: Path) -> None:
 
 
 def test_every_guide_ends_with_what_it_does_not_protect_against() -> None:
-    for guide in GUIDES:
+    for guide in (*GUIDES, RUNNING):
         headings = re.findall(r"^## (.*)$", guide.read_text(), re.MULTILINE)
         assert headings[-1] == "What it does not protect against", guide.name
+
+
+def test_the_broker_does_say_what_its_guide_quotes() -> None:
+    table = RUNNING.read_text().partition("| it says |")[2].partition("\n\n")[0]
+    quoted = [words for row in table.splitlines()[2:] for words in re.findall("`([^`]+)`", row.split("|")[1])]
+    assert len(quoted) > 10
+    packages = ("log", "node", "server")
+    files = [file for name in packages for file in (ROOT / "src" / "holdfast" / name).glob("*.py")]
+    sources = [file.read_text() for file in files]
+    for words in quoted:
+        assert any(words in source for source in sources), words
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:

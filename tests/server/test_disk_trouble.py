@@ -217,7 +217,7 @@ def test_a_write_that_the_system_refuses_takes_the_directory_offline_and_keeps_w
     assert len(sent) > 100
     assert answer == CLOSED or answer.error_code is ErrorCode.kafka_storage_error
     assert broker.has_said(r"log directory \S+ is offline until restart")
-    broker.crash()
+    assert broker.wait() == 1, "what its supervisor goes by"
     repaired = BrokerProcess(broker.data_dir)
     with repaired:
         assert values(repaired) == sent

@@ -37,7 +37,7 @@ from holdfast.log.lost_offsets import LostOffsets
 from holdfast.log.named_start import settle_start
 from holdfast.log.producer_snapshot import decode_snapshot, encode_snapshot
 from holdfast.log.producer_state import CompletedTransaction, ProducerStateMap
-from holdfast.log.scan import ANYWHERE, Damage, Found, VerifiedScan, find_later_batch, header_at, scan_headers
+from holdfast.log.scan import ANYWHERE, Damage, VerifiedScan, find_later_batch, header_at, scan_headers
 from holdfast.log.segment import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -48,7 +48,7 @@ from holdfast.log.segment import (
 )
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import content_end
-from holdfast.saying import warn
+from holdfast.saying import Say, warn
 from holdfast.seams import FileSystem, Now
 from holdfast.wire.batch import BatchHeader
 
@@ -207,7 +207,7 @@ class _Opening:
         self.trust = trust
         self.segments = segments
         self.lost = lost
-        self.say = say
+        self.warn: Say = lambda text: say(warn(text))
         self.end_offset = segments[0].base_offset
         self.producers = ProducerStateMap(directory)
         self.epochs = self._read_epochs()
@@ -218,7 +218,7 @@ class _Opening:
         try:
             return LeaderEpochs.read(self.fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
         except CorruptLog as error:
-            self.say(warn(f"{error}; leader epochs are rebuilt from the log"))
+            self.warn(f"{error}; leader epochs are rebuilt from the log")
             return LeaderEpochs()
 
     def finish(self) -> Log:
@@ -277,11 +277,9 @@ class _Opening:
 
     def _begin_at_start(self) -> None:
         """Records were deleted that had not been flushed, and then the power failed: what is left is deleted too."""
-        self.say(
-            warn(
-                f"{self.directory}: ends at offset {self.end_offset}, below its start at "
-                f"{self.trust.start_offset}; it begins anew there"
-            )
+        self.warn(
+            f"{self.directory}: ends at offset {self.end_offset}, below its start at "
+            f"{self.trust.start_offset}; it begins anew there"
         )
         for segment in self.segments:
             remove_files(self.fs, segment)
@@ -352,7 +350,7 @@ class _Opening:
             for file in segment.write_indexes():
                 file.close()
         except OSError as error:
-            self.say(warn(f"{segment.path()}: its indexes could not be written: {error}"))
+            self.warn(f"{segment.path()}: its indexes could not be written: {error}")
         else:
             segment.indexes_rebuilt = False
 
@@ -487,10 +485,12 @@ class _Opening:
         zeros_from = content_end(segment.file, damage.position, end)
         here = None
         if zeros_from > damage.position:
-            here = self._misplaced_batch(segment, damage, end)
+            # The batch at the damaged place itself, if it is whole and only its offset does not fit.
+            here = next(iter(VerifiedScan(segment.file, damage.position, 0, end)), None)
             if here is None:
                 here = find_later_batch(segment.file, damage.position, self.end_offset, end)
-        later = here or self._first_batch_of(following)
+        behind = (found for other in following for found in VerifiedScan(other.file, 0, other.base_offset))
+        later = here or next(behind, None)
         bad_place = f"damaged at {damage.position} (offset {self.end_offset}): {damage.reason}"
         # A gap, and behind it a whole batch of an offset inside: it was no gap but a wrong offset, not a torn tail.
         steps_back = damage.after_gap and later is not None and later.header.base_offset < self.end_offset
@@ -512,34 +512,15 @@ class _Opening:
         self.segments = [segment for segment in self.segments if segment not in gone]
         if kept or gone:
             self.cut_bytes += cut_bytes
-            if self.end_offset < lost_end:
-                fate = "were given up"
-            elif self.config.holdfast_flush == "os":
+            fate = "were given up" if self.end_offset < lost_end else "were never acknowledged with acks=all"
+            if self.config.holdfast_flush == "os":
                 fate = "may have been acknowledged (holdfast.flush=os)"
-            else:
-                fate = "were never acknowledged with acks=all"
-            self.say(
-                warn(
-                    f"{segment.path()}: cut {cut_bytes} bytes at {damage.position}, from offset {self.end_offset} "
-                    f"on: {damage.reason}; they {fate} and are kept in "
-                    f"{', '.join(kept) or 'no file, being zeros'}"
-                )
+            self.warn(
+                f"{segment.path()}: cut {cut_bytes} bytes at {damage.position}, from offset {self.end_offset} "
+                f"on: {damage.reason}; they {fate} and are kept in "
+                f"{', '.join(kept) or 'no file, being zeros'}"
             )
         return log_ends
-
-    @staticmethod
-    def _first_batch_of(segments: list[Segment]) -> Found | None:
-        for segment in segments:
-            for found in VerifiedScan(segment.file, 0, segment.base_offset):
-                return found
-        return None
-
-    @staticmethod
-    def _misplaced_batch(segment: Segment, damage: Damage, end: int) -> Found | None:
-        """The batch at the damaged place itself, if it is whole and only its offset does not fit."""
-        for found in VerifiedScan(segment.file, damage.position, 0, end):
-            return found
-        return None
 
     # Producer state
 
@@ -573,9 +554,7 @@ class _Opening:
             self._write_snapshot(offset)
             self.fs.flush_directory(self.directory)
         except OSError as error:
-            self.say(
-                warn(f"{self.directory}: the state of producers at {offset} could not be written: {error}")
-            )
+            self.warn(f"{self.directory}: the state of producers at {offset} could not be written: {error}")
 
     def _load_snapshot(self, offset: int) -> bool:
         """Take the state as of `offset` from its file, if there is one and it is sound."""
@@ -585,7 +564,7 @@ class _Opening:
         except FileNotFoundError:
             return False
         except CorruptLog as error:
-            self.say(warn(f"{error}; producer state is rebuilt from the log"))
+            self.warn(f"{error}; producer state is rebuilt from the log")
             return False
         self.producers = ProducerStateMap.from_snapshot(entries, self.directory)
         return True
@@ -601,7 +580,7 @@ class _Opening:
                 if offset not in used:
                     self.fs.remove(self._snapshot_path(offset))
         except OSError as error:
-            self.say(warn(f"{self.directory}: an old state of producers could not be removed: {error}"))
+            self.warn(f"{self.directory}: an old state of producers could not be removed: {error}")
 
     def _remove_snapshots_above(self, offset: int) -> None:
         """Remove what may be of batches that were not flushed and are lost: their offsets are given again."""

@@ -107,6 +107,10 @@ class BrokerProcess:
         self._process.terminate()
         return self._end()
 
+    def wait(self) -> int:
+        """Wait until it ends by itself; returns the exit code."""
+        return self._end()
+
     def restart(self) -> None:
         """Stop cleanly if it runs, then start on the same data and port."""
         self.stop()
