@@ -226,6 +226,19 @@ def test_what_nobody_has_when_the_last_consumer_becomes_classic_is_shared_out_an
     assert restored.generation > joined.generation, "after a crash its members join again as well"
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_a_crash_amid_the_rebalance_of_a_downgrade_leaves_no_partition_without_an_owner(rounds: int) -> None:
+    world = settled()
+    (member_id,) = (each for each in world.consumer_group().members if each != "sam")
+    world.beat("sam", -1, instance_id="seat")
+    for number in range(rounds):
+        subscription = ConsumerSubscription(topics=("orders",), user_data=b"%d" % number).encode()
+        joined = join(world, member_id, "range", subscription, None)
+        assert joined.error is ErrorCode.none
+    world.reload()
+    assert sync(world, joined, b"all of it").error is ErrorCode.illegal_generation, "so it joins again"
+
+
 def test_a_target_that_is_to_be_computed_yet_is_a_reason_to_rebalance() -> None:
     world = settled()
     world.topics.grow("orders", 3)

@@ -74,6 +74,8 @@ class ClassicGroup:
         """Wall clock; positions of an empty group expire from here on. None for a group of which only positions
         are known."""
         self.generation = 0
+        self._recorded_generation = 0
+        """Where it is above the present one, nobody may have it: who finds it after a crash joins again."""
         self._protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.membership = Membership()
@@ -319,7 +321,7 @@ class ClassicGroup:
             self._begin_generation(now)
 
     def _begin_generation(self, now: Now) -> None:
-        self.generation += 1
+        self.generation = self._next_generation
         self.protocol_name = self.membership.choose_protocol()
         self._topics = self._read_topics()
         self._move_to(ClassicState.COMPLETING, now)
@@ -334,8 +336,12 @@ class ClassicGroup:
             member.is_new = False
             self.membership.answer_join(member, joined(self, member))
 
+    @property
+    def _next_generation(self) -> int:
+        return max(self.generation, self._recorded_generation) + 1
+
     def _become_empty(self, now: Now) -> None:
-        self.generation += 1
+        self.generation = self._next_generation
         self.protocol_name = None
         self._topics = self._read_topics()
         self._move_to(ClassicState.EMPTY, now)
@@ -551,7 +557,7 @@ class ClassicGroup:
         members: Iterable[ClassicMember],
     ) -> None:
         """Take over a recorded or converted state: Stable with these members, or Empty without."""
-        self.generation = generation
+        self.generation = self._recorded_generation = generation
         self._protocol_type = protocol_type
         self.protocol_name = protocol_name
         self.state_since_ms = state_since_ms

@@ -253,7 +253,7 @@ def _become_classic(
     classic = ClassicGroup(group.group_id, home.around)
     classic.restore(
         # A rebalance is not recorded before it is done. If the coordinator dies meanwhile, nobody must take the
-        # group for settled: its members find that theirs is not the generation, and join.
+        # group for settled: its members find that theirs is not the generation, and join. Nobody is given this one.
         generation=group.epoch + rebalances,
         protocol_type=CONSUMER_PROTOCOL_TYPE,
         protocol_name=agreed.choose_protocol(),
