@@ -712,3 +712,32 @@ def test_the_producer_of_the_next_transaction_is_not_fenced_by_the_last(
     world.advance(1_000)
     world.settle()
     world.written("copy", bob, B)
+
+
+# Renewing an epoch, with the answer lost
+
+
+@pytest.mark.parametrize("epoch", [0, 7, EPOCH_USABLE_MAX])
+def test_a_producer_that_renews_its_epoch_while_the_coordinator_dies_is_not_fenced(
+    world: TransactionWorld, epoch: int
+) -> None:
+    alice = with_epoch(world, "copy", epoch)
+    first = world.started("copy", expected=alice)
+    for _ in range(2):
+        world.crash()
+        assert world.started("copy", expected=alice) == first
+
+
+def test_a_producer_whose_end_was_answered_by_a_crash_may_begin_anew(world: TransactionWorld) -> None:
+    alice = world.started("copy")
+    world.written("copy", alice, A)
+    world.ended("copy", alice, is_commit=True)
+    world.crash()
+    assert world.started("copy", expected=alice) == alice._replace(epoch=1)
+
+
+def test_a_producer_that_was_replaced_is_fenced_after_a_crash_too(world: TransactionWorld) -> None:
+    alice = world.started("copy")
+    world.started("copy")
+    world.crash()
+    assert world.init("copy", expected=alice).only == Initialised(ErrorCode.producer_fenced)

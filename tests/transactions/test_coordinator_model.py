@@ -34,7 +34,8 @@ from holdfast.transactions.model import (
     TransactionMetadata,
     TransactionState,
 )
-from holdfast.transactions.records import record_of
+from holdfast.transactions.records import read_record, record_of
+from holdfast.wire.batch import Record
 
 IDS = ("copy", "nearly used up")
 PARTITIONS = (("orders", 0), ("positions", 7))
@@ -319,6 +320,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
                     for _, metadata in self.world.coordinator
                 ), f"{name} holds a transaction of {producer_id} that nobody will end"
 
+    @invariant()
+    def a_start_would_know_all_that_is_known(self) -> None:
+        for name, metadata in self.world.coordinator:
+            assert read_record(Record(0, 0, *record_of(name, metadata))) == (name, metadata)
+
     def teardown(self) -> None:
         world = self.world
         world.journal.refuses = None
@@ -387,4 +393,5 @@ def test_long_walks(seed: int) -> None:
         machine.a_transaction_is_whole()
         machine.nothing_is_decided_while_the_transaction_goes_on()
         machine.no_partition_holds_what_the_coordinator_does_not_know()
+        machine.a_start_would_know_all_that_is_known()
     machine.teardown()

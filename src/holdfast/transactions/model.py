@@ -108,7 +108,7 @@ class TransactionMetadata(NamedTuple):
     next_producer_id: int = NO_PRODUCER_ID
     """While prepared: the id that follows because this one's epochs are used up."""
     last_producer_epoch: int = NO_EPOCH
-    """The epoch before the last bump a producer asked for, to tell its retry. Not in the record, as in Kafka."""
+    """The epoch before the last bump a producer asked for, to tell its retry; none once it has used the new one."""
     client_version: int = OLDER_PROTOCOL
     """The protocol of the client that caused this state."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.errors import CorruptLog
-from holdfast.transactions.model import TransactionMetadata, TransactionState
+from holdfast.transactions.model import NEWER_PROTOCOL, NO_EPOCH, TransactionMetadata, TransactionState
 from holdfast.wire.batch import Record
 from holdfast.wire.coordinator_records import (
     TransactionLogKey,
@@ -25,12 +25,23 @@ def record_of(transactional_id: str, metadata: TransactionMetadata) -> tuple[byt
         transaction_last_update_timestamp_ms=metadata.last_update_ms,
         transaction_start_timestamp_ms=metadata.start_ms,
         client_transaction_version=metadata.client_version,
+        last_producer_epoch=NO_EPOCH
+        if metadata.last_producer_epoch == _implied_last_epoch(metadata)
+        else metadata.last_producer_epoch,
     )
     return TransactionLogKey(transactional_id).encode(), value.encode()
 
 
 def tombstone_of(transactional_id: str) -> tuple[bytes, None]:
     return TransactionLogKey(transactional_id).encode(), None
+
+
+def _implied_last_epoch(metadata: TransactionMetadata) -> int:
+    """By the newer protocol each end of a transaction raises the epoch: then the one before is known."""
+    has_ended = metadata.state.is_prepared or metadata.state.is_complete
+    return (
+        metadata.producer_epoch - 1 if has_ended and metadata.client_version >= NEWER_PROTOCOL else NO_EPOCH
+    )
 
 
 def _partitions(metadata: TransactionMetadata) -> tuple[TransactionPartitions, ...] | None:
@@ -62,7 +73,7 @@ def read_record(record: Record) -> tuple[str, TransactionMetadata | None] | None
         for group in value.transaction_partitions or ()
         for partition in group.partition_ids
     )
-    return key.transactional_id, TransactionMetadata(
+    metadata = TransactionMetadata(
         producer_id=value.producer_id,
         producer_epoch=value.producer_epoch,
         timeout_ms=value.transaction_timeout_ms,
@@ -72,5 +83,9 @@ def read_record(record: Record) -> tuple[str, TransactionMetadata | None] | None
         start_ms=value.transaction_start_timestamp_ms,
         previous_producer_id=value.previous_producer_id,
         next_producer_id=value.next_producer_id,
+        last_producer_epoch=value.last_producer_epoch,
         client_version=value.client_transaction_version,
     )
+    if metadata.last_producer_epoch == NO_EPOCH:
+        metadata = metadata._replace(last_producer_epoch=_implied_last_epoch(metadata))
+    return key.transactional_id, metadata

@@ -101,13 +101,15 @@ def with_new_id(
 def with_next_epoch(
     metadata: TransactionMetadata, expected: ProducerIdentity | None, timeout_ms: int, now_ms: int
 ) -> TransactionMetadata:
-    epoch, last = metadata.producer_epoch + 1, NO_EPOCH
+    epoch, last, previous_id = metadata.producer_epoch + 1, NO_EPOCH, metadata.producer_id
     if expected is not None:
         if expected.epoch == metadata.producer_epoch:
             last = metadata.producer_epoch
         elif expected.epoch == metadata.last_producer_epoch:
-            # The answer to the first call was lost. A new producer would have set the last epoch to none.
+            # The answer to the first call was lost, and so may this one be. A new producer would have set the last
+            # epoch to none.
             epoch, last = metadata.producer_epoch, metadata.last_producer_epoch
+            previous_id = metadata.previous_producer_id
         else:
             raise fenced(metadata, expected)
     return metadata.become(
@@ -119,7 +121,7 @@ def with_next_epoch(
         partitions=frozenset(),
         start_ms=NO_TIME,
         next_producer_id=NO_PRODUCER_ID,
-    )
+    )._replace(previous_producer_id=previous_id)
 
 
 # Partitions
@@ -140,6 +142,7 @@ def with_partitions(metadata: TransactionMetadata, enrolment: Enrolment, now_ms:
     return metadata.become(
         ONGOING,
         now_ms,
+        last_producer_epoch=NO_EPOCH,
         partitions=metadata.partitions | enrolment.partitions,
         start_ms=metadata.start_ms if metadata.state is ONGOING else now_ms,
         client_version=enrolment.client_version,

@@ -385,6 +385,10 @@ class TransactionPartitions:
 _PARTITIONS: Final = Array(Struct(TransactionPartitions), nullable=True)
 
 
+LAST_PRODUCER_EPOCH_TAG: Final = 10_000
+"""Kafka numbers its tags from 0, and skips those it does not know."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TransactionLogValue(CoordinatorValue):
     version_max: ClassVar[int] = 1
@@ -405,6 +409,8 @@ class TransactionLogValue(CoordinatorValue):
     transaction_last_update_timestamp_ms: Annotated[int, Field(INT64)]
     transaction_start_timestamp_ms: Annotated[int, Field(INT64)] = NO_TIMESTAMP
     client_transaction_version: Annotated[int, Field(INT16, since=1, tag=2)] = 0
+    last_producer_epoch: Annotated[int, Field(INT16, since=1, tag=LAST_PRODUCER_EPOCH_TAG)] = -1
+    """Not Kafka's, which does not read it: the epoch that a producer had before it renewed it."""
 
 
 Kinds: TypeAlias = Mapping[int, tuple[type[CoordinatorKey], type[CoordinatorValue]]]
