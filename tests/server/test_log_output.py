@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import re
 import struct
@@ -24,6 +25,7 @@ from holdfast.server.log_output import (
     LIMIT_SECONDS,
     LINE_CHARACTERS_MAX,
     LINES_MAX,
+    LibraryLines,
     Limits,
     LogOutput,
     write_to_standard_error,
@@ -260,6 +262,24 @@ def test_no_data_file_gets_the_number_of_a_closed_standard_error() -> None:
         [sys.executable, "-c", NULL_DEVICE_FOR_CLOSED_STREAMS], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["/dev/null", "/dev/null", "4"]
+
+
+def test_what_libraries_log_goes_the_same_way() -> None:
+    lines: list[str] = []
+    logger = logging.getLogger("a.library")
+    logger.propagate = False
+    logger.addHandler(LibraryLines(lines.append))
+    logger.info("quiet")
+    logger.warning("socket.send() raised %s", "exception")
+    try:
+        raise OSError("out of system resource")
+    except OSError:
+        logger.exception("accepting failed")
+    first, second = map(Line.of, lines)
+    assert (first, first.level) == ("a.library: socket.send() raised exception", Level.WARN)
+    assert second.startswith("a.library: accepting failed\nTraceback")
+    assert second.level is Level.ERROR
+    assert first.kind == second.kind != ""
 
 
 # The embedded broker

@@ -14,7 +14,7 @@ from typing import Self
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import StorageError, UsageError
 from holdfast.saying import Say
-from holdfast.server.log_output import LogOutput, report_loop_errors
+from holdfast.server.log_output import LogOutput
 from holdfast.server.run import new_event_loop
 from holdfast.server.server import Server
 
@@ -117,7 +117,6 @@ class Broker:
         log: LogOutput | None = None
         if (user_says := self._user_says) is not None:
             log = self._say = LogOutput(lambda at, line: user_says(line))
-            report_loop_errors(loop, log)
         try:
             loop.run_until_complete(self._serve())
         except BaseException as error:  # noqa: BLE001 - carried to the thread that started us

@@ -10,16 +10,15 @@ that time one that counts the others.
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from traceback import format_exception
-from typing import Any, Final
+from typing import Final
 
-from holdfast.saying import Level, Line, Say, error, warn
+from holdfast.saying import Level, Line, Say, warn
 
 LINES_MAX: Final = 1024
 """Lines that wait: more than a start with trouble in every partition of a usual broker says at once."""
@@ -182,12 +181,13 @@ def occupy_standard_descriptors() -> None:
     os.close(descriptor)
 
 
-def report_loop_errors(loop: asyncio.AbstractEventLoop, say: Say) -> None:
-    """Have the loop tell `say` of what it cannot raise: by itself it would write to standard error, and wait for it."""
+class LibraryLines(logging.Handler):
+    """What libraries log, the event loop among them: by themselves they write to standard error, and wait for it."""
 
-    def report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        failure = context.get("exception")
-        trace = "".join(format_exception(failure)) if failure is not None else ""
-        say(error(f"defect in the event loop: {context['message']}: {trace}", kind="event loop"))
+    def __init__(self, say: Say) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
 
-    loop.set_exception_handler(report)
+    def emit(self, record: logging.LogRecord) -> None:
+        level = Level.ERROR if record.levelno >= logging.ERROR else Level.WARN
+        self._say(Line(f"{record.name}: {self.format(record)}", level, kind=f"library {record.name}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,9 @@ from holdfast.errors import ConfigError
 from holdfast.real import keep_freed_memory
 from holdfast.saying import Level, Say, error
 from holdfast.server.log_output import (
+    LibraryLines,
     LogOutput,
     occupy_standard_descriptors,
-    report_loop_errors,
     write_to_standard_error,
 )
 from holdfast.server.server import Server
@@ -59,8 +60,9 @@ def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
 def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None) -> int:
     occupy_standard_descriptors()
     say = LogOutput(write_to_standard_error, options.log_level)
+    logging.basicConfig(handlers=[LibraryLines(say)], force=True)
+    logging.captureWarnings(True)
     loop = new_event_loop()
-    report_loop_errors(loop, say)
     try:
         config, notices = load_config(options)
         for notice in notices:
