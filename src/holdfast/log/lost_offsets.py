@@ -21,6 +21,7 @@ from typing import Final
 from holdfast.atomic import read_whole, write_atomically
 from holdfast.errors import CorruptLog, MissingOffsets
 from holdfast.log.checkpoints import OFFSET_MAX, Line, decode_checkpoint, encode_checkpoint, parse_number
+from holdfast.saying import warn
 from holdfast.seams import FileSystem
 
 LOST_OFFSETS_FILE: Final = "holdfast.lost-offsets"
@@ -46,7 +47,7 @@ class LostOffsets:
             lines = decode_checkpoint(read_whole(self._fs, self._path), self._path)
             return [_range(line) for line in lines]
         except CorruptLog as error:
-            self._say(f"{error}; nothing counts as given up")
+            self._say(warn(f"{error}; nothing counts as given up"))
             return []
 
     def check(self, first: int, end: int, reason: str) -> None:
@@ -66,9 +67,8 @@ class LostOffsets:
         write_atomically(
             self._fs, self._path, encode_checkpoint(f"{low} {high}" for low, high in self._given_up)
         )
-        self._say(
-            f"{self._directory}: the offsets from {first} to {end - 1} are given up ({reason}); {self._path} tells so"
-        )
+        what = f"the offsets from {first} to {end - 1} are given up"
+        self._say(warn(f"{self._directory}: {what} ({reason}); {self._path} tells so"))
 
 
 def _range(line: Line) -> tuple[int, int]:

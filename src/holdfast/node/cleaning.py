@@ -223,8 +223,11 @@ class _Round:
         self._resume_base = cleaned.resume_base
         if cleaned.unreadable:
             self._node.say(
-                f"{self._hosted.name}: {len(cleaned.unreadable)} batches, the first at offset "
-                f"{cleaned.unreadable[0]}, hold records that cannot be read; compaction keeps them as they are"
+                warn(
+                    f"{self._hosted.name}: {len(cleaned.unreadable)} batches, the first at offset "
+                    f"{cleaned.unreadable[0]}, hold records that cannot be read; compaction keeps them as they are",
+                    kind=f"unreadable in {self._hosted.name}",
+                )
             )
         self._swaps.extend(Swap(self._node.fs, log, segment, self._seen) for segment in cleaned.segments)
         self._next()
