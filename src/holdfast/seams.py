@@ -13,7 +13,7 @@ The rules every implementation keeps:
 - A flush that failed is never repeated as if nothing had happened: after it, cached and stored bytes
   may differ, and only the caller knows what that costs.
 - `Flusher` and `Worker` return at once and report later, on the thread that runs the node, never from
-  inside the call.
+  inside the call. Every job is reported, whatever went wrong with it or with the report of another.
 
 Paths are plain strings joined with "/"; packages above stay free of `os`.
 """

@@ -7,7 +7,9 @@ from os import strerror
 
 import pytest
 
+from holdfast.log import tasks
 from holdfast.log.checkpoints import CLEANER_FILE, OffsetCheckpoint
+from holdfast.log.compaction import Swap
 from holdfast.node import cleaning
 from holdfast.node.cleaning import RETRY_MS, STEP_RETRY_MS
 from holdfast.node.hosted import HostedPartition
@@ -254,3 +256,39 @@ def test_a_directory_whose_free_space_cannot_be_asked_holds_up_no_other(
     broker.pass_time(RETRY_MS + FIRST_CHECK_MS)
     assert latest(read_all(stale[1].log)) == LATEST
     assert is_compacted(stale[1])
+
+
+@pytest.mark.parametrize("name", ["commit", "exchange", "finish"])
+def test_a_defect_ends_a_round_and_not_compaction(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = QuietBroker()
+    broker.has_defect = True
+    hosted = dirty_log(broker)
+    other = dirty_log(broker, "u")
+
+    def broken(self: Swap) -> None:
+        raise KeyError("defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Swap, name, broken)
+        broker.pass_time(CHECKED_MS)
+    assert any(line.startswith("defect in the compaction of") and "KeyError" in line for line in broker.said)
+    assert latest(read_all(hosted.log)) == latest(read_all(other.log)) == LATEST
+    assert latest_after_a_crash(broker.disk, 1) == LATEST
+    broker.pass_time(RETRY_MS + FIRST_CHECK_MS)
+    assert is_compacted(hosted)
+    assert is_compacted(other)
+    assert latest(read_all(hosted.log)) == latest(read_all(other.log)) == LATEST
+
+
+def test_an_answer_that_makes_no_sense_ends_a_round_and_not_compaction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = QuietBroker()
+    hosted = dirty_log(broker)
+    broker.has_defect = True
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks, "run", lambda *_: {})
+        broker.pass_time(CHECKED_MS)
+    assert not is_compacted(hosted)
+    broker.pass_time(RETRY_MS + FIRST_CHECK_MS)
+    assert is_compacted(hosted)

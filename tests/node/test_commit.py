@@ -390,7 +390,7 @@ def test_one_who_raises_when_told_keeps_nobody_else_waiting(node: BareNode, mode
         commit.when_flushed(hosted, 1, told.append)
     node.settle()
     assert told == [None, None]
-    assert len([line for line in node.said if "defect in somebody who waited" in line]) == 2
+    assert len([line for line in node.said if "defect in what waits for two-" in line]) == 2
     for index in (0, 1):
         hosted = node.hosted("two", index)
         client.begin_produce("two", batch(), index)

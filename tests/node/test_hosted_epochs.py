@@ -46,6 +46,8 @@ def test_the_present_epoch_counts_before_it_has_written(
     written: list[tuple[int, int]], leader_epoch: int, asked: int, answer: tuple[int, int]
 ) -> None:
     log = cast(Log, EpochsOnly(written))
-    hosted = HostedPartition("t", UUID(int=1), 0, leader_epoch, log, cast(LogDirectory, None))
+    hosted = HostedPartition(
+        "t", UUID(int=1), 0, leader_epoch, log, cast(LogDirectory, None), lambda *_: None
+    )
     end_offset = 10 if written else 0
     assert hosted.end_of_epoch(asked, end_offset) == EpochEnd(*answer)

@@ -17,9 +17,13 @@ def at(offset: int, segment_base: int = 0) -> LogPosition:
     return LogPosition(offset, segment_base, offset * 100)
 
 
+def raised(defect: Exception) -> None:
+    raise AssertionError("no waiter raises here") from defect
+
+
 @pytest.fixture
 def offsets() -> PartitionOffsets:
-    return PartitionOffsets(at(10), 3)
+    return PartitionOffsets(at(10), 3, raised)
 
 
 class Watcher:
@@ -140,7 +144,7 @@ def test_the_last_stable_offset_stops_at_an_undecided_transaction_and_never_pass
     )
 )
 def test_nobody_is_told_early_nobody_twice_nobody_never(steps: list[tuple[str, int]]) -> None:
-    offsets = PartitionOffsets(at(0), 0)
+    offsets = PartitionOffsets(at(0), 0, raised)
     told: dict[int, list[int]] = {}
     waiting: dict[int, int] = {}
     end = durable = 0
@@ -163,20 +167,34 @@ def test_nobody_is_told_early_nobody_twice_nobody_never(steps: list[tuple[str, i
             assert all(seen >= wanted for seen in told[who])
 
 
-def test_one_who_raises_keeps_nobody_else_waiting(offsets: PartitionOffsets) -> None:
+@pytest.mark.parametrize("end", ["flushed", "failed"])
+def test_what_a_waiter_raises_is_reported_and_costs_nobody_else_an_answer(end: str) -> None:
+    reported: list[Exception] = []
+    offsets = PartitionOffsets(at(10), 3, reported.append)
     told: list[Exception | None] = []
     watcher = Watcher()
-    offsets.fetch_waiters[watcher] = None
+    broken = Watcher()
+    defects = [KeyError("a"), MemoryError(), RecursionError()]
 
-    def spoil(error: Exception | None) -> None:
-        raise ValueError("spoilt")
+    def raises(defect: Exception) -> Callable[[Exception | None], None]:
+        def waiter(error: Exception | None) -> None:
+            raise defect
 
-    for end_offset, waiter in ((11, spoil), (11, told.append), (12, spoil), (13, told.append)):
-        offsets.when_committed(end_offset, waiter)
-    with pytest.raises(ValueError, match="spoilt"):
-        offsets.flushed(at(11))
-    assert (told, watcher.times) == ([None], 1)
+        return waiter
+
+    def leaves() -> None:
+        raise defects[2]
+
+    broken.leaves = leaves
+    offsets.fetch_waiters |= {broken: None, watcher: None}
+    for defect in defects[:2]:
+        offsets.when_committed(11, raises(defect))
+        offsets.when_committed(11, note(told))
     failure = LogDirectoryOffline("gone")
-    with pytest.raises(ValueError, match="spoilt"):
+    if end == "flushed":
+        offsets.flushed(at(11))
+    else:
         offsets.fail(failure)
-    assert (told, watcher.times) == ([None, failure], 2)
+    assert told == [None if end == "flushed" else failure] * 2
+    assert watcher.times == broken.times == 1
+    assert reported == defects

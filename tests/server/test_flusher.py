@@ -29,7 +29,7 @@ class Target:
 
     path = "/nowhere"
 
-    def __init__(self, failure: OSError | None = None) -> None:
+    def __init__(self, failure: Exception | None = None) -> None:
         self.threads: list[int] = []
         self.failure = failure
 
@@ -59,10 +59,14 @@ async def flush(flusher: AdaptiveFlusher, *targets: Target | RealFile) -> list[O
     return await asyncio.wait_for(asyncio.gather(*outcomes), 30)
 
 
+def raised(where: str, defect: Exception) -> None:
+    raise AssertionError(where) from defect
+
+
 @pytest.fixture
 async def flusher() -> AdaptiveFlusher:
     loop = asyncio.get_running_loop()
-    return AdaptiveFlusher(4, loop.call_soon, loop.call_soon_threadsafe)
+    return AdaptiveFlusher(4, loop.call_soon, loop.call_soon_threadsafe, raised)
 
 
 async def test_a_single_quick_flush_happens_on_the_loop(flusher: AdaptiveFlusher) -> None:
@@ -222,22 +226,6 @@ async def test_a_file_system_that_could_not_write_a_file_of_others_fails_no_job(
     flusher.close()
 
 
-@pytest.mark.parametrize("seconds_each", [0.0, 1.0])
-async def test_one_who_raises_when_told_keeps_nobody_else_waiting(
-    flusher: AdaptiveFlusher, monkeypatch: pytest.MonkeyPatch, seconds_each: float
-) -> None:
-    monkeypatch.setattr(flusher, "_average_seconds", seconds_each)
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-
-    def spoil(error: OSError | None) -> None:
-        raise ValueError("spoilt")
-
-    for _ in range(2):
-        flusher.submit(FlushJob(cast(tuple[FlushTarget, ...], (Target(),)), spoil))
-        assert await flush(flusher, Target(), Target()) == [None, None]
-    flusher.close()
-
-
 def turns_at_once(many: ManyFiles, slow: Callable[[int], bool], turns: int) -> list[int]:
     """Of so many turns with sixteen files those that are flushed at once, where a flush of all takes 0.4 ms, or 50."""
     found = []
@@ -261,3 +249,55 @@ def test_flushing_everything_is_hardly_tried_where_it_stays_slow() -> None:
 def test_each_file_by_itself_is_tried_now_and_then() -> None:
     found = turns_at_once(ManyFiles(), lambda turn: False, 4 * TRY_APART_EVERY)
     assert len(found) == 4 * TRY_APART_EVERY - 4
+
+
+# Defects
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["on the loop", "in threads"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+async def test_what_a_report_raises_is_told_and_costs_no_other_job_its_report(
+    count: int, seconds: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    told: list[str] = []
+    flusher = AdaptiveFlusher(
+        2,
+        loop.call_soon,
+        loop.call_soon_threadsafe,
+        lambda where, defect: told.append(f"{where}: {defect!r}"),
+    )
+    flusher._average_seconds = seconds
+
+    def broken(error: OSError | None) -> None:
+        raise RecursionError
+
+    for _ in range(count):
+        flusher.submit(FlushJob((cast(FlushTarget, Target()),), broken))
+    assert await flush(flusher, Target(), Target()) == [None, None]
+    assert told == ["what follows a flush: RecursionError()"] * count
+    flusher.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["on the loop", "in threads"])
+async def test_a_flush_that_runs_into_a_defect_has_failed(flusher: AdaptiveFlusher, seconds: float) -> None:
+    flusher._average_seconds = seconds
+    for _ in range(6):  # more than there are threads
+        first, second = await flush(flusher, Target(ValueError("not open")), Target())
+        assert first is not None
+        assert "not open" in str(first)
+        assert second is None
+
+
+async def test_a_system_without_threads_flushes_on_the_loop(
+    flusher: AdaptiveFlusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    flusher._average_seconds = 1.0
+    targets = [Target(), Target(OSError("broken")), Target()]
+    first, failed, last = await flush(flusher, *targets)
+    assert (first, str(failed), last) == (None, "broken", None)
+    assert all(target.threads == [threading.get_ident()] for target in targets)

@@ -21,9 +21,13 @@ from holdfast.server.worker_main import NICENESS, SCHED_SETATTR, SLICE_NS
 Outcome = tuple[Mapping[str, Any] | None, str | None]
 
 
+def raised(where: str, defect: Exception) -> None:
+    raise AssertionError(where) from defect
+
+
 @pytest_asyncio.fixture
 async def worker() -> AsyncIterator[ProcessWorker]:
-    worker = ProcessWorker(asyncio.get_running_loop())
+    worker = ProcessWorker(asyncio.get_running_loop(), raised)
     yield worker
     await worker.close()
 
@@ -104,6 +108,51 @@ async def test_a_child_that_dies_fails_its_task_and_is_replaced(worker: ProcessW
     assert worker.pid != first
 
 
+class ScriptedWorker(ProcessWorker):
+    """Its child is a shell, which answers every task with the same line."""
+
+    answer = '{"result": {"removed": 0}}'
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        script = 'while read -r task; do echo "$0"; done'
+        return await asyncio.create_subprocess_exec("sh", "-c", script, self.answer, stdin=pipe, stdout=pipe)
+
+
+@pytest.mark.asyncio
+async def test_a_child_that_answers_nonsense_fails_its_task_and_is_replaced() -> None:
+    worker = ScriptedWorker(asyncio.get_running_loop(), raised)
+    try:
+        for worker.answer in ("[]", "5", "{}", '{"result": 5}', "nonsense", '{"result": {}', ""):
+            result, error = await submit(worker, "remove", {"paths": []})
+            assert result is None
+            assert error is not None
+            assert "background process failed" in error
+            assert worker.pid is None
+        worker.answer = ScriptedWorker.answer
+        assert await submit(worker, "remove", {"paths": []}) == ({"removed": 0}, None)
+    finally:
+        await worker.close()
+
+
+@pytest.mark.asyncio
+async def test_what_a_report_raises_is_told_and_costs_no_other_task_its_report() -> None:
+    told: list[str] = []
+    worker = ScriptedWorker(
+        asyncio.get_running_loop(), lambda where, defect: told.append(f"{where}: {defect!r}")
+    )
+
+    def broken(result: Mapping[str, Any] | None, error: str | None) -> None:
+        raise MemoryError
+
+    try:
+        worker.submit("remove", {"paths": []}, broken)
+        assert await submit(worker, "remove", {"paths": []}) == ({"removed": 0}, None)
+    finally:
+        await worker.close()
+    assert told == ["what follows the task remove: MemoryError()"]
+
+
 @pytest.mark.asyncio
 async def test_the_child_gives_way_to_the_broker(worker: ProcessWorker) -> None:
     await submit(worker, "remove", {"paths": []})
@@ -113,7 +162,7 @@ async def test_the_child_gives_way_to_the_broker(worker: ProcessWorker) -> None:
 
 @pytest.mark.asyncio
 async def test_an_idle_child_is_let_go_and_started_again_when_needed() -> None:
-    worker = ProcessWorker(asyncio.get_running_loop(), idle_seconds=0.0)
+    worker = ProcessWorker(asyncio.get_running_loop(), raised, idle_seconds=0.0)
     try:
         await submit(worker, "remove", {"paths": []})
         runner = worker._runner
@@ -142,7 +191,7 @@ from holdfast.server.worker import ProcessWorker
 from holdfast.server.worker_main import NICENESS, SCHED_SETATTR, SLICE_NS
 
 async def main():
-    worker = ProcessWorker(asyncio.get_running_loop())
+    worker = ProcessWorker(asyncio.get_running_loop(), print)
     started = asyncio.Event()
     worker.submit("remove", {"paths": []}, lambda result, error: started.set())
     await started.wait()

@@ -51,6 +51,9 @@ class CheckpointWriter:
         except OSError as error:
             self._end(error)
             return
+        except Exception:
+            self._give_up()
+            raise
         self._written = data
         self._flusher.submit(FlushJob((file,), self._flushed, is_background=True))
 
@@ -77,9 +80,17 @@ class CheckpointWriter:
             except OSError as failure:
                 self._end(failure)
                 return
+            except Exception:
+                self._give_up()
+                raise
             self._flusher.submit(FlushJob((self._directory.path,), self._end, is_background=True))
         else:
             self._end(error)
+
+    def _give_up(self) -> None:
+        """A defect ends this round, and none after it."""
+        self._is_busy = self._is_superseded = False
+        self._written = None
 
     def _end(self, error: OSError | None) -> None:
         if error is None and not self._is_superseded:

@@ -212,7 +212,18 @@ class _Round:
         asked = plan_round(log, self._dirt, high_watermark, now, map_bytes, first_base)
         node.seams.worker.submit("compact", asked.to_json(), self._cleaned)
 
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """A defect ends the round, so that others get their turn."""
+        try:
+            action()
+        except Exception as defect:  # noqa: BLE001 - see above
+            self._node.report_defect(f"the compaction of {self._hosted.name}", defect)
+            self._cleaning.ended(self._hosted, failure=repr(defect))
+
     def _cleaned(self, result: Mapping[str, Any] | None, error: str | None) -> None:
+        self._guarded(lambda: self._swap_in(result, error))
+
+    def _swap_in(self, result: Mapping[str, Any] | None, error: str | None) -> None:
         if result is None:
             # Without the segments that retention took meanwhile the worker could not but fail.
             self._cleaning.ended(self._hosted, failure=None if self._has_lost_segments() else error)
@@ -284,7 +295,7 @@ class _Round:
     def _flush(self, then: Callable[[], None]) -> None:
         def flushed(error: OSError | None) -> None:
             if error is None:
-                then()
+                self._guarded(then)
             elif error.errno in NO_DESCRIPTOR_ERRNOS:
                 self._try_again(lambda: self._flush(then), error)
             else:
@@ -316,7 +327,7 @@ class _Round:
             self._hosted,
             f"cannot have its compaction completed now: {refusal}; trying again every {STEP_RETRY_MS // 1000} seconds",
         )
-        node.timers.at(node.now().monotonic_ms + STEP_RETRY_MS, step)
+        node.timers.at(node.now().monotonic_ms + STEP_RETRY_MS, lambda: self._guarded(step))
 
     def _failed(self, error: OSError) -> None:
         if not self._hosted.is_deleted:

@@ -7,12 +7,13 @@ progress and the one after it, and holds no thread while it waits.
 
 The order that makes an acknowledgement true: append, flush returns, durable end moves, response leaves.
 A flush that fails takes its log directory offline: every waiter of every partition there is told, and
-nothing is flushed there again. One that could not be begun, since nothing more can be opened, has not failed: its
-waiters wait on.
+nothing is flushed there again. A defect on the way counts as such a failure: nobody could say what is durable. A flush
+that could not be begun, since nothing more can be opened, has not failed: its waiters wait on.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Final
 
@@ -32,13 +33,13 @@ class GroupCommit:
         call_soon: Callable[[Callable[[], None]], None],
         on_failure: Callable[[HostedPartition, OSError], None],
         on_flushed: Callable[[HostedPartition], None],
-        on_defect: Callable[[str, Exception], None],
+        report: Callable[[str, Exception], None],
     ) -> None:
         self._flusher = flusher
         self._call_soon = call_soon
         self._on_failure = on_failure
         self._on_flushed = on_flushed
-        self._on_defect = on_defect
+        self._report = report
         self._dirty: dict[HostedPartition, None] = {}
         self._put_off: list[HostedPartition] = []
         self._scheduled = False
@@ -72,7 +73,7 @@ class GroupCommit:
         elif offsets.failure is not None:
             waiter(offsets.failure)
         else:
-            partition.flush_waiters.append((end_offset, waiter))
+            partition.flush_waiters.add(end_offset, waiter)
             self.request(partition)
 
     def request(self, partition: HostedPartition) -> None:
@@ -105,7 +106,10 @@ class GroupCommit:
         apart = len(dirty) <= FLUSHED_APART_MAX
         for partition in dirty:
             if not _is_gone(partition):
-                self._flush(partition, apart=apart)
+                try:
+                    self._flush(partition, apart=apart)
+                except Exception as defect:  # noqa: BLE001 - the others are to be flushed as well
+                    self._on_failure(partition, self._as_failure(partition, defect))
 
     def _flush(self, partition: HostedPartition, *, apart: bool) -> None:
         partition.flush_running = True
@@ -123,6 +127,9 @@ class GroupCommit:
             except OSError as error:
                 refusal = error
                 return ()
+            except Exception as defect:  # noqa: BLE001 - the others are to be flushed as well
+                refusal = self._as_failure(partition, defect)
+                return ()
             return targets
 
         def done(error: OSError | None) -> None:
@@ -130,14 +137,24 @@ class GroupCommit:
 
         self._flusher.submit(FlushJob((), done, gather=gather))
 
+    def _as_failure(self, partition: HostedPartition, defect: Exception) -> OSError:
+        self._report(f"flushing {partition.name}", defect)
+        return OSError(errno.EIO, f"flushing {partition.name} ran into a defect: {defect!r}")
+
     def _done(self, partition: HostedPartition, end: LogPosition, error: OSError | None) -> None:
         partition.flush_running = False
         self.flushes += 1
         if _is_gone(partition):
             return
+        if error is None:
+            try:
+                self._settle(partition, end)
+            except Exception as defect:  # noqa: BLE001 - whoever waits here would wait for ever
+                error = self._as_failure(partition, defect)
         if error is not None:
             self._on_failure(partition, error)
-            return
+
+    def _settle(self, partition: HostedPartition, end: LogPosition) -> None:
         partition.log.flushed(end)
         if partition.wants_flush:
             self._dirty[partition] = None
@@ -145,15 +162,10 @@ class GroupCommit:
                 self._scheduled = True
                 self._call_soon(self._begin)
         self._on_flushed(partition)
-        # Last: whatever becomes of those who are told now, the next flush is on its way, and others are told of theirs.
-        try:
-            try:
-                partition.flushed(end)
-            finally:
-                if partition.flush_waiters:
-                    partition.tell_flushed()
-        except Exception as defect:  # noqa: BLE001
-            self._on_defect(f"somebody who waited for a flush of {partition.name}", defect)
+        # Last: whatever becomes of those who are told now, the next flush is on its way.
+        partition.flushed(end)
+        if partition.flush_waiters:
+            partition.tell_flushed()
 
 
 def _is_gone(partition: HostedPartition) -> bool:

@@ -67,10 +67,12 @@ class Exchange:
     def _finish(self, response: Response) -> None:
         try:
             self.parts = self._encode(response)
-        except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
-            self.connection.give_up(self.api_key, self.version, error)
-        else:
             self.connection.flush_answered()
+        except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        self.connection.give_up(self.api_key, self.version, error)
 
     def _encode(self, response: Response) -> list[Part]:
         if isinstance(response, Packed):
@@ -147,7 +149,7 @@ class Connection:
             return
         if isinstance(answer, Later):
             exchange.later = answer
-            answer.then(exchange.deliver)
+            answer.then(exchange.deliver, exchange.give_up)
         elif isinstance(answer, NoResponse):
             exchange.drop()
         else:
@@ -169,7 +171,11 @@ class Connection:
         while under_way and under_way[0].parts is not None:
             out += under_way.popleft().parts or ()
         if not self.is_closed:
-            self.transmit(out)
+            try:
+                self.transmit(out)
+            except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
+                self.node.report_defect("sending answers", error)
+                self.close(f"sending answers failed: {error!r}")
 
     def give_up(self, api_key: int, version: int, error: Exception) -> None:
         """A request ran into a defect of ours: it is told with its place, and only this connection ends."""
@@ -187,4 +193,7 @@ class Connection:
         under_way, self._under_way = self._under_way, deque()
         for exchange in under_way:
             if exchange.later is not None:
-                exchange.later.abandon()
+                try:
+                    exchange.later.abandon()
+                except Exception as error:  # noqa: BLE001 - the others wait as well
+                    self.node.report_defect("letting go of a request", error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from holdfast.log.segment import Slice
 from holdfast.seams import Buffer
@@ -14,6 +14,7 @@ Fields: TypeAlias = dict[str, Any]
 """A response as nested plain data, keyed by the schema's field names."""
 
 ANONYMOUS: Final = "User:ANONYMOUS"
+T = TypeVar("T")
 
 
 class ConnectionInfo(NamedTuple):
@@ -56,9 +57,13 @@ Response: TypeAlias = Fields | Packed | NoResponse | Hangup
 
 
 class Later:
-    """A response that is not due yet: `resolve` is called once, when it is, or `abandon` when nobody wants it."""
+    """A response that is not due yet: `resolve` is called once, when it is, or `abandon` when nobody wants it.
 
-    __slots__ = ("_deliver", "_response", "is_resolved", "when_abandoned")
+    Whatever a request waits for it waits for in `step`s, so that a defect on the way ends its connection: the client
+    neither waits for ever nor takes anything for done, and whoever waits for the same event gets an answer.
+    """
+
+    __slots__ = ("_deliver", "_failure", "_give_up", "_response", "is_resolved", "when_abandoned")
 
     def __init__(self, when_abandoned: Callable[[], None] | None = None) -> None:
         self.is_resolved = False
@@ -66,6 +71,8 @@ class Later:
         """Lets go of what waits only for this response."""
         self._response: Response | None = None
         self._deliver: Callable[[Response], None] | None = None
+        self._failure: Exception | None = None
+        self._give_up: Callable[[Exception], None] | None = None
 
     def resolve(self, response: Response) -> None:
         if self.is_resolved:
@@ -84,12 +91,32 @@ class Later:
             if self.when_abandoned is not None:
                 self.when_abandoned()
 
-    def then(self, deliver: Callable[[Response], None]) -> None:
-        if self.is_resolved:
+    def step(self, action: Callable[[T], None]) -> Callable[[T], None]:
+        """The action, as something to be called when the request can go on."""
+        return lambda event: self.take(action, event)
+
+    def take(self, action: Callable[[T], None], event: T) -> None:
+        """Take a step now."""
+        try:
+            action(event)
+        except Exception as error:
+            if self.is_resolved:
+                raise
+            self._failure = error
+            self.abandon()
+            if self._give_up is not None:
+                self._give_up(error)
+
+    def then(self, deliver: Callable[[Response], None], give_up: Callable[[Exception], None]) -> None:
+        """Call `deliver` with the response, or `give_up` with the defect that the request ran into."""
+        if self._failure is not None:
+            give_up(self._failure)
+        elif self.is_resolved:
             assert self._response is not None
             deliver(self._response)
         else:
             self._deliver = deliver
+            self._give_up = give_up
 
 
 Answer: TypeAlias = Fields | Packed | Later | NoResponse

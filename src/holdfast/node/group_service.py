@@ -196,5 +196,5 @@ def answer_all(shards: Iterable[Shard], fields: Fields, refusal: Refusal) -> Ans
             later.resolve(fields)
 
     for shard in waiting:
-        shard.when_durable(pass_gate)
+        shard.when_durable(later.step(pass_gate))
     return later

@@ -5,14 +5,15 @@ Machines do not call each other: this is where what the log says is carried to t
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable
+from functools import partial
 from uuid import UUID
 
 from holdfast.errors import LogDirectoryOffline
 from holdfast.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.log.log import Log
 from holdfast.node.directories import LogDirectory
-from holdfast.partition.offsets import CommitWaiter, PartitionOffsets, call_each, reached
+from holdfast.partition.offsets import PartitionOffsets, Waiters
 from holdfast.wire.positions import LogPosition
 
 
@@ -33,18 +34,27 @@ class HostedPartition:
     )
 
     def __init__(
-        self, topic: str, topic_id: UUID, index: int, leader_epoch: int, log: Log, directory: LogDirectory
+        self,
+        topic: str,
+        topic_id: UUID,
+        index: int,
+        leader_epoch: int,
+        log: Log,
+        directory: LogDirectory,
+        report: Callable[[str, Exception], None],
     ) -> None:
+        """`report` is told what those raise who wait for the partition."""
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         self.leader_epoch = leader_epoch
         self.log = log
         self.directory = directory
-        self.offsets = PartitionOffsets(log.end_position, leader_epoch)
+        report_waiter = partial(report, f"what waits for {topic}-{index}")
+        self.offsets = PartitionOffsets(log.end_position, leader_epoch, report_waiter)
         self._stable_position = log.end_position
         self.flush_running = False
-        self.flush_waiters: deque[tuple[int, CommitWaiter]] = deque()
+        self.flush_waiters = Waiters(report_waiter)
         """Who waits for a flush although the topic acknowledges without; see `GroupCommit.when_flushed`."""
         self.wants_flush = False
         self.is_deleted = False
@@ -119,12 +129,12 @@ class HostedPartition:
 
     def tell_flushed(self) -> None:
         """A flush has returned: tell those whose offsets it has reached."""
-        call_each(reached(self.flush_waiters, self.log.recovery_point), None)
+        self.flush_waiters.reached(self.log.recovery_point)
 
     def fail(self, error: Exception) -> None:
         """The outcome of what is not durable yet is unknown for good: every waiter is told."""
-        waiters, self.flush_waiters = self.flush_waiters, deque()
-        call_each([self.offsets.fail, *(waiter for _, waiter in waiters)], error)
+        self.offsets.fail(error)
+        self.flush_waiters.fail(error)
 
 
 class OfflinePartition:

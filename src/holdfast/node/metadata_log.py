@@ -54,7 +54,7 @@ def open_metadata(node: Node, now: Now) -> HostedPartition:
         )
     replayed = _replay(node.image, log)
     epoch = max(log.epochs.latest_epoch, node.image.last_epoch) + 1
-    hosted = HostedPartition(METADATA_TOPIC, METADATA_TOPIC_ID, 0, epoch, log, directory)
+    hosted = HostedPartition(METADATA_TOPIC, METADATA_TOPIC_ID, 0, epoch, log, directory, node.report_defect)
     node.metadata = hosted
     if replayed > HISTORY_RECORDS_MIN:
         _shorten(node, hosted, replayed, now)

@@ -117,7 +117,13 @@ class Node:
             config.max_incremental_fetch_session_cache_slots, seams.randomness
         )
         self.partitions = Partitions(
-            seams.fs, config.node_id, self.directories, self.topic_config, self.say, self.directory_failed
+            seams.fs,
+            config.node_id,
+            self.directories,
+            self.topic_config,
+            self.say,
+            self.directory_failed,
+            self.report_defect,
         )
         self.commit = GroupCommit(
             seams.flusher, seams.call_soon, self._flush_failed, self._flushed, self.report_defect
@@ -364,9 +370,7 @@ class Node:
         assert self.metadata is not None
         for hosted in gone:
             self.troubles.forget(hosted.name)
-            self._fail(
-                hosted, ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted")
-            )
+            hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
         self.deletions.begin(doomed)
 
         def delete(error: Exception | None) -> None:
@@ -401,7 +405,7 @@ class Node:
     def _time_out_productions(self, now_ms: int) -> None:
         for production, deadline_ms in list(self._productions):
             if production.waiting and deadline_ms <= now_ms:
-                production.time_out()
+                self._guarded(production.time_out)
 
     # Shortening
 
@@ -470,22 +474,16 @@ class Node:
         )
         failure = LogDirectoryOffline(f"{directory.path} is offline: {error}")
         for hosted in offline:
-            self._fail(hosted, failure)
+            hosted.fail(failure)
         if self.metadata is not None and self.metadata.directory is directory:
             self.fatal = f"the metadata log is in {directory.path}, which failed: {error}"
             self.say(Line(f"{self.fatal}; this broker cannot go on and must be restarted", Level.ERROR))
             self.on_fatal()
 
-    def _fail(self, hosted: HostedPartition, error: Exception) -> None:
-        try:
-            hosted.fail(error)
-        except Exception as defect:  # noqa: BLE001
-            self.report_defect(f"somebody who waited for {hosted.name}", defect)
-
     def report_defect(self, where: str, error: Exception) -> None:
         """Something raised what it should not have: say it with its place, so that it can be mended."""
         trace = "".join(format_exception(error))
-        self.say(f"defect in {where}: {trace}")
+        self.say(Line(f"defect in {where}: {trace}", Level.ERROR, kind=f"defect in {where}"))
 
     def _timer_failed(self, action: Callable[[], None], error: Exception) -> None:
         self.report_defect(f"the timer {getattr(action, '__qualname__', action)}", error)
@@ -508,22 +506,33 @@ class Node:
                 return
             # Seconds in which nothing ran, since the process was stopped, are not made up for.
             now_ms = max(due_ms, self.now().monotonic_ms)
-            try:
-                self._time_out_productions(now_ms)
-                self.presence.look()
-                if self._checkpoint_due:
-                    self._checkpoint_due = False
-                    self.write_recovery_points()
-                for directory in [due for due in self._log_starts_due if not due.offline]:
-                    self.write_log_starts(directory)
-                self.commit.go_on()
-                self.deletions.carry_on()
-                self.partitions.create_missing(self.image, self.now())
-                self._refusals.check(self.directories, now_ms)
-            finally:
-                self._every_second(now_ms + CHECKPOINT_INTERVAL_MS)
+            self._every_second(now_ms + CHECKPOINT_INTERVAL_MS)
+            self._time_out_productions(now_ms)
+            for work in (
+                self.presence.look,
+                self._write_due_checkpoints,
+                self.commit.go_on,
+                self.deletions.carry_on,
+                lambda: self.partitions.create_missing(self.image, self.now()),
+                lambda: self._refusals.check(self.directories, now_ms),
+            ):
+                self._guarded(work)
 
         self.timers.at(due_ms, run)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do one of several things, each of which is done whatever became of the others."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - see above
+            self._timer_failed(work, error)
+
+    def _write_due_checkpoints(self) -> None:
+        if self._checkpoint_due:
+            self._checkpoint_due = False
+            self.write_recovery_points()
+        for directory in [due for due in self._log_starts_due if not due.offline]:
+            self.write_log_starts(directory)
 
     def write_recovery_points(self) -> None:
         """Begin to write how far everything is flushed; nobody waits for it."""

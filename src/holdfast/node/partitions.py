@@ -48,6 +48,7 @@ class Partitions:
         topic_config: Callable[[str], TopicConfig],
         say: Callable[[str], None],
         failed: Callable[[LogDirectory, OSError], None],
+        report: Callable[[str, Exception], None],
     ) -> None:
         self._fs = fs
         self._node_id = node_id
@@ -55,6 +56,7 @@ class Partitions:
         self._topic_config = topic_config
         self._say = say
         self._failed = failed
+        self._report = report
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._offline: dict[tuple[str, int], OfflinePartition] = {}
         self.names_by_id: dict[UUID, str] = {}
@@ -254,7 +256,7 @@ class Partitions:
         if self._offline.pop(key, None) is not None:
             self._say(f"partition {topic.name}-{partition.index} is online")
         self._hosted[key] = HostedPartition(
-            topic.name, topic.topic_id, partition.index, partition.leader_epoch, log, place
+            topic.name, topic.topic_id, partition.index, partition.leader_epoch, log, place, self._report
         )
 
     def create_missing(self, image: ClusterImage, now: Now) -> None:

@@ -81,10 +81,10 @@ class Scrubbing:
             "bytes_max": STRETCH_BYTES,
             "drop_cache": segment is not log.active,
         }
-        self._background.is_busy = True
         self._node.seams.worker.submit(
             "scrub", arguments, lambda result, error: self._scrubbed(hosted, segment, result, error)
         )
+        self._background.is_busy = True
         return True
 
     def _scrubbed(

@@ -124,7 +124,7 @@ class Shard:
         def pass_gate(error: Exception | None) -> None:
             later.resolve(fields if error is None else refusal(outcome_unknown(error)))
 
-        self.when_durable(pass_gate)
+        self.when_durable(later.step(pass_gate))
 
 
 def outcome_unknown(error: Exception) -> ErrorCode:

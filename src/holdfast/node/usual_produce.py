@@ -24,11 +24,11 @@ from holdfast.log.producer_state import ACCEPT
 from holdfast.node.handlers.k00_produce import (
     ACKS_ALL,
     INTERNAL_TOPICS,
+    NOT_FLUSHED_IN_TIME,
     Failed,
     Outcome,
     Production,
     failure,
-    not_flushed_in_time,
     write_failed,
 )
 from holdfast.node.intake import FRESH_MS
@@ -119,7 +119,8 @@ class Parked(Production):
     __slots__ = ("base_offset", "exchange", "target")
 
     def __init__(self, exchange: Exchange, target: Target, base_offset: int) -> None:
-        super().__init__(exchange.version)
+        # Not what a request of many batches needs.
+        self.version = exchange.version
         self.exchange = exchange
         self.target = target
         self.base_offset = base_offset
@@ -132,19 +133,21 @@ class Parked(Production):
         self.waiting = 0
         exchange = self.exchange
         target = self.target
-        start_offset = target.hosted.log.start_offset
-        if error is not None:
-            self._tell(failure(target.index, error))
-        elif exchange.connection.node.metadata_barrier is not None:
-            self._tell(Produced(target.index, self.base_offset, NO_TIMESTAMP, start_offset))
-        else:
-            exchange.parts = [pack_answer(exchange.correlation_id, target, self.base_offset, start_offset)]
-            exchange.connection.flush_answered()
+        try:
+            start_offset = target.hosted.log.start_offset
+            if error is not None:
+                self._tell(failure(target.index, error))
+            elif exchange.connection.node.metadata_barrier is not None:
+                self._tell(Produced(target.index, self.base_offset, NO_TIMESTAMP, start_offset))
+            else:
+                answer = pack_answer(exchange.correlation_id, target, self.base_offset, start_offset)
+                exchange.parts = [answer]
+                exchange.connection.flush_answered()
+        except Exception as defect:  # noqa: BLE001 - nobody else would close the connection
+            exchange.give_up(defect)
 
     def time_out(self) -> None:
-        if self.waiting:
-            self.waiting = 0
-            self._tell(not_flushed_in_time(self.target.index))
+        self(NOT_FLUSHED_IN_TIME)
 
     def _tell(self, outcome: Outcome) -> None:
         self.has_failures = isinstance(outcome, Failed)

@@ -10,7 +10,8 @@
 
 Nobody sees an offset at or above the high watermark. Waiters are callbacks that fire when the high
 watermark has reached their offset; they are answered in the order of their offsets, which is the order
-they came in.
+they came in. Each is told whatever became of the others: what one raises is reported, and costs nobody else an
+answer.
 
 Waits are bounded from outside: a connection has a bounded number of requests under way.
 """
@@ -18,39 +19,57 @@ Waits are bounded from outside: a connection has a bounded number of requests un
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 from holdfast.wire.positions import LogPosition
 
 CommitWaiter = Callable[[Exception | None], None]
-
-
-def call_each(waiters: Iterable[Callable[..., None]], *arguments: object) -> None:
-    """Call every one of them, whatever the others raise; the first error is raised when all were called."""
-    failure: Exception | None = None
-    for waiter in waiters:
-        try:
-            waiter(*arguments)
-        except Exception as error:  # noqa: BLE001
-            failure = failure or error
-    if failure is not None:
-        raise failure
+Report: TypeAlias = Callable[[Exception], None]
+"""Takes what a waiter has raised, and raises nothing."""
 
 
 class FetchWaiter(Protocol):
     def data_arrived(self) -> None: ...
 
 
-def reached(waiters: deque[tuple[int, CommitWaiter]], offset: int) -> Iterator[CommitWaiter]:
-    """Those at the front that wait for `offset` or less, taken out one by one."""
-    while waiters and waiters[0][0] <= offset:
-        yield waiters.popleft()[1]
+class Waiters:
+    """Who waits for which offset, in the order of the offsets."""
+
+    __slots__ = ("_report", "_waiting")
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._waiting: deque[tuple[int, CommitWaiter]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, end_offset: int, waiter: CommitWaiter) -> None:
+        self._waiting.append((end_offset, waiter))
+
+    def reached(self, offset: int) -> None:
+        """Tell those who wait for nothing above `offset`."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= offset:
+            self._tell(waiting.popleft()[1], None)
+
+    def fail(self, error: Exception) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for _, waiter in waiting:
+            self._tell(waiter, error)
+
+    def _tell(self, waiter: CommitWaiter, error: Exception | None) -> None:
+        try:
+            waiter(error)
+        except Exception as defect:  # noqa: BLE001 - the others are to be told as well
+            self._report(defect)
 
 
 class PartitionOffsets:
     __slots__ = (
         "_commit_waiters",
+        "_report",
         "durable_end",
         "failure",
         "fetch_waiters",
@@ -59,7 +78,7 @@ class PartitionOffsets:
         "leader_epoch",
     )
 
-    def __init__(self, end: LogPosition, leader_epoch: int) -> None:
+    def __init__(self, end: LogPosition, leader_epoch: int, report: Report) -> None:
         """Everything below `end` was found on disk by recovery, so it is durable and visible."""
         self.durable_end = end
         self.high_watermark = end
@@ -70,7 +89,8 @@ class PartitionOffsets:
         """The first offset of the earliest transaction that is undecided, or decided by a marker that is
         not below the high watermark. Whoever moves the high watermark sets it first; in between it may lack
         transactions that begin above the high watermark, which bound nothing yet."""
-        self._commit_waiters: deque[tuple[int, CommitWaiter]] = deque()
+        self._report = report
+        self._commit_waiters = Waiters(report)
         self.fetch_waiters: dict[FetchWaiter, None] = {}
         """Parked fetches that watch this partition, in order of arrival."""
 
@@ -90,7 +110,7 @@ class PartitionOffsets:
         elif self.failure is not None:
             waiter(self.failure)
         else:
-            self._commit_waiters.append((end_offset, waiter))
+            self._commit_waiters.add(end_offset, waiter)
 
     def flushed(self, end: LogPosition) -> None:
         """A flush that began when the log ended at `end` has returned."""
@@ -103,17 +123,19 @@ class PartitionOffsets:
 
     def _raise_high_watermark(self, end: LogPosition) -> None:
         self.high_watermark = end
-        try:
-            call_each(reached(self._commit_waiters, end.offset), None)
-        finally:
-            if self.fetch_waiters:
-                call_each([waiter.data_arrived for waiter in self.fetch_waiters])
+        self._commit_waiters.reached(end.offset)
+        if self.fetch_waiters:
+            self._wake_fetches()
 
     def fail(self, error: Exception) -> None:
         """The outcome of what is not committed yet is unknown for good: every waiter is told."""
         self.failure = error
-        waiters, self._commit_waiters = self._commit_waiters, deque()
-        try:
-            call_each([waiter for _, waiter in waiters], error)
-        finally:
-            call_each([waiter.data_arrived for waiter in self.fetch_waiters])
+        self._commit_waiters.fail(error)
+        self._wake_fetches()
+
+    def _wake_fetches(self) -> None:
+        for waiter in list(self.fetch_waiters):
+            try:
+                waiter.data_arrived()
+            except Exception as defect:  # noqa: BLE001 - the others are to be told as well
+                self._report(defect)

@@ -11,20 +11,22 @@ have left much unwritten on the same file system. Both are timed, and the one th
 gets a try now and then: soon after a single slow flush of everything, which has written what others had left and made
 the next one quick.
 
-Either way nothing is reported from inside `submit`, and a finished job is reported once, on the loop's thread.
+Either way nothing is reported from inside `submit`, and a finished job is reported once, on the loop's thread. What a
+report raises is told, and costs no other job its own.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from functools import partial
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Final, cast
 
-from holdfast.partition.offsets import call_each
 from holdfast.real import RealFile, WholeFlushFailed, file_of_whole, flush_whole
 from holdfast.seams import File, FlushJob
 
@@ -48,14 +50,24 @@ class AdaptiveFlusher:
         threads: int,
         call_soon: Callable[[Callable[[], None]], object],
         call_soon_threadsafe: Callable[[Callable[[], None]], object],
+        report: Callable[[str, Exception], None],
     ) -> None:
+        """`report` is told what those raise who are told that a flush has ended."""
+        self._report = report
         self._pool = FlushThreads(threads, call_soon_threadsafe, self._took)
         self._call_soon = call_soon
         self._submitted: list[FlushJob] = []
         self._average_seconds = 0.0
         self._many = ManyFiles()
 
+    def _tell(self, done: Callable[[OSError | None], None], error: OSError | None) -> None:
+        try:
+            done(error)
+        except Exception as defect:  # noqa: BLE001 - other jobs are to be reported as well
+            self._report("what follows a flush", defect)
+
     def submit(self, job: FlushJob) -> None:
+        job = job._replace(done=partial(self._tell, job.done))
         if job.is_background:
             self._pool.submit(job)
             return
@@ -72,19 +84,16 @@ class AdaptiveFlusher:
                 self._flush_all_at_once(jobs, file)
                 return
         left = INLINE_SECONDS_MAX
-        try:
-            while jobs and len(jobs) * self._average_seconds <= left:
-                job = jobs.pop(0)
-                began = monotonic()
-                error = carry_out(job)
-                took = monotonic() - began
-                left -= took
-                self._took(took)
-                job.done(error)
-        finally:
-            # Also when one who was told has raised.
-            for job in jobs:
-                self._pool.submit(job)
+        while jobs and len(jobs) * self._average_seconds <= left:
+            job = jobs.pop(0)
+            began = monotonic()
+            error = carry_out(job)
+            took = monotonic() - began
+            left -= took
+            self._took(took)
+            job.done(error)
+        for job in jobs:
+            self._pool.submit(job)
 
     # Several files
 
@@ -94,7 +103,8 @@ class AdaptiveFlusher:
                 for job in jobs:
                     self._pool.submit(job)
                 return
-            call_each([job.done for job in jobs], error)
+            for job in jobs:
+                job.done(error)
 
         target = cast(File, _WholeFileSystem(file, self._many.took))  # all that is asked of it is `flush`
         whole = FlushJob((target,), done, is_background=True)
@@ -178,11 +188,24 @@ class FlushThreads:
 
     def submit(self, job: FlushJob) -> None:
         self._under_way += 1
+        self._queue.put(job)
         if self._under_way > len(self._threads) and len(self._threads) < self._threads_max:
             thread = threading.Thread(target=self._run, name=f"flush-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._queue.put(job)
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system gives us no more threads: those we have do, or else the loop waits for the disk.
+                if not self._threads:
+                    self._wake(self._flush_here)
+            else:
+                self._threads.append(thread)
+
+    def _flush_here(self) -> None:
+        try:
+            while (job := self._queue.get_nowait()) is not None:
+                self._finished.append((job, carry_out(job), 0.0))
+        except Empty:
+            self._deliver()
 
     def close(self) -> None:
         """Let queued jobs finish, then end the threads."""
@@ -208,17 +231,12 @@ class FlushThreads:
     def _deliver(self) -> None:
         self._wake_pending = False
         finished = self._finished
-        try:
-            while finished:
-                job, error, seconds = finished.popleft()
-                self._under_way -= 1
-                if not job.is_background:
-                    self._took(seconds)
-                job.done(error)
-        finally:
-            if finished and not self._wake_pending:
-                self._wake_pending = True
-                self._wake(self._deliver)
+        while finished:
+            job, error, seconds = finished.popleft()
+            self._under_way -= 1
+            if not job.is_background:
+                self._took(seconds)
+            job.done(error)
 
 
 def carry_out(job: FlushJob) -> OSError | None:
@@ -231,6 +249,8 @@ def carry_out(job: FlushJob) -> OSError | None:
                 target.flush()
     except OSError as failure:
         return failure
+    except Exception as defect:  # noqa: BLE001 - whoever waits for the flush would wait for ever
+        return OSError(errno.EIO, f"a flush ran into a defect: {defect!r}")
     return None
 
 

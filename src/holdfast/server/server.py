@@ -48,8 +48,10 @@ class Server:
         self.frame_memory = FrameMemory(limit, self.loop)
         self._clock = RealClock()
         self.now: Callable[[], Now] = self._clock.now
-        self.flusher = AdaptiveFlusher(config.holdfast_flush_threads, self._call_soon, self._wake)
-        self.worker = ProcessWorker(self.loop)
+        self.flusher = AdaptiveFlusher(
+            config.holdfast_flush_threads, self._call_soon, self._wake, self._report_defect
+        )
+        self.worker = ProcessWorker(self.loop, self._report_defect)
         self.node = Node(
             config,
             NodeSeams(
@@ -72,6 +74,9 @@ class Server:
         """To be called when a response has left."""
         self._timer: asyncio.TimerHandle | None = None
         self._idle_sweep: asyncio.TimerHandle | None = None
+
+    def _report_defect(self, where: str, error: Exception) -> None:
+        self.node.report_defect(where, error)
 
     def _call_soon(self, action: Callable[[], None]) -> None:
         self.loop.call_soon(action)
@@ -136,18 +141,13 @@ class Server:
     # Cold reads
 
     def read_in_thread(
-        self, file: RealFile, length: int, position: int, done: Callable[[bytes, OSError | None], None]
+        self, file: RealFile, length: int, position: int, done: Callable[[bytes, BaseException | None], None]
     ) -> None:
         """Read what is not cached without making the loop wait for the disk."""
 
         def finished(future: asyncio.Future[bytes]) -> None:
             error = future.exception()
-            if error is None:
-                done(future.result(), None)
-            elif isinstance(error, OSError):
-                done(b"", error)
-            else:
-                raise error
+            done(b"" if error is not None else future.result(), error)
 
         self.loop.run_in_executor(self._readers, file.pread, length, position).add_done_callback(finished)
 

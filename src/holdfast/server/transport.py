@@ -250,7 +250,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if sent < part.length:
             self._outgoing.appendleft(Slice(part.file, part.position + sent, part.length - sent))
 
-    def _file_read(self, data: bytes, failure: OSError | None) -> None:
+    def _file_read(self, data: bytes, failure: BaseException | None) -> None:
         """A read that needed the disk has returned."""
         self._reads_file = False
         if self._transport is None or self._transport.is_closing():

@@ -4,9 +4,10 @@ The child is started for the first task and kept while tasks come; when none has
 with the memory it took. It runs `holdfast.server.worker_main`, reads one JSON task per line from its standard
 input and answers one JSON line each, in order. It never outlives the broker.
 
-A child that dies, or answers what cannot be read, fails the task it had; the next task gets a new child. What it
+A child that dies, or answers what makes no sense, fails the task it had; the next task gets a new child. What it
 wrote to its standard error is read as it comes, so that it never waits for the reader of the broker's own, and the end
-of it is told with the failure. A task may take as long as it needs: the broker does not wait for it.
+of it is told with the failure. A task may take as long as it needs: the broker does not wait for it. What a report
+raises is told, and costs no other task its own.
 """
 
 from __future__ import annotations
@@ -31,8 +32,16 @@ END_SECONDS: Final = 5.0
 
 
 class ProcessWorker:
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        report: Callable[[str, Exception], None],
+        *,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
+        """`report` is told what those raise who are told how a task went."""
         self._loop = loop
+        self._report = report
         self._idle_seconds = idle_seconds
         self._queue: deque[tuple[str, Mapping[str, Any], Done]] = deque()
         self._submitted = asyncio.Event()
@@ -61,16 +70,21 @@ class ProcessWorker:
                 return
 
     async def _carry_out(self, task: str, arguments: Mapping[str, Any], done: Done) -> None:
+        result: dict[str, Any] | None = None
+        problem: str | None = None
         try:
             answer = await self._ask(task, arguments)
-        except (OSError, ValueError) as error:
+            if "error" in answer:
+                problem = str(answer["error"])
+            else:
+                result = dict(answer["result"])
+        except Exception as error:  # noqa: BLE001 - the node waits to be told, and the next task for its turn
             last_words = await self._kill()
-            done(None, f"the background process failed: {error}{last_words and ': '}{last_words}")
-            return
-        if "error" in answer:
-            done(None, str(answer["error"]))
-        else:
-            done(answer["result"], None)
+            problem = f"the background process failed: {error!r}{last_words and ': '}{last_words}"
+        try:
+            done(result, problem)
+        except Exception as defect:  # noqa: BLE001 - see above
+            self._report(f"what follows the task {task}", defect)
 
     async def _work_comes(self) -> bool:
         """Wait for a task; false when none came in time."""

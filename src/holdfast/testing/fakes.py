@@ -6,6 +6,7 @@ queue, and `run_one` or `run_all` carries them out, on the caller's thread, in t
 
 from __future__ import annotations
 
+import errno
 import importlib
 import random
 from collections import deque
@@ -69,6 +70,8 @@ class ManualFlusher:
             flush_each(self._file_system, job.targets)
         except OSError as failure:
             return failure
+        except Exception as defect:  # noqa: BLE001 - every job is reported, whatever went wrong with it
+            return OSError(errno.EIO, f"a flush ran into a defect: {defect!r}")
         return None
 
 

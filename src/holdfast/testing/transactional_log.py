@@ -159,7 +159,10 @@ class TransactionalLog:
         self._pending = None
         trust = Trust(clean, self.recovery_point, self.start_offset, torn)
         log = open_log(self.disk, DIRECTORY, self.config, trust, self.now, self.said.append)
-        return HostedPartition("t", UUID(int=1), 0, 0, log, LogDirectory(self.disk, "/data"))
+        directory = LogDirectory(self.disk, "/data")
+        return HostedPartition(
+            "t", UUID(int=1), 0, 0, log, directory, lambda where, _: self.said.append(where)
+        )
 
     # Writing
 

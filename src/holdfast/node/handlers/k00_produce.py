@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 ACKS_ALL: Final = -1
 ZSTD_VERSION: Final = 7
 """Clients that speak an older version cannot know zstd."""
+NOT_FLUSHED_IN_TIME: Final = ApiError(ErrorCode.request_timed_out, "not flushed within the time-out")
 INTERNAL_TOPICS: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
 
 
@@ -57,7 +58,17 @@ class Failed:
         self.record_indexes = record_indexes
 
 
-Outcome = Produced | Failed
+class Uncommitted:
+    """A batch that has been appended, or waits for the coordinator of its transaction, and is not committed."""
+
+    __slots__ = ("partition", "produced")
+
+    def __init__(self, produced: Produced) -> None:
+        self.partition = produced.partition
+        self.produced = produced
+
+
+Outcome = Produced | Failed | Uncommitted
 
 
 class Production:
@@ -68,9 +79,10 @@ class Production:
     def __init__(self, version: int) -> None:
         self.version = version
         self.topics: list[tuple[str | UUID, list[Outcome]]] = []
-        self.waiting = 0
+        self.waiting = 1
+        """How many batches are uncommitted, and one while not all were begun; 0 when the request is over."""
         self.has_failures = False
-        self.later: Later | None = None
+        self.later = Later()
 
     def response(self) -> Fields | Packed | NoResponse | Hangup:
         if not self.has_failures:
@@ -88,23 +100,30 @@ class Production:
 
     def settle(self, outcomes: list[Outcome], at: int, error: Exception | None) -> None:
         """The batch of `outcomes[at]` is committed, or its outcome is unknown for good."""
-        if error is not None:
-            outcomes[at] = failure(outcomes[at].partition, error)
+        outcome = outcomes[at]
+        if not isinstance(outcome, Uncommitted):
+            return  # time was over before
+        if error is None:
+            outcomes[at] = outcome.produced
+        else:
+            outcomes[at] = failure(outcome.partition, error)
             self.has_failures = True
         self.waiting -= 1
-        if not self.waiting and self.later is not None:
-            self.later.resolve(self.response())
+        if not self.waiting:
+            self._resolve()
 
     def time_out(self) -> None:
         """The client's patience ended before the flush did: what is not committed is reported so."""
-        if self.later is None or self.later.is_resolved:
-            return
         self.has_failures = True
+        self.waiting = 0
         for _, outcomes in self.topics:
             for at, outcome in enumerate(outcomes):
-                if isinstance(outcome, Produced):
-                    outcomes[at] = not_flushed_in_time(outcome.partition)
-        self.later.resolve(self.response())
+                if isinstance(outcome, Uncommitted):
+                    outcomes[at] = failure(outcome.partition, NOT_FLUSHED_IN_TIME)
+        self._resolve()
+
+    def _resolve(self) -> None:
+        self.later.take(lambda _: self.later.resolve(self.response()), None)
 
 
 class SilentProduction(Production):
@@ -152,15 +171,15 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
                 production.has_failures = True
     if enlistment is not None and enlistment.waiting:
         _await_coordinator(node, production, enlistment, acks, now)
+    production.waiting -= 1
     if not production.waiting:
         response = production.response()
         if isinstance(response, Hangup):
             raise MalformedFrame(response.reason)
         return response
-    later = production.later = Later()
     timeout_ms = int(request.timeout.total_seconds() * 1000)
     node.watch_production(production, now.monotonic_ms + timeout_ms)
-    return later
+    return production.later
 
 
 def _await_coordinator(
@@ -169,19 +188,19 @@ def _await_coordinator(
     """Append what waits for the coordinator once it has agreed; what it refuses has failed."""
 
     def go_on(refusals: Refusals) -> None:
+        if not production.waiting:
+            return  # time is over: the client was told that nothing was stored in time, and sends again
         for waiting in enlistment.waiting:
             hosted, data, outcomes, at = waiting
-            error: Exception | None = None
             try:
                 if hosted.is_deleted:
                     raise ApiError(ErrorCode.unknown_topic_or_partition, f"{hosted.name} was deleted")
                 enlistment.check(refusals, (hosted.topic, hosted.index))
                 _produce_one(node, production, outcomes, hosted.topic, data, acks, now, enlistment, at)
             except (ApiError, InvalidRecords, LogDirectoryOffline) as refusal:
-                error = refusal
-            production.settle(outcomes, at, error)
+                production.settle(outcomes, at, refusal)
 
-    enlistment.begin(node, now, go_on)
+    enlistment.begin(node, now, production.later.step(go_on))
 
 
 def _produce_one(
@@ -195,7 +214,7 @@ def _produce_one(
     enlistment: Enlistment | None,
     at: int = -1,
 ) -> None:
-    """Append one batch. `at` is its place among the outcomes when it had to wait and has one."""
+    """Append one batch. `at` is its place among the outcomes when it had to wait, and counts as waiting still."""
     index = data.index
     hosted = node.leader_of(topic, index)
     if topic in INTERNAL_TOPICS:
@@ -217,7 +236,7 @@ def _produce_one(
                 )
             if enlistment.must_wait(hosted, records):
                 enlistment.waiting.append(Waiting(hosted, data, outcomes, len(outcomes)))
-                outcomes.append(Produced(index, -1, -1, -1))
+                outcomes.append(Uncommitted(Produced(index, -1, -1, -1)))
                 production.waiting += 1
                 return
     admitted = admit(hosted, records, now)
@@ -237,12 +256,16 @@ def _produce_one(
         node.commit.appended(hosted)
     if at < 0:
         at = len(outcomes)
-        outcomes.append(produced)
-    else:
-        outcomes[at] = produced
-    if acks == ACKS_ALL and not hosted.offsets.is_committed(end_offset):
+        outcomes.append(Uncommitted(produced))
         production.waiting += 1
-        hosted.offsets.when_committed(end_offset, lambda error: production.settle(outcomes, at, error))
+    else:
+        outcomes[at] = Uncommitted(produced)
+    if acks == ACKS_ALL:
+        hosted.offsets.when_committed(
+            end_offset, production.later.step(lambda error: production.settle(outcomes, at, error))
+        )
+    else:
+        production.settle(outcomes, at, None)
 
 
 def write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
@@ -259,11 +282,8 @@ def failure(index: int, error: Exception) -> Failed:
     return Failed(index, ErrorCode.kafka_storage_error, str(error))
 
 
-def not_flushed_in_time(index: int) -> Failed:
-    return Failed(index, ErrorCode.request_timed_out, "not flushed within the time-out")
-
-
 def _fields(outcome: Outcome) -> Fields:
+    assert not isinstance(outcome, Uncommitted)
     if isinstance(outcome, Failed):
         errors = [
             {"batch_index": index, "batch_index_error_message": outcome.message}

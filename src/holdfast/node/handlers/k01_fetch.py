@@ -40,6 +40,7 @@ class Reading:
     __slots__ = (
         "_fetched",
         "_node",
+        "_watched",
         "hosted",
         "later",
         "max_bytes",
@@ -58,8 +59,11 @@ class Reading:
         self.max_bytes: int = min(request.max_bytes, node.config.fetch_max_bytes)
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.hosted: list[HostedPartition] = []
+        """What the last reading has found."""
         self.later: Later | None = None
         self.timer: Timer | None = None
+        self._watched: list[HostedPartition] = []
+        """Whose data this waits for."""
         self._fetched: list[tuple[PartitionKey, Fetched]] = []
 
     def read(self) -> bool:
@@ -147,27 +151,27 @@ class Reading:
 
     def park(self, deadline_ms: int) -> Later:
         later = self.later = Later(self._leave)
-        for hosted in self.hosted:
+        self._watched = self.hosted
+        for hosted in self._watched:
             hosted.offsets.fetch_waiters[self] = None
-        self.timer = self._node.timers.at(deadline_ms, self._answer)
+        self.timer = self._node.timers.at(deadline_ms, lambda: later.take(self._answer, True))
         return later
 
     def data_arrived(self) -> None:
-        if self.read():
-            self._answer(read=False)
+        assert self.later is not None
+        self.later.take(self._answer, False)
 
     def _leave(self) -> None:
         """Wait no longer, for time or for data."""
         if self.timer is not None:
             self.timer.cancel()
-        for hosted in self.hosted:
+        for hosted in self._watched:
             hosted.offsets.fetch_waiters.pop(self, None)
 
-    def _answer(self, read: bool = True) -> None:
-        self._leave()
-        if read:
-            self.read()
-        if self.later is not None:
+    def _answer(self, is_due: bool) -> None:
+        if self.read() or is_due:
+            self._leave()
+            assert self.later is not None
             self.later.resolve(self.response())
 
     def response(self) -> Packed:

@@ -54,7 +54,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
             version >= SKIP_ASSIGNMENT_FROM,
             getattr(request, "reason", None),
         ),
-        lambda reply: shard.release(later, _fields(reply, version), refusal),
+        later.step(lambda reply: shard.release(later, _fields(reply, version), refusal)),
         now,
     )
     return later

@@ -40,7 +40,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
             getattr(request, "protocol_name", None),
             tuple((given.member_id, bytes(given.assignment)) for given in request.assignments),
         ),
-        lambda reply: shard.release(later, _fields(reply), _refusal),
+        later.step(lambda reply: shard.release(later, _fields(reply), _refusal)),
         now,
     )
     return later

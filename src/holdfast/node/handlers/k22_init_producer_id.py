@@ -46,7 +46,9 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
         None if had.producer_id == NONE else had,
     )
     found.machine.init_producer(
-        asked, now, lambda reply: gate.reply(_fields(_for_version(context.version, reply)))
+        asked,
+        now,
+        gate.later.step(lambda reply: gate.reply(_fields(_for_version(context.version, reply)))),
     )
     return gate.later
 

@@ -39,7 +39,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
         request.committed,
         NEWER_PROTOCOL if context.version >= BUMP_VERSION else OLDER_PROTOCOL,
     )
-    found.machine.end(asked, now, lambda ended: gate.reply(_fields(ended, context.version)))
+    found.machine.end(asked, now, gate.later.step(lambda ended: gate.reply(_fields(ended, context.version))))
     return gate.later
 
 

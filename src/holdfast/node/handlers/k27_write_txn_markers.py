@@ -28,15 +28,15 @@ class Writing:
 
     def __init__(self) -> None:
         self.codes: Codes = {}
-        self.waiting = 0
-        self.later: Later | None = None
+        self.waiting = 1  # for the last marker to be begun
+        self.later = Later()
 
     def settle(self, producer_id: int, topic: str, index: int, error: Exception | None) -> None:
         if error is not None:
             code = error.code if isinstance(error, ApiError) else ErrorCode.kafka_storage_error
             self.codes[producer_id][topic][index] = code
         self.waiting -= 1
-        if not self.waiting and self.later is not None:
+        if not self.waiting:
             self.later.resolve(self.response())
 
     def response(self) -> Fields:
@@ -74,10 +74,8 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
                     _write(node, writing, marker, topic.name, index, now)
                 except ApiError as error:
                     codes[index] = error.code
-    if not writing.waiting:
-        return writing.response()
-    later = writing.later = Later()
-    return later
+    writing.waiting -= 1
+    return writing.later if writing.waiting else writing.response()
 
 
 def _write(node: Node, writing: Writing, marker: Any, topic: str, index: int, now: Now) -> None:
@@ -98,5 +96,6 @@ def _write(node: Node, writing: Writing, marker: Any, topic: str, index: int, no
     if not hosted.offsets.is_committed(end_offset):
         writing.waiting += 1
         hosted.offsets.when_committed(
-            end_offset, lambda error: writing.settle(producer_id, topic, index, error)
+            end_offset,
+            writing.later.step(lambda error: writing.settle(producer_id, topic, index, error)),
         )

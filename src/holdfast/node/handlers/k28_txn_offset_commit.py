@@ -85,9 +85,9 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
         NEWER_PROTOCOL if is_newer else OLDER_PROTOCOL,
     )
     if is_newer:
-        node.transactions.enrol(enrolment, now, enrolled)
+        node.transactions.enrol(enrolment, now, later.step(enrolled))
     else:
-        node.transactions.verify(enrolment, now, enrolled)
+        node.transactions.verify(enrolment, now, later.step(enrolled))
     return later
 
 

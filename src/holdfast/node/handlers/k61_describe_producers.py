@@ -24,8 +24,8 @@ class Describing:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.waiting = 0
-        self.later: Later | None = None
+        self.waiting = 1  # for the last partition to be added
+        self.later = Later()
         self.fields: Fields = {"throttle_time": 0, "topics": []}
 
     def add(self, hosted: HostedPartition) -> Fields:
@@ -39,7 +39,7 @@ class Describing:
             self.waiting -= 1
             if error is not None:
                 partition.update(_refused(hosted.index, _code(error), str(error)))
-            if not self.waiting and self.later is not None:
+            if not self.waiting:
                 self.later.resolve(self.fields)
 
         self.waiting += 1
@@ -47,7 +47,7 @@ class Describing:
         if not hosted.offsets.is_committed(end_offset):
             # A coordinator's log may end with records that no flush was asked for.
             self._node.commit.request(hosted)
-        hosted.offsets.when_committed(end_offset, committed)
+        hosted.offsets.when_committed(end_offset, self.later.step(committed))
         return partition
 
 
@@ -56,10 +56,8 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     for topic in request.topics:
         partitions = [_one(node, describing, topic.name, index) for index in topic.partition_indexes]
         describing.fields["topics"].append({"name": topic.name, "partitions": partitions})
-    if not describing.waiting:
-        return describing.fields
-    later = describing.later = Later()
-    return later
+    describing.waiting -= 1
+    return describing.later if describing.waiting else describing.fields
 
 
 def _one(node: Node, describing: Describing, topic: str, index: int) -> Fields:
