@@ -79,6 +79,18 @@ def test_a_log_that_refuses_expiry_is_asked_again_later() -> None:
     assert not world.coordinator.groups
 
 
+def test_a_defect_in_one_round_of_expiry_does_not_end_the_others() -> None:
+    world = GroupWorld({"offsets.retention.minutes": "1", "offsets.retention.check.interval.ms": "60000"})
+    world.topics.create("orders", 1)
+    commit(world, "group", 1)
+    append, world.journal.append = world.journal.append, None  # type: ignore[assignment]
+    with pytest.raises(TypeError):
+        world.advance(130_000)
+    world.journal.append = append  # type: ignore[method-assign]
+    world.advance(130_000)
+    assert not world.coordinator.groups
+
+
 def test_positions_written_long_ago_are_found() -> None:
     replay = OffsetReplay()
     old = OffsetCommitValue(offset=3, metadata="m", commit_timestamp=7, expire_timestamp=9, layout_version=1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.testing.transaction_world import TransactionWorld
+from holdfast.transactions import rules
 from holdfast.transactions.model import (
     EPOCH_MAX,
     EPOCH_USABLE_MAX,
@@ -15,6 +18,7 @@ from holdfast.transactions.model import (
     Ended,
     Initialised,
     ProducerIdentity,
+    TransactionMetadata,
     TransactionState,
 )
 from holdfast.transactions.records import record_of
@@ -527,6 +531,42 @@ def test_a_transaction_past_its_time_out_is_aborted_and_its_producer_fenced(worl
     assert world.produce("copy", alice, A, "late").only is ErrorCode.producer_fenced
     assert world.ended("copy", alice, is_commit=True).error is ErrorCode.invalid_txn_state
     assert world.ended("copy", alice, is_commit=True, **OLDER).error is ErrorCode.producer_fenced
+
+
+def test_a_transaction_that_cannot_be_aborted_keeps_no_other_open(
+    world: TransactionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("broken", "copy"):
+        world.written(name, world.started(name, timeout_ms=1000), A)
+    prepared = rules.prepared
+    broken = world.metadata("broken")
+
+    def fail(metadata: TransactionMetadata, *rest: Any) -> TransactionMetadata:
+        if metadata is broken:
+            raise AssertionError("a defect")
+        return prepared(metadata, *rest)
+
+    monkeypatch.setattr(rules, "prepared", fail)
+    with pytest.raises(ExceptionGroup):
+        world.advance(20_000)
+    world.settle()
+    assert world.metadata("copy").state is TransactionState.COMPLETE_ABORT
+    monkeypatch.undo()
+    world.advance(20_000)
+    world.settle()
+    assert world.metadata("broken").state is TransactionState.COMPLETE_ABORT
+
+
+def test_a_defect_in_one_round_of_expiry_does_not_end_the_others(
+    world: TransactionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.started("copy")
+    monkeypatch.setattr(world.journal, "append", None)
+    with pytest.raises(TypeError):
+        world.advance(8 * 24 * 3_600_000)
+    monkeypatch.undo()
+    world.advance(8 * 24 * 3_600_000)
+    assert world.coordinator.describe("copy") is None
 
 
 def test_the_time_out_counts_from_the_begin_of_each_transaction(world: TransactionWorld) -> None:

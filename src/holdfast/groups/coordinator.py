@@ -304,6 +304,8 @@ class GroupCoordinator:
         self._expiry_timer = self.surroundings.schedule.at(now.monotonic_ms + interval_ms, self._expire)
 
     def _expire(self, now: Now) -> None:
+        # Before anything can go wrong: a defect in one round must not end all of them.
+        self._schedule_expiry(now)
         try:
             for group_id in list(self.groups):
                 self._expire_group(group_id, now)
@@ -313,7 +315,6 @@ class GroupCoordinator:
                     f"expired positions could not be taken out of the log: {error}", kind="expired positions"
                 )
             )
-        self._schedule_expiry(now)
 
     def _expire_group(self, group_id: str, now: Now) -> None:
         group = self.groups[group_id]

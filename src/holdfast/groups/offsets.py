@@ -34,6 +34,7 @@ from holdfast.groups.model import (
     TopicCommit,
     TransactionalCommit,
 )
+from holdfast.groups.names import has_room
 from holdfast.groups.offsets_replay import OffsetReplay
 from holdfast.seams import Now
 from holdfast.wire.coordinator_records import OffsetCommitKey, OffsetCommitValue
@@ -125,7 +126,9 @@ class OffsetStore:
         for topic, topic_id, partitions in topics:
             for partition in partitions:
                 key = (topic, partition.partition)
-                if partition.metadata is not None and len(partition.metadata) > metadata_max:
+                metadata = partition.metadata
+                # Versions of OffsetFetch before 6 have no room for more, whatever the setting allows.
+                if metadata is not None and (len(metadata) > metadata_max or not has_room(metadata)):
                     reply[key] = ErrorCode.offset_metadata_too_large
                     continue
                 if check is not None:

@@ -7,7 +7,7 @@ shard, replays what the shard's log holds, is told that this was all, and from t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
@@ -16,11 +16,16 @@ from holdfast.metadata.changes import NewTopic, create_topic
 from holdfast.node.shard import Shard, partition_for, stored_batches
 from holdfast.node.timers import Timer
 from holdfast.node.troubles import Kind
+from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
+
+
+SEGMENT_BYTES_MIN: Final = 1 << 20
+"""Of any topic; the settings for internal topics allow less."""
 
 
 class Machine(Protocol):
@@ -56,6 +61,7 @@ class InternalTopic(NamedTuple):
 
     name: str
     partitions: int
+    segment_bytes: int
     configs: tuple[tuple[str, str], ...]
 
 
@@ -124,19 +130,28 @@ class Coordination(Generic[MachineT]):
                 if home != index and name not in names.get(home, found):
                     self._strays[name] = index
         if self._strays:
-            self._node.say(
+            text = (
                 f"{self.topic} has had fewer partitions: {len(self._strays)} names, {min(self._strays)!r} among them, "
                 "are served from the partitions they were in"
             )
+            self._node.say(warn(text))
 
     def ensure_topic(self, now: Now) -> None:
         """Make the internal topic if it is not there. It is not for users to choose its shape by accident."""
         wanted = self._describe_topic()
         if self._node.image.topic(wanted.name) is not None:
             return
-        new = NewTopic(wanted.name, wanted.partitions, 1, (), wanted.configs)
-        records = create_topic(self._node.image, new, self._node.config, self._node.seams.randomness)
-        self._node.append_metadata(records, now)
+        configs = (*wanted.configs, ("segment.bytes", str(max(wanted.segment_bytes, SEGMENT_BYTES_MIN))))
+        new = NewTopic(wanted.name, wanted.partitions, 1, (), configs)
+        try:
+            records = create_topic(self._node.image, new, self._node.config, self._node.seams.randomness)
+            self._node.append_metadata(records, now)
+        except ApiError as error:
+            self._node.troubles.begin(
+                Kind.COORDINATOR_OFFLINE, wanted.name, f"{wanted.name} cannot be made: {error.message}"
+            )
+            raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
+        self._node.troubles.end(Kind.COORDINATOR_OFFLINE, wanted.name, f"{wanted.name} is made")
 
     # Finding
 

@@ -99,11 +99,8 @@ class GroupService(Coordination[GroupCoordinator]):
         return InternalTopic(
             TOPIC,
             config.offsets_topic_num_partitions,
-            (
-                ("cleanup.policy", "compact"),
-                ("compression.type", "producer"),
-                ("segment.bytes", str(config.offsets_topic_segment_bytes)),
-            ),
+            config.offsets_topic_segment_bytes,
+            (("cleanup.policy", "compact"), ("compression.type", "producer")),
         )
 
     def _machine(self, shard: Shard) -> GroupCoordinator:

@@ -171,11 +171,11 @@ class TransactionService(Coordination[TransactionCoordinator]):
         return InternalTopic(
             TRANSACTIONS_TOPIC,
             config.transaction_state_log_num_partitions,
+            config.transaction_state_log_segment_bytes,
             (
                 ("cleanup.policy", "compact"),
                 ("compression.type", "uncompressed"),
                 ("min.insync.replicas", "1"),
-                ("segment.bytes", str(config.transaction_state_log_segment_bytes)),
                 ("unclean.leader.election.enable", "false"),
             ),
         )

@@ -469,6 +469,7 @@ class TransactionCoordinator:
             self._timers[name] = self._schedule.at(now.monotonic_ms + interval_ms, run)
 
     def _abort_timed_out(self, now: Now) -> None:
+        defects: list[Exception] = []
         for transaction in list(self._ongoing.values()):
             if transaction.deadline_ms > now.monotonic_ms or transaction.is_busy:
                 continue
@@ -484,11 +485,18 @@ class TransactionCoordinator:
             except ApiError as error:
                 text = f"transaction {transaction.transactional_id!r} cannot be aborted now: {error}"
                 self._say(warn(text, kind="abort"))
+            except Exception as defect:  # noqa: BLE001 - it must not keep the others' transactions open
+                defects.append(defect)
         if self._ongoing:
             self._await_time_outs(now)
+        if defects:
+            raise ExceptionGroup("transactions whose time is over could not be aborted", defects)
 
     def _forget_expired(self, now: Now) -> None:
         """Forget the ids that were not used for long; the next producer that comes with one gets another id."""
+        if self.transactions:
+            # Before anything can go wrong: a defect in one round must not end all of them.
+            self._await_expiry(now)
         before_ms = now.wall_ms - self._settings().transactional_id_expiration_ms
         expired = [
             transaction.transactional_id
@@ -507,8 +515,6 @@ class TransactionCoordinator:
             for transactional_id in tombstones:
                 del self.transactions[transactional_id]
             left -= len(tombstones)
-        if self.transactions:
-            self._await_expiry(now)
 
     # Finding and changing
 
