@@ -220,6 +220,9 @@ class RealClock:
     def now(self) -> Now:
         return Now(time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000)
 
+    def since_boot_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
 
 class RealRandomness:
     def uuid_bytes(self) -> bytes:

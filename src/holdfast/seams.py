@@ -39,6 +39,10 @@ class Now(NamedTuple):
 class Clock(Protocol):
     def now(self) -> Now: ...
 
+    def since_boot_ms(self) -> int:
+        """Milliseconds since the machine booted, those it slept included, the same for every process."""
+        ...
+
 
 class Randomness(Protocol):
     def uuid_bytes(self) -> bytes:

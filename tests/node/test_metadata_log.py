@@ -11,6 +11,7 @@ from holdfast.metadata.image import ClusterImage, EndPoint
 from holdfast.node import metadata_log
 from holdfast.node.node import Node, NodeSeams
 from holdfast.seams import Now
+from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
 
@@ -31,6 +32,7 @@ def start(disk: SimulatedDisk, said: list[str] | None = None, boot_id: str = "bo
         randomness=SeededRandomness(1),
         flusher=flusher,
         worker=InlineWorker(disk),
+        clock=ManualClock(1_000_000),
         call_soon=lambda action: None,
         boot_id=boot_id,
         say=(said if said is not None else []).append,

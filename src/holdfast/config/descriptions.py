@@ -12,6 +12,9 @@ DESCRIPTIONS: Mapping[str, str] = {
     # ours
     "holdfast.busy.poll.us": "After a response, look for requests this long before sleeping, while most come that "
     "soon: lower latency for some processor time. 0 turns it off.",
+    "holdfast.clock.settle.ms": "A wall clock that jumped ahead, or a machine that was off for more than an hour: for "
+    "this long, by running time, whatever expires by time does so by the time that is known to have passed; then the "
+    "wall clock is believed. 0 believes it at once.",
     "holdfast.flush": "group: acks=all is answered after the data is flushed to disk, many requests sharing "
     "one flush. os: answered from the page cache, the operating system flushes when it likes.",
     "holdfast.flush.threads": "How many files are flushed at the same time.",

@@ -167,7 +167,7 @@ class Cleaning:
         node.troubles.end(Kind.NOT_COMPACTED, hosted.name, f"{hosted.name} is compacted again")
         self._clean_to[hosted.topic, hosted.index] = (hosted.topic_id, clean_to)
         self._write_checkpoint(hosted.directory)
-        self.check(node.now())
+        self.check(node.wall_clock.proven())
 
     def _write_checkpoint(self, directory: LogDirectory) -> None:
         node = self._node
@@ -256,7 +256,7 @@ class _Round:
             if self._resume_base is None or self._is_pointless:
                 self._cleaning.ended(self._hosted, clean_to=None if self._is_pointless else self._end_offset)
             else:
-                self.begin(self._node.now(), self._resume_base)
+                self.begin(self._node.wall_clock.proven(), self._resume_base)
             return
         swap = self._swaps.popleft()
         self._step(swap, swap.commit, lambda: self._exchange(swap))

@@ -66,13 +66,13 @@ class InternalTopic(NamedTuple):
 
 
 class NodeSchedule:
-    """The node's timers as a machine sees them."""
+    """The node's timers as a machine sees them: what they make expire goes by the time that is proven."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
 
     def at(self, deadline_ms: int, action: Callable[[Now], None]) -> Timer:
-        return self._node.timers.at(deadline_ms, lambda: action(self._node.now()))
+        return self._node.timers.at(deadline_ms, lambda: action(self._node.wall_clock.proven()))
 
 
 class Coordination(Generic[MachineT]):

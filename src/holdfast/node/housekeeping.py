@@ -1,7 +1,8 @@
 """Work that recurs: retention, flushes by time, producer expiry, compaction, the scrub.
 
 Each piece is short, or runs in the `Worker`. Settings are read anew at every check, so that a change takes effect
-with the next one. At most one compaction or scrub is under way, so that neither reads files the other replaces.
+with the next one, and the time is the one that is proven. At most one compaction or scrub is under way, so that
+neither reads files the other replaces.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from holdfast.node.cleaning import Background, Cleaning
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_below_start
 from holdfast.node.scrubbing import Scrubbing
+from holdfast.node.wall_clock import SAVE_INTERVAL_MS
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class Housekeeping:
         self._every(now, lambda: EXPIRY_CHECK_MS, self.expire_producers)
         self._every(now, lambda: SCRUB_CHECK_MS, self.scrubbing.check)
         self._every(now, lambda: SPACE_CHECK_MS, self.give_back_space)
+        self._every(now, lambda: SAVE_INTERVAL_MS, lambda now: node.save_clock())
         self._every(now, lambda: REMIND_CHECK_MS, lambda now: node.troubles.remind())
 
     def _every(self, now: Now, interval_ms: Callable[[], int], action: Callable[[Now], None]) -> None:
@@ -61,7 +64,7 @@ class Housekeeping:
         def run() -> None:
             if node.is_stopping:
                 return
-            now = node.now()
+            now = node.wall_clock.proven()
             try:
                 action(now)
             finally:
@@ -106,7 +109,7 @@ class Housekeeping:
 
     def _recheck_retention(self) -> None:
         if not self._node.is_stopping:
-            self.check_retention(self._node.now())
+            self.check_retention(self._node.wall_clock.proven())
 
     # Compaction
 

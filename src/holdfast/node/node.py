@@ -55,9 +55,10 @@ from holdfast.node.timers import Timers
 from holdfast.node.transaction_service import TransactionService
 from holdfast.node.troubles import Kind, Refusals, Troubles
 from holdfast.node.usual_produce import UsualProduce
+from holdfast.node.wall_clock import WallClock
 from holdfast.partition.offsets import CommitWaiter
 from holdfast.saying import Level, Line, Say, unfailing
-from holdfast.seams import Buffer, FileSystem, Flusher, FlushTarget, Now, Randomness, Worker
+from holdfast.seams import Buffer, Clock, FileSystem, Flusher, FlushTarget, Now, Randomness, Worker
 from holdfast.wire.batch import Record, build_batch, check_whole
 from holdfast.wire.messages import decode_request
 from holdfast.wire.metadata_records import (
@@ -85,6 +86,7 @@ class NodeSeams:
     randomness: Randomness
     flusher: Flusher
     worker: Worker
+    clock: Clock
     call_soon: Callable[[Callable[[], None]], None]
     """Run something when the requests that have already arrived were begun."""
     boot_id: str
@@ -99,7 +101,15 @@ class Node:
         self.seams = seams
         self.fs = seams.fs
         self.say = unfailing(seams.say)
-        self.troubles = Troubles(self.say, lambda: self._now.monotonic_ms)
+        self.troubles = Troubles(self.say, lambda: self.now().monotonic_ms)
+        self.wall_clock = WallClock(
+            seams.fs,
+            seams.clock,
+            seams.boot_id,
+            lambda: self.config.holdfast_clock_settle_ms,
+            self.troubles,
+            self.say,
+        )
         self._refusals = Refusals(seams.fs, self.troubles, self.write_log_starts)
         self.image = ClusterImage()
         self.cluster_id = ""
@@ -148,7 +158,6 @@ class Node:
         self.usual_produce = UsualProduce(self)
         self._productions: deque[tuple[Production, int]] = deque()
         self._connections = 0
-        self._now = Now(0, 0)
 
     # Life
 
@@ -156,7 +165,6 @@ class Node:
         """Open the data directories, replay the metadata log, raise leader epochs, open every partition."""
         from holdfast.node import startup
 
-        self._now = now
         self.endpoints = {endpoint.name: endpoint for endpoint in endpoints}
         try:
             startup.start(self, now)
@@ -170,6 +178,7 @@ class Node:
     def stop(self, now: Now) -> None:
         """Flush, write what a clean start trusts, and release the directories. Blocks."""
         self.is_stopping = True
+        self.save_clock()
         for directory in self.directories:
             if not directory.offline:
                 try:
@@ -231,12 +240,20 @@ class Node:
         return self.timers.next_deadline_ms
 
     def tick(self, now: Now) -> None:
-        self._now = now
         self.timers.run_due(now.monotonic_ms)
 
     def now(self) -> Now:
-        """The time of the event being handled: for actions of timers, which get no argument."""
-        return self._now
+        """For what happens after its request, or without one. What expires goes by `wall_clock` instead."""
+        return self.seams.clock.now()
+
+    def save_clock(self) -> None:
+        """Write down how late it is. A full disk leaves what stands there, from which less has passed."""
+        metadata = self.metadata
+        if metadata is not None and not metadata.directory.offline:
+            try:
+                self.wall_clock.save()
+            except OSError as error:
+                self.refused(metadata.directory, error)
 
     # Partitions
 

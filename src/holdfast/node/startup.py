@@ -36,6 +36,9 @@ def start(node: Node, now: Now) -> None:
             if not (directory.recovery_points_known and directory.log_starts_known):
                 node.forget_deleted(directory)
             directory.begin_session(node.seams.boot_id)
+    assert node.metadata is not None
+    node.wall_clock.begin(node.metadata.directory.path)
+    now = node.wall_clock.proven()
     node.groups.load(now)
     # After the groups: markers that are missing are written now, and end what groups hold as pending.
     node.transactions.load(now)

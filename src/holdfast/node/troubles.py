@@ -32,6 +32,7 @@ class Kind(StrEnum):
     COORDINATOR_OFFLINE = "coordinator-offline"
     NOT_COMPACTED = "not-compacted"
     DAMAGED = "damaged"
+    CLOCK_AHEAD = "clock-ahead"
 
 
 class Trouble:

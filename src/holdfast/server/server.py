@@ -59,6 +59,7 @@ class Server:
                 randomness=RealRandomness(),
                 flusher=self.flusher,
                 worker=self.worker,
+                clock=self._clock,
                 call_soon=self._call_soon,
                 boot_id=boot_id(),
                 say=say,

@@ -184,6 +184,7 @@ class BareNode:
             randomness=SeededRandomness(self.disk.generation),
             flusher=self.flusher,
             worker=self.worker,
+            clock=self.clock,
             call_soon=self._turn.append,
             boot_id=boot_id,
             say=say or self.said.append,

@@ -17,6 +17,9 @@ class ManualClock:
     def now(self) -> Now:
         return Now(self._wall_ms, self._monotonic_ms)
 
+    def since_boot_ms(self) -> int:
+        return self._monotonic_ms
+
     def advance(self, ms: int) -> Now:
         """Let time pass, and return the new reading."""
         if ms < 0:

@@ -47,6 +47,7 @@ class QuietBroker:
                 randomness=SeededRandomness(1),
                 flusher=self.flusher,
                 worker=self.worker,
+                clock=self.clock,
                 call_soon=self.turn.append,
                 boot_id=boot_id,
                 say=self.said.append,

@@ -39,6 +39,7 @@ class Desk:
             randomness=SeededRandomness(7),
             flusher=self.flusher,
             worker=InlineWorker(self.disk),
+            clock=self.clock,
             call_soon=self.turn.append,
             boot_id="boot",
             say=self.said.append,

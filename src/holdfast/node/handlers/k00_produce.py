@@ -190,6 +190,7 @@ def _await_coordinator(
     def go_on(refusals: Refusals) -> None:
         if not production.waiting:
             return  # time is over: the client was told that nothing was stored in time, and sends again
+        now = node.now()
         for waiting in enlistment.waiting:
             hosted, data, outcomes, at = waiting
             try:

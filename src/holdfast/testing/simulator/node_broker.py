@@ -110,6 +110,7 @@ def start_node(seams: Seams) -> NodeBroker:
             randomness=seams.randomness,
             flusher=seams.flusher,
             worker=seams.worker,
+            clock=seams.clock,
             call_soon=turn.append,
             boot_id=seams.boot_id,
             say=seams.say,
