@@ -25,7 +25,9 @@ from holdfast.node.context import (
     Part,
     RequestContext,
     Response,
+    Within,
 )
+from holdfast.node.timers import Timer
 from holdfast.seams import Buffer, Now
 from holdfast.wire.apis import API_VERSIONS, PRODUCE
 from holdfast.wire.messages import encode_response, parse_request_header, response_header
@@ -55,9 +57,17 @@ class Exchange:
         if barrier is None:
             self._finish(response)
         else:
-            barrier(lambda error: self._pass_barrier(response, error))
+            timer: Timer | None = None
+            if isinstance(response, Within):
+                too_late = response.too_late
+                timer = connection.node.timers.at(response.deadline_ms, lambda: self._finish(too_late))
+            barrier(lambda error: self._pass_barrier(response, error, timer))
 
-    def _pass_barrier(self, response: Response, error: Exception | None) -> None:
+    def _pass_barrier(self, response: Response, error: Exception | None, timer: Timer | None) -> None:
+        if timer is not None:
+            timer.cancel()
+        if self.parts is not None:
+            return
         if error is None:
             self._finish(response)
         else:
@@ -83,6 +93,8 @@ class Exchange:
             self.connection.close(response.reason)
             return []
         else:
+            if isinstance(response, Within):
+                response = response.fields
             body = [encode_response(self.api_key, self.version, response)]
         head = response_header(self.api_key, self.version, self.correlation_id)
         length = len(head)

@@ -52,7 +52,16 @@ class Hangup(NamedTuple):
     reason: str
 
 
-Response: TypeAlias = Fields | Packed | NoResponse | Hangup
+class Within(NamedTuple):
+    """A response about changes of the image that are not durable yet, with the client's patience."""
+
+    fields: Fields
+    deadline_ms: int
+    too_late: Fields
+    """The response instead when time is over. It leaves at once, so it tells nothing that rests on the image."""
+
+
+Response: TypeAlias = Fields | Packed | NoResponse | Hangup | Within
 """What comes of a request in the end."""
 
 
@@ -119,4 +128,4 @@ class Later:
             self._give_up = give_up
 
 
-Answer: TypeAlias = Fields | Packed | Later | NoResponse
+Answer: TypeAlias = Fields | Packed | Later | NoResponse | Within

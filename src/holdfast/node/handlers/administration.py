@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.errors import ApiError
 from holdfast.metadata.image import NO_LEADER, EndPoint, PartitionImage, TopicImage
 from holdfast.metadata.names import INTERNAL_TOPICS
-from holdfast.node.context import Fields, RequestContext
+from holdfast.node.context import Fields, RequestContext, Within
+from holdfast.seams import Now
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
@@ -98,9 +100,28 @@ def is_internal(topic: str) -> bool:
     return topic in INTERNAL_TOPICS
 
 
+NOT_IN_TIME: Final = "the request's time-out has passed; what it asks for may come true later"
+
+
 def has_no_time(request: Any) -> bool:
     """A change that may take no time at all is not begun: it would be done and reported as not done."""
     return bool(request.timeout.total_seconds() <= 0)
+
+
+def deadline_ms(request: Any, now: Now) -> int:
+    return now.monotonic_ms + int(request.timeout.total_seconds() * 1000)
+
+
+def within(request: Any, now: Now, key: str, results: list[Fields], too_late: list[Fields]) -> Within:
+    """The results of an administrative request under their `key`, or those of one whose time is over."""
+    return Within(
+        {"throttle_time": 0, key: results}, deadline_ms(request, now), {"throttle_time": 0, key: too_late}
+    )
+
+
+def code_of(error: Exception) -> ErrorCode:
+    """What a client is told of whatever ended its waiting."""
+    return error.code if isinstance(error, ApiError) else ErrorCode.kafka_storage_error
 
 
 def client_name(context: RequestContext) -> str:

@@ -15,8 +15,8 @@ from kio.schema.errors import ErrorCode
 from holdfast.config.describe import describe_topic
 from holdfast.errors import ApiError
 from holdfast.metadata.changes import NewTopic, create_topic, duplicates
-from holdfast.node.context import Fields, RequestContext
-from holdfast.node.handlers.administration import has_no_time
+from holdfast.node.context import Fields, RequestContext, Within
+from holdfast.node.handlers.administration import NOT_IN_TIME, has_no_time, within
 from holdfast.seams import Now
 from holdfast.wire.metadata_records import Config, MetadataRecord, Partition, Topic
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CONFIGS_SINCE = 5
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Within:
     repeated = duplicates(topic.name for topic in request.topics)
     results = [
         _one(node, context, topic, request, now) for topic in request.topics if topic.name not in repeated
@@ -35,7 +35,9 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
         _refused(name, ErrorCode.invalid_request, f"topic {name!r} is named more than once in the request")
         for name in sorted(repeated)
     ]
-    return {"throttle_time": 0, "topics": results}
+    names = dict.fromkeys(topic.name for topic in request.topics)
+    too_late = [_refused(name, ErrorCode.request_timed_out, NOT_IN_TIME) for name in names]
+    return within(request, now, "topics", results, too_late)
 
 
 def _one(node: Node, context: RequestContext, topic: Any, request: Any, now: Now) -> Fields:

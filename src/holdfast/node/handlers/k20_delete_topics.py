@@ -15,8 +15,8 @@ from kio.schema.errors import ErrorCode
 from holdfast.errors import ApiError
 from holdfast.metadata.changes import delete_topic, existing_topic
 from holdfast.metadata.image import TopicImage
-from holdfast.node.context import Fields, RequestContext
-from holdfast.node.handlers.administration import has_no_time
+from holdfast.node.context import Fields, RequestContext, Within
+from holdfast.node.handlers.administration import NOT_IN_TIME, has_no_time, within
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Wanted(NamedTuple):
     topic_id: UUID | None
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Within:
     if context.version >= 6:
         wanted = [Wanted(topic.name, topic.topic_id) for topic in request.topics]
     else:
@@ -36,7 +36,8 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     blanket = _refusal_of_all(node, context, request)
     times = Counter(wanted)
     results = [_one(node, each, times, blanket, now) for each in times]
-    return {"throttle_time": 0, "responses": results}
+    too_late = [_result(*each, ErrorCode.request_timed_out, NOT_IN_TIME) for each in times]
+    return within(request, now, "responses", results, too_late)
 
 
 def _refusal_of_all(node: Node, context: RequestContext, request: Any) -> ApiError | None:

@@ -8,22 +8,24 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.metadata.changes import add_partitions, duplicates
-from holdfast.node.context import Fields, RequestContext
-from holdfast.node.handlers.administration import has_no_time
+from holdfast.node.context import Fields, RequestContext, Within
+from holdfast.node.handlers.administration import NOT_IN_TIME, has_no_time, within
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Within:
     repeated = duplicates(topic.name for topic in request.topics)
     results = [
         _result(name, ErrorCode.invalid_request, f"topic {name!r} is named more than once in the request")
         for name in sorted(repeated)
     ]
     results += [_one(node, topic, request, now) for topic in request.topics if topic.name not in repeated]
-    return {"throttle_time": 0, "results": results}
+    names = dict.fromkeys(topic.name for topic in request.topics)
+    too_late = [_result(name, ErrorCode.request_timed_out, NOT_IN_TIME) for name in names]
+    return within(request, now, "results", results, too_late)
 
 
 def _one(node: Node, topic: Any, request: Any, now: Now) -> Fields:

@@ -11,7 +11,8 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.metadata.changes import elect_leader
-from holdfast.node.context import Fields, RequestContext
+from holdfast.node.context import Fields, RequestContext, Within
+from holdfast.node.handlers.administration import NOT_IN_TIME, deadline_ms
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ PREFERRED: Final = 0
 UNCLEAN: Final = 1
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Within:
     election = request.election_type if context.version >= 1 else PREFERRED
     code = ErrorCode.none if election in (PREFERRED, UNCLEAN) else ErrorCode.invalid_request
     everything = request.topic_partitions is None
@@ -35,7 +36,25 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
         if everything:
             partitions = [one for one in partitions if one["error_code"] is not ErrorCode.election_not_needed]
         results.append({"topic": topic, "partition_result": partitions})
-    return {"throttle_time": 0, "error_code": code, "replica_election_results": results}
+    answer = {"throttle_time": 0, "error_code": code, "replica_election_results": results}
+    return Within(answer, deadline_ms(request, now), _too_late(request))
+
+
+def _too_late(request: Any) -> Fields:
+    code = ErrorCode.request_timed_out
+    results = [
+        {
+            "topic": topic.topic,
+            "partition_result": [_result(index, code, NOT_IN_TIME) for index in topic.partitions],
+        }
+        for topic in request.topic_partitions or ()
+    ]
+    everything = request.topic_partitions is None
+    return {
+        "throttle_time": 0,
+        "error_code": code if everything else ErrorCode.none,
+        "replica_election_results": results,
+    }
 
 
 def _one(node: Node, topic: str, index: int, election: int, now: Now) -> Fields:
@@ -46,4 +65,8 @@ def _one(node: Node, topic: str, index: int, election: int, now: Now) -> Fields:
         node.append_metadata(elect_leader(node.image, topic, index, unclean=election == UNCLEAN), now)
     except ApiError as refused:
         code, message = refused.code, refused.message
+    return _result(index, code, message)
+
+
+def _result(index: int, code: ErrorCode, message: str | None) -> Fields:
     return {"partition_id": index, "error_code": code, "error_message": message}

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError
 from holdfast.node.context import Answer, Fields, Later, RequestContext
+from holdfast.node.handlers.administration import code_of
 from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
 
@@ -38,7 +39,7 @@ class Describing:
         def committed(error: Exception | None) -> None:
             self.waiting -= 1
             if error is not None:
-                partition.update(_refused(hosted.index, _code(error), str(error)))
+                partition.update(_refused(hosted.index, code_of(error), str(error)))
             if not self.waiting:
                 self.later.resolve(self.fields)
 
@@ -65,10 +66,6 @@ def _one(node: Node, describing: Describing, topic: str, index: int) -> Fields:
         return describing.add(node.leader_of(topic, index))
     except ApiError as error:
         return _refused(index, error.code, error.message)
-
-
-def _code(error: Exception) -> ErrorCode:
-    return error.code if isinstance(error, ApiError) else ErrorCode.kafka_storage_error
 
 
 def _refused(index: int, code: ErrorCode, message: str | None) -> Fields:
