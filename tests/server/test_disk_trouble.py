@@ -177,6 +177,7 @@ def test_a_full_disk_refuses_messages_and_takes_them_again_when_there_is_room(
             if done.error_code is ErrorCode.none:
                 sent.append(b"y" * 3000)
         assert refused > 20
+        assert broker.has_said(r"ERROR log directory \S+ refuses writes: .*No space left.* bytes are free")
         assert values(broker) == sent, "readers are served all the while"
         ballast.unlink()
         sent.append(b"room again")
