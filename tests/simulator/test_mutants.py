@@ -46,11 +46,20 @@ RULES = {
 
 
 TRIED_FIRST = {
-    "duplicate-answered-early": 55,
-    "fenced-end-accepted": 20,
-    "marker-before-decision": 15,
-    "pending-positions-shown": 38,
-    "unflushed-lost-at-kill": 28,
+    "aborted-replaces-committed": 40,
+    "ack-before-flush": 3,
+    "duplicate-answered-early": 162,
+    "enrolment-not-awaited": 3,
+    "everybody-owns-everything": 5,
+    "fenced-epoch-accepted": 4,
+    "file-length-believed": 8,
+    "given-before-release": 5,
+    "marker-before-decision": 22,
+    "members-not-reloaded": 9,
+    "old-generation-accepted": 5,
+    "pending-positions-shown": 12,
+    "stable-too-early": 22,
+    "unflushed-lost-at-kill": 20,
 }
 """The first seed that catches those which are caught late, to save the seeds before it; should it not any more, the
 others have their turn."""

@@ -74,6 +74,8 @@ EVERY_OPERATION = (
     ("consumer heartbeat", "none"),
     ("look up a time", "none"),
     ("background", "compact"),
+    ("stranger: 27", "answered"),
+    ("stranger: 37", "answered"),
 )
 
 

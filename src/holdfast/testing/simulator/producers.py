@@ -12,7 +12,7 @@ from holdfast.testing import history
 from holdfast.testing.history import Partition
 from holdfast.testing.simulator.contents import encode, make_contents
 from holdfast.testing.simulator.link import Link
-from holdfast.wire.batch import SEQUENCE_MAX
+from holdfast.wire.batch import HEADER_SIZE, NO_TIMESTAMP, SEQUENCE_MAX, read_header, seal
 from holdfast.wire.codecs import Codec
 
 if TYPE_CHECKING:
@@ -310,8 +310,12 @@ class PlainProducer:
     def _make(self, known: KnownPartition) -> SimulatedBatch:
         self._number += 1
         contents = make_contents(self.world, known, self.name, self._number)
-        timestamp = self.world.clock.now().wall_ms
+        has_times = self.world.rng.random() < 0.9
+        timestamp = self.world.clock.now().wall_ms if has_times else NO_TIMESTAMP
         data = encode(contents, timestamp)
+        if not has_times and self.world.rng.random() < 0.5:
+            # As librdkafka writes it for records without a time.
+            data = seal(read_header(data)._replace(max_timestamp=0), data[HEADER_SIZE:])
         return SimulatedBatch(known.partition, self._number, contents.values, contents.keys, timestamp, data)
 
     def _answered(

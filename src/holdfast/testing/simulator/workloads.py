@@ -23,6 +23,7 @@ from holdfast.testing.simulator.members import Group, MakeMember, Membership
 from holdfast.testing.simulator.positions import PositionBook, PositionsReading
 from holdfast.testing.simulator.producers import IdempotentProducer, PlainProducer
 from holdfast.testing.simulator.session_consumer import SessionConsumer
+from holdfast.testing.simulator.stranger import Stranger
 from holdfast.testing.simulator.transactional import TransactionalProducer
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Workload:
             self._admin = Administrator(world, "admin", LASTING, likes_compacted=has_transactions)
             self._add(5, IdempotentProducer(world, "p1"), *self._plain)
             self._add(15, self._admin)
+            self._add(3, Stranger(world, "stranger"))
         if self.kind in ("groups", "everything"):
             self._add_groups()
         if self.kind in ("transactions", "everything"):
