@@ -380,6 +380,38 @@ def transactional_without_transaction(side: Side) -> None:
     side.end_offset("end", "untransacted")
 
 
+HEADER_LIMITS = {
+    "base_offset": (-1, -(2**63), 2**63 - 1),
+    "leader_epoch": (-2, -(2**31), 2**31 - 1),
+    "attributes": (0x80, 0x7F00, -32768, -1),
+    "last_offset_delta": (-(2**31), 2**31 - 1),
+    "records_count": (0, -(2**31), 2**31 - 1),
+    "base_timestamp": (-(2**63), -2, -1, 0, 2**63 - 1),
+    "max_timestamp": (-(2**63), -2, -1, 0, 2**63 - 1),
+    "producer_id": (-(2**63), -2, 0, 2**63 - 1),
+    "producer_epoch": (-(2**15), -2, 0, 2**15 - 1),
+    "base_sequence": (-(2**31), -2, 0, 2**31 - 1),
+}
+
+
+def header_limits(side: Side) -> None:
+    """Each field of the header at its limits, in a batch of nobody's and in one of a producer's."""
+    batches = {
+        "plain": batch(b"one", b"two"),
+        "whose": batch(b"one", b"two", producer_id=1 << 40, producer_epoch=3, base_sequence=7),
+    }
+    cases = [
+        (f"{field} {value} {label}", with_header(data, **{field: value}))
+        for field, values in HEADER_LIMITS.items()
+        for value in values
+        for label, data in batches.items()
+    ]
+    side.create_topic("limits", len(cases))
+    for partition, (label, data) in enumerate(cases):
+        side.produce(label, "limits", data, partition=partition)
+        side.read_back(f"{label}: stored", "limits", partition)
+
+
 def internal_topics(side: Side) -> None:
     side.produce("group offsets", "__consumer_offsets", batch())
     side.produce("transactions", "__transaction_state", batch())
@@ -407,6 +439,7 @@ SCRIPTS = (
     producer_unknown_here,
     sequence_wrap,
     transactional_without_transaction,
+    header_limits,
     internal_topics,
 )
 

@@ -13,7 +13,15 @@ from holdfast.log.producer_state import Duplicate
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.intake import admit
 from holdfast.testing.bare_node import BareNode
-from holdfast.wire.batch import Record, build_batch, check_whole, iterate_records, read_header
+from holdfast.wire.batch import (
+    HEADER_SIZE,
+    Record,
+    build_batch,
+    check_whole,
+    iterate_records,
+    read_header,
+    seal,
+)
 from holdfast.wire.codecs import Codec
 
 MakeHosted = Callable[..., HostedPartition]
@@ -118,6 +126,15 @@ def test_times_too_far_from_the_brokers_are_refused_record_by_record(
     assert refusal(node, hosted, batch(node, *late)) == (ErrorCode.invalid_timestamp, [1])
     lie = batch(node, Record(0, 0, b"k", b"v"), max_timestamp=now + 10_000)
     assert refusal(node, hosted, lie)[0] is ErrorCode.invalid_timestamp
+
+
+@pytest.mark.parametrize("base_timestamp", [2**63 - 1, -(2**63)])
+def test_times_at_the_ends_of_time_are_refused_whatever_the_header_says_of_the_greatest(
+    node: BareNode, hosted: HostedPartition, base_timestamp: int
+) -> None:
+    data = batch(node)
+    odd = seal(read_header(data)._replace(base_timestamp=base_timestamp), data[HEADER_SIZE:])
+    assert refusal(node, hosted, odd) == (ErrorCode.invalid_timestamp, [0])
 
 
 def test_records_without_time_pass(node: BareNode, make_hosted: MakeHosted) -> None:

@@ -158,6 +158,12 @@ def marked(attributes: int) -> bytes:
     return bytes(seal(read_header(batch)._replace(attributes=attributes), batch[HEADER_SIZE:]))
 
 
+def timed(base_timestamp: int) -> bytes:
+    """A batch whose header tells a time of its first record that does not fit its greatest one."""
+    batch = batch_of()
+    return bytes(seal(read_header(batch)._replace(base_timestamp=base_timestamp), batch[HEADER_SIZE:]))
+
+
 @st.composite
 def batches(draw: st.DrawFn) -> bytes:
     producer = draw(
@@ -222,6 +228,8 @@ UNUSUAL = {
     "a topic with the broker's time": USUAL._replace(topic="stamped"),
     "a topic that bounds the past": USUAL._replace(topic="recent", batch=batch_of(age_ms=5000)),
     "a time to come": USUAL._replace(batch=batch_of(age_ms=-7_200_000)),
+    "a first record's time to come": USUAL._replace(batch=timed(2**63 - 1)),
+    "a first record's time before all times": USUAL._replace(batch=timed(-(2**63))),
     "an old time": USUAL._replace(batch=batch_of(age_ms=120_000)),
     "a batch too large": USUAL._replace(topic="small", batch=batch_of(size=200)),
     "a compressed batch": USUAL._replace(batch=batch_of(codec=Codec.LZ4)),
@@ -243,6 +251,40 @@ UNUSUAL = {
     "a frame cut short": USUAL._replace(cut=1),
     "bytes behind the frame": USUAL._replace(cut=-2),
 }
+
+
+LIMITS = {
+    "base_offset": (-1, -(2**63), 2**63 - 1),
+    "leader_epoch": (-2, -(2**31), 2**31 - 1),
+    "attributes": (0x40, 0x80, 0x7F00, -32768, -1),
+    "last_offset_delta": (-(2**31), 2**31 - 1),
+    "records_count": (-(2**31), 2**31 - 1),
+    "base_timestamp": (-(2**63), -2, -1, 0, 2**63 - 1),
+    "max_timestamp": (-(2**63), -2, -1, 0, 2**63 - 1),
+    "producer_id": (-(2**63), -2, 0, 2**63 - 1),
+    "producer_epoch": (-(2**15), -2, 0, 2**15 - 1),
+    "base_sequence": (-(2**31), -2, 0, 2**31 - 1),
+}
+"""Values of a header's fields that a client can write, with a checksum that holds."""
+
+
+def test_any_header_is_judged_the_same_by_both_ways_and_what_is_stored_is_found_again() -> None:
+    short, general = World(), World(is_short=False)
+    for field, values in LIMITS.items():
+        for value in values:
+            for producer in ((-1, -1, -1), (hash((field, value)) & 0xFFFF, 3, 0)):
+                batch = batch_of(2, producer=producer)
+                odd = bytes(seal(read_header(batch)._replace(**{field: value}), batch[HEADER_SIZE:]))
+                for world in (short, general):
+                    USUAL._replace(batch=odd).to(world)
+                    world.node.settle()
+                assert short.told == general.told, (field, value)
+    assert short.stored == general.stored
+    end_offset = short.node.hosted("plain").log.end_offset
+    assert end_offset > 2 * len(LIMITS)
+    again = short.node.lose_power()
+    assert again.hosted("plain").log.end_offset == end_offset
+    assert len(again.connect().fetch("plain", 0).records) == short.node.hosted("plain").log.size
 
 
 @pytest.mark.parametrize("name", UNUSUAL)

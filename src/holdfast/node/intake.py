@@ -124,7 +124,10 @@ def _check_timestamps(hosted: HostedPartition, header: BatchHeader, records: Buf
         return
     latest = now.wall_ms + config.message_timestamp_after_max_ms
     earliest = now.wall_ms - config.message_timestamp_before_max_ms
-    if header.max_timestamp <= latest and earliest <= 0:
+    first = (
+        header.base_timestamp
+    )  # the time of the first record, unless the producer's encoder is a strange one
+    if max(header.max_timestamp, first) <= latest and earliest <= min(0, first):
         return
     outside = [
         index

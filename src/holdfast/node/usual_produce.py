@@ -203,7 +203,7 @@ class UsualProduce:
             crc,
             attributes,
             delta,
-            _,
+            oldest,
             newest,
             producer_id,
             epoch,
@@ -223,6 +223,7 @@ class UsualProduce:
             or count <= 0
             or delta != count - 1
             or not now.wall_ms - FRESH_MS <= newest <= now.wall_ms + target.after_max_ms
+            or not 0 <= oldest <= newest
         ):
             return False
         batch = memoryview(frame)[start:end]
