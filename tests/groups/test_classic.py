@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
@@ -77,6 +78,20 @@ def test_each_member_costs_one_timer_for_each_session() -> None:
             beat = HeartbeatRequest("group", reply.generation, reply.member_id, None)
             assert world.coordinator.heartbeat(beat, world.now) is ErrorCode.none
     assert world.schedule._count - set_before <= 50 * 5, "four sessions have passed"
+
+
+def test_a_defect_while_a_silent_member_is_taken_out_does_not_keep_it_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = Crowd(2).world
+    group = world.coordinator.groups["group"]
+    monkeypatch.setattr(Membership, "remove", None)
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            world.advance(10_000)
+    monkeypatch.undo()
+    world.advance(20_000)
+    assert group.is_empty
 
 
 def test_everybody_is_answered_when_the_coordinator_goes() -> None:

@@ -41,6 +41,18 @@ def replay(world: GroupWorld, *records: tuple[CoordinatorRecord, CoordinatorReco
         world.coordinator.consumer_groups.replay(key, value)
 
 
+def test_a_defect_while_a_silent_member_is_put_out_does_not_keep_it_for_ever(
+    world: GroupWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.beat("m", 0, topics=["orders"])
+    monkeypatch.setattr(world.journal, "append", None)
+    with pytest.raises(TypeError):
+        world.advance(60_000)
+    monkeypatch.undo()
+    world.advance(60_000)
+    assert not world.consumer_group().members
+
+
 def test_a_heartbeat_that_says_nothing_costs_no_timer_no_record_and_no_look_at_topics(
     world: GroupWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -557,6 +557,23 @@ def test_a_transaction_that_cannot_be_aborted_keeps_no_other_open(
     assert world.metadata("broken").state is TransactionState.COMPLETE_ABORT
 
 
+def test_a_defect_while_partitions_are_told_does_not_keep_a_transaction_open_for_ever(
+    world: TransactionWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = world.started("copy")
+    world.written("copy", alice, A)
+    world.partitions[A].is_offline = True
+    world.ended("copy", alice, is_commit=True)
+    world.partitions[A].is_offline = False
+    monkeypatch.setattr(world, "write_markers", None)
+    with pytest.raises(TypeError):
+        world.advance(2_000)
+    monkeypatch.undo()
+    world.advance(2_000)
+    world.settle()
+    assert world.metadata("copy").state is TransactionState.COMPLETE_COMMIT
+
+
 def test_a_defect_in_one_round_of_expiry_does_not_end_the_others(
     world: TransactionWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.groups.classic_members import ClassicMember, Membership
 from holdfast.groups.model import Surroundings
 from holdfast.seams import Now, Schedule, Scheduled
+
+AGAIN_MS: Final = 1000
+"""How long after a member was found silent, and is still there, it is looked at again at the earliest."""
 
 
 class Sessions:
@@ -43,9 +47,11 @@ class Sessions:
         member.timer = None
         if self._membership.members.get(member.member_id) is not member:
             return
-        if member.deadline_ms > now.monotonic_ms:
-            self._watch(member, member.deadline_ms)
-        else:
+        is_silent = member.deadline_ms <= now.monotonic_ms
+        # Set first, so that a defect in what follows cannot keep a dead member for ever.
+        later_ms = now.monotonic_ms + max(member.session_timeout_ms, AGAIN_MS)
+        self._watch(member, later_ms if is_silent else member.deadline_ms)
+        if is_silent:
             self._silent(member, now)
 
 

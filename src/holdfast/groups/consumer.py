@@ -400,10 +400,13 @@ class ConsumerGroups:
             member.session_timer = None
             if group.members.get(member.member_id) is not member:
                 return
-            if now.monotonic_ms < member.deadline_ms:
-                self._watch_session(group, member, member.deadline_ms)
-            elif not self.expel(group, member, now, "its session has ended"):
-                self._watch_session(group, member, now.monotonic_ms + RETRY_MS)
+            has_ended = now.monotonic_ms >= member.deadline_ms
+            # Set first, so that a defect in what follows cannot keep a dead member for ever.
+            self._watch_session(
+                group, member, now.monotonic_ms + RETRY_MS if has_ended else member.deadline_ms
+            )
+            if has_ended:
+                self.expel(group, member, now, "its session has ended")
 
         member.session_timer = self.around.schedule.at(at_ms, look)
         member.session_timer_ms = at_ms
@@ -418,22 +421,21 @@ class ConsumerGroups:
 
         def expel(now: Now) -> None:
             setattr(member, timer, None)
-            if group.members.get(member.member_id) is member and not self.expel(group, member, now, reason):
+            if group.members.get(member.member_id) is member:
                 setattr(member, timer, self.around.schedule.at(now.monotonic_ms + RETRY_MS, expel))
+                self.expel(group, member, now, reason)
 
         member.cancel(timer)
         due_ms = now.monotonic_ms + max(member.profile.rebalance_timeout_ms, 0)
         setattr(member, timer, self.around.schedule.at(due_ms, expel))
 
-    def expel(self, group: ConsumerGroup, member: ConsumerMember, now: Now, reason: str) -> bool:
-        """Whether a member could be taken out; the log may refuse."""
+    def expel(self, group: ConsumerGroup, member: ConsumerMember, now: Now, reason: str) -> None:
+        """Take a member out; the log may refuse."""
         try:
             self.remove(group, [member], now)
         except ApiError as refused:
             text = f"group {group.group_id!r}: {member.member_id!r} must go ({reason}), but {refused}: will try again"
             self.around.say(warn(text, kind="expelled member"))
-            return False
-        return True
 
     def new_member_id(self) -> str:
         """22 characters; none that a command line would take for a flag."""

@@ -433,7 +433,11 @@ class TransactionCoordinator:
 
         def again(later: Now) -> None:
             del self._timers[name]
-            self._tell_partitions(transaction, left, later)
+            try:
+                self._tell_partitions(transaction, left, later)
+            except Exception:
+                self._retry(transaction, left, later)
+                raise
 
         name = f"retry {transaction.transactional_id}"
         self._timers[name] = self._schedule.at(now.monotonic_ms + RETRY_MS, again)
