@@ -289,9 +289,11 @@ def test_a_jump_that_was_taken_back_has_taken_nothing(holdings: Holdings) -> Non
     assert holdings.left == EVERYTHING
 
 
-@pytest.mark.parametrize("ends", ["stop", "kill", "lose_power"])
-def test_a_start_after_a_jump_takes_nothing(holdings: Holdings, ends: str) -> None:
-    holdings.go_on(HOUR_MS)
+@pytest.mark.parametrize(
+    ("ends", "ran_ms"), [("stop", 0), ("kill", 0), ("lose_power", 0), ("lose_power", HOUR_MS)]
+)
+def test_a_start_after_a_jump_takes_nothing(holdings: Holdings, ends: str, ran_ms: int) -> None:
+    holdings.go_on(ran_ms)
     holdings.node.clock.step_wall(30 * DAY_MS)
     holdings.node = getattr(holdings.node, ends)()
     holdings.go_on(SETTLE_MS - HOUR_MS)

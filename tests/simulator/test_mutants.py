@@ -41,6 +41,7 @@ RULES = {
     "compaction-drops-the-last": {"compacted-lost", "position-lost"},
     "aborted-replaces-committed": {"compacted-lost", "position-lost"},
     "time-looked-up-late": {"time-lookup"},
+    "wall-clock-believed": LOSS | {"start-moved-back", "position-lost"},
 }
 """What each must be caught by; `stuck` where the broker leaves a transaction hanging for ever."""
 

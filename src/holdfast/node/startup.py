@@ -38,6 +38,7 @@ def start(node: Node, now: Now) -> None:
             directory.begin_session(node.seams.boot_id)
     assert node.metadata is not None
     node.wall_clock.begin(node.metadata.directory.path)
+    node.save_clock()
     now = node.wall_clock.proven()
     node.groups.load(now)
     # After the groups: markers that are missing are written now, and end what groups hold as pending.

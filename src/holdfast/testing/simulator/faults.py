@@ -6,6 +6,7 @@ Faults of the disk are planned here and counted by the disk when they hit; the o
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,8 @@ FAULTS_MAX = 7
 DISK_FULL_STEPS = 40
 """How long a disk stays full before somebody frees space."""
 
-
+CLOCK_AHEAD_RATE = 0.25
+AHEAD_MS = 30 * 86_400_000
 BAD_MOMENTS_MAX = 3
 """Deaths of a seed that come on top of its faults, when a client has just begun something delicate."""
 
@@ -55,6 +57,12 @@ class Faults:
         count = rng.randint(FAULTS_MIN, FAULTS_MAX)
         places = sorted(rng.randrange(operations // 10, operations) for _ in range(count))
         self._schedule = [(place, rng.choice(kinds)) for place in places]
+        # By chance of its own: a new kind of fault leaves what the seeds have been doing as it was.
+        clock_rng = random.Random(world.seed + 7)
+        if clock_rng.random() < CLOCK_AHEAD_RATE:
+            self._schedule.append((clock_rng.randrange(operations // 10, operations), self.jump_clock_ahead))
+            self._schedule.sort(key=lambda struck: struck[0])
+        self._ahead_steps = clock_rng.randint(20, 80)
         self._schedule.reverse()
         self._bad_moments = BAD_MOMENTS_MAX
         self._deaths = (
@@ -179,6 +187,17 @@ class Faults:
         self._world.say(f"*** the wall clock steps back {back_ms} ms")
         self._world.clock.step_wall(-back_ms)
         self._world.report.faults["clock stepped back"] += 1
+
+    def jump_clock_ahead(self) -> None:
+        """By more than anything is kept. Somebody notices and takes it back."""
+        world = self._world
+        world.say(f"*** the wall clock jumps {AHEAD_MS} ms ahead for {self._ahead_steps} steps")
+        world.clock.step_wall(AHEAD_MS)
+        world.after_steps(self._ahead_steps, self._take_back)
+        world.report.faults["clock jumped ahead"] += 1
+
+    def _take_back(self) -> None:
+        self._world.clock.step_wall(-AHEAD_MS)
 
     def start_second(self) -> None:
         """Another process on the same directory must be turned away, and change nothing."""

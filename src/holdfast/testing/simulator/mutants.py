@@ -19,6 +19,7 @@ from holdfast.node import intake
 from holdfast.node import node as node_module
 from holdfast.node.handlers import k00_produce
 from holdfast.node.node import Node
+from holdfast.node.wall_clock import WallClock
 from holdfast.seams import FileSystem, FlushJob, Now
 from holdfast.testing.disk import SimulatedDisk, SimulatedFile
 from holdfast.testing.simulator.broker import Broker, Seams, SimulatedFlusher, Start
@@ -181,6 +182,19 @@ class LogLineRaises(Mutant):
 
 
 HEALTHY = Mutant()
+
+
+class WallClockBelieved(Mutant):
+    """Whatever expires by time goes by the wall clock, wherever that has jumped."""
+
+    name = "wall-clock-believed"
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        with patch.object(WallClock, "proven", lambda guard: guard._clock.now()):
+            yield
+
+
 STORAGE_MUTANTS: tuple[Mutant, ...] = (
     NoFlush(),
     AckBeforeFlush(),
@@ -190,4 +204,5 @@ STORAGE_MUTANTS: tuple[Mutant, ...] = (
     RecoveryWithoutFlush(),
     FileLengthBelieved(),
     LogLineRaises(),
+    WallClockBelieved(),
 )

@@ -24,6 +24,7 @@ _SETTINGS = {
     "listeners": "PLAINTEXT://127.0.0.1:9092",
     "log.segment.delete.delay.ms": "500",
     "log.retention.check.interval.ms": "1000",
+    "log.message.timestamp.after.max.ms": str(2**63 - 1),
     "log.cleaner.backoff.ms": "400",
     "log.cleaner.min.cleanable.ratio": "0.1",
     "log.roll.ms": "3000",
