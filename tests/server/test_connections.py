@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import shutil
@@ -9,15 +10,18 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.server.server import connections_allowed
+from holdfast.real import RealFile
+from holdfast.server.server import Server, connections_allowed, sweep_seconds
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.wire_client import (
     API_VERSIONS,
@@ -229,6 +233,13 @@ def test_a_frame_that_stalls_half_way_ends_with_its_connection(
         assert stalled.receive(timeout_s=20) == CLOSED
     with WireClient(broker.bootstrap_servers) as other:
         assert other.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("limit_ms", "seconds"), [(0, 0.05), (1, 0.05), (2_000, 0.5), (600_000, 30.0), (2**63 - 1, 30.0)]
+)
+def test_looking_for_idle_connections_never_keeps_the_loop_busy(limit_ms: int, seconds: float) -> None:
+    assert sweep_seconds(limit_ms / 1000) == seconds
 
 
 def test_a_connection_that_waits_for_its_answer_is_not_idle(
@@ -497,3 +508,31 @@ def test_nothing_asked_is_nothing_answered(broker: BrokerProcess) -> None:
     with WireClient(broker.bootstrap_servers) as client:
         client.send(b"")
         assert client.receive(timeout_s=0.2) == SILENT
+
+
+class Unreadable:
+    """A file whose reading runs into what no disk reports."""
+
+    def pread(self, length: int, position: int) -> bytes:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+async def test_a_cold_read_that_ends_in_whatever_way_is_reported(has_threads: bool) -> None:
+    loop = asyncio.get_running_loop()
+    readers = ThreadPoolExecutor(1)
+    if not has_threads:
+        readers.shutdown()
+    shell = SimpleNamespace(loop=loop, _readers=readers)
+    told: asyncio.Future[tuple[bytes, BaseException | None]] = loop.create_future()
+    Server.read_in_thread(
+        cast(Server, shell),
+        cast(RealFile, Unreadable()),
+        10,
+        0,
+        lambda data, error: told.set_result((data, error)),
+    )
+    data, error = await told
+    assert data == b""
+    assert isinstance(error, MemoryError if has_threads else RuntimeError)
+    readers.shutdown()

@@ -30,6 +30,8 @@ READ_THREADS = 4
 SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
 IDLE_SWEEPS_PER_LIMIT: Final = 4
 """An idle connection outlives `connections.max.idle.ms` by at most this part of it."""
+IDLE_SWEEP_SECONDS_MIN: Final = 0.05
+"""A limit of nothing at all must not keep the loop busy with sweeps."""
 IDLE_SWEEP_SECONDS_MAX: Final = 30.0
 FILE_DESCRIPTORS_MIN: Final = 256
 """Kept for files, however few a process may have open."""
@@ -150,7 +152,12 @@ class Server:
             error = future.exception()
             done(b"" if error is not None else future.result(), error)
 
-        self.loop.run_in_executor(self._readers, file.pread, length, position).add_done_callback(finished)
+        try:
+            reading = self.loop.run_in_executor(self._readers, file.pread, length, position)
+        except RuntimeError as error:  # the system gives us no more threads
+            self.loop.call_soon(done, b"", error)
+        else:
+            reading.add_done_callback(finished)
 
     # Connections
 
@@ -181,14 +188,19 @@ class Server:
         if limit_ms < 0:
             return
         limit = limit_ms / 1000
-        interval = min(limit / IDLE_SWEEPS_PER_LIMIT, IDLE_SWEEP_SECONDS_MAX)
-        self._idle_sweep = self.loop.call_later(interval, self._sweep_idle)
+        self._idle_sweep = self.loop.call_later(sweep_seconds(limit), self._sweep_idle)
         now = self.loop.time()
         for protocol in list(self._protocols):
             connection = protocol.connection
             has_work = connection is not None and connection.requests_under_way > 0
             if now - protocol.last_active >= limit and not has_work:
                 protocol.close_idle(f"idle for connections.max.idle.ms={limit_ms}")
+
+
+def sweep_seconds(limit_seconds: float) -> float:
+    """How long until idle connections are looked for again."""
+    wanted = limit_seconds / IDLE_SWEEPS_PER_LIMIT
+    return min(max(wanted, IDLE_SWEEP_SECONDS_MIN), IDLE_SWEEP_SECONDS_MAX)
 
 
 def raise_descriptor_limit() -> int:
