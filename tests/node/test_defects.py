@@ -61,7 +61,6 @@ PLACES: list[tuple[Any, str]] = [
     (Parked, "_tell"),
     (PartitionOffsets, "flushed"),
     (Production, "response"),
-    (Production, "settle"),
     (Production, "time_out"),
     (Reading, "_answer"),
     (Reading, "read"),

@@ -108,13 +108,17 @@ class Later:
         """Take a step now."""
         try:
             action(event)
-        except Exception as error:
-            if self.is_resolved:
-                raise
-            self._failure = error
-            self.abandon()
-            if self._give_up is not None:
-                self._give_up(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client must not wait for ever
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """A step has raised; if the response has left already, whoever called for the step is to tell of it."""
+        if self.is_resolved:
+            raise error
+        self._failure = error
+        self.abandon()
+        if self._give_up is not None:
+            self._give_up(error)
 
     def then(self, deliver: Callable[[Response], None], give_up: Callable[[Exception], None]) -> None:
         """Call `deliver` with the response, or `give_up` with the defect that the request ran into."""

@@ -103,14 +103,17 @@ class Production:
         outcome = outcomes[at]
         if not isinstance(outcome, Uncommitted):
             return  # time was over before
-        if error is None:
-            outcomes[at] = outcome.produced
-        else:
-            outcomes[at] = failure(outcome.partition, error)
-            self.has_failures = True
         self.waiting -= 1
-        if not self.waiting:
-            self._resolve()
+        try:
+            if error is None:
+                outcomes[at] = outcome.produced
+            else:
+                outcomes[at] = failure(outcome.partition, error)
+                self.has_failures = True
+            if not self.waiting:
+                self.later.resolve(self.response())
+        except Exception as defect:  # noqa: BLE001 - others wait for the same flush
+            self.later.fail(defect)
 
     def time_out(self) -> None:
         """The client's patience ended before the flush did: what is not committed is reported so."""
@@ -120,9 +123,6 @@ class Production:
             for at, outcome in enumerate(outcomes):
                 if isinstance(outcome, Uncommitted):
                     outcomes[at] = failure(outcome.partition, NOT_FLUSHED_IN_TIME)
-        self._resolve()
-
-    def _resolve(self) -> None:
         self.later.take(lambda _: self.later.resolve(self.response()), None)
 
 
@@ -262,9 +262,7 @@ def _produce_one(
     else:
         outcomes[at] = Uncommitted(produced)
     if acks == ACKS_ALL:
-        hosted.offsets.when_committed(
-            end_offset, production.later.step(lambda error: production.settle(outcomes, at, error))
-        )
+        hosted.offsets.when_committed(end_offset, lambda error: production.settle(outcomes, at, error))
     else:
         production.settle(outcomes, at, None)
 
