@@ -18,6 +18,8 @@ def test_the_command_line_becomes_options() -> None:
     assert parse_options([*line.split(), "--override", "a.b=c=d", "--override", "e="]) == ServeOptions(
         "d", ["127.0.0.1:0", "[::1]:0"], "server.properties", {"a.b": "c=d", "e": ""}
     )
+    given = parse_options(["--cluster-id=-x", "--accept-loss=-dir", "--accept-loss", "t-0"])
+    assert given == ServeOptions(overrides={"holdfast.cluster.id": "-x"}, accept_loss=["-dir", "t-0"])
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         parse_options(["--override", "nonsense"])
 

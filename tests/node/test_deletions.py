@@ -9,10 +9,11 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.log.checkpoints import LOG_START_FILE, RECOVERY_POINT_FILE, OffsetCheckpoint
+from holdfast.node.deletions import STUCK_ROUNDS
+from holdfast.node.directory_names import DELETE_MARK, NAME_BYTES_MAX, marked_name
 from holdfast.node.node import CHECKPOINT_INTERVAL_MS
-from holdfast.node.partitions import DELETE_MARK
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.disk import Fault, SimulatedDisk
+from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
 from holdfast.wire.batch import Record, build_batch
 
 DELETE_TOPICS, DELETE_RECORDS = 20, 21
@@ -182,3 +183,137 @@ def test_a_disk_that_fails_while_a_deletion_is_carried_out_takes_the_directory_o
     client.begin(DELETE_TOPICS, 6, topics=[{"name": "t"}], timeout=1000)
     node.settle()
     assert node.node.directories[0].offline
+
+
+# Names
+
+
+@pytest.mark.parametrize("length", [1, 100, 205, 206, 213, 214, 248, 249])
+@pytest.mark.parametrize("end", ["stop", "kill", "lose_power"])
+def test_a_topic_whose_name_is_long_is_deleted_like_any_other(length: int, end: str) -> None:
+    node = BareNode(disk=SimulatedDisk(length))
+    client = node.connect()
+    name, beside = "n" * length, "n" * (length - 1) + "m"
+    for topic in (name, beside):
+        client.create_topic(topic, 2)
+        assert client.produce(topic, batch(b"old", 5)).error_code is ErrorCode.none
+    second(node)
+    delete(client, name)
+    node = getattr(node, end)()
+    assert node.node.image.topic(name) is None
+    assert leftovers(node.disk) == []
+    assert node.hosted(beside).log.end_offset == 5
+    client = node.connect()
+    client.create_topic(name, 2)
+    client.produce(name, batch(b"new", 3))
+    assert getattr(node, end)().hosted(name).log.end_offset == 3
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_power_lost_while_a_topic_of_a_long_name_is_deleted_and_made_again_leaves_one_of_them_whole(
+    seed: int,
+) -> None:
+    name = "n" * 249
+    seen = set()
+    for step in range(0, 60, 2):
+        node = BareNode(disk=SimulatedDisk(seed))
+        client = node.connect()
+        client.create_topic(name)
+        client.produce(name, batch(b"old", 20))
+        second(node)
+        old = node.hosted(name).topic_id
+        node.disk.lose_power_after(step)
+        acknowledged = 0
+        try:
+            delete(client, name)
+            client.create_topic(name)
+            client.produce(name, batch(b"new", 3))
+            acknowledged = 3
+        except PowerLost:
+            pass
+        node = node.lose_power()
+        hosted = node.node.partitions.get(name, 0)
+        assert (hosted is None) is (node.node.image.topic(name) is None), node.said
+        if hosted is not None:
+            seen.add(hosted.topic_id == old)
+            assert hosted.log.end_offset in ((20,) if hosted.topic_id == old else {3, acknowledged})
+    assert seen == {True, False}
+
+
+def test_two_long_names_with_one_beginning_keep_their_checkpoints_apart(node: BareNode) -> None:
+    one, two = "n" * 240 + "1", "n" * 240 + "2"
+    client = node.connect()
+    for topic in (one, two):
+        client.create_topic(topic)
+        client.produce(topic, batch(count=20))
+        assert delete_records(client, topic, 10) is ErrorCode.none
+    second(node)
+    refuse(node.disk, RECOVERY_POINT_FILE, LOG_START_FILE)
+    delete(client, one)
+    client.create_topic(one)
+    client.produce(one, batch(count=5))
+    node = node.kill(SimulatedDisk.clear_faults)
+    assert (node.hosted(one).log.start_offset, node.hosted(one).log.end_offset) == (0, 5)
+    assert (node.hosted(two).log.start_offset, node.hosted(two).log.end_offset) == (10, 20)
+
+
+def test_a_deletion_whose_record_was_lost_is_undone_though_its_name_was_cut() -> None:
+    name = "n" * 249
+    node = BareNode(disk=SimulatedDisk(7))
+    client = node.connect()
+    client.create_topic(name, 3)
+    client.produce(name, batch(count=20), 2)
+    second(node)
+    topic_id = node.hosted(name).topic_id
+    marked = marked_name(name, 2, topic_id.hex, DELETE_MARK)
+    assert len(marked) == NAME_BYTES_MAX
+    node = node.kill(lambda disk: disk.rename(f"/data/{name}-2", f"/data/{marked}"))
+    assert node.hosted(name, 2).log.end_offset == 20
+
+
+# What cannot be renamed or removed
+
+
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.EPERM, errno.ENAMETOOLONG])
+def test_a_directory_that_cannot_be_renamed_is_left_and_its_topic_is_deleted(
+    node: BareNode, client: BareClient, error: int
+) -> None:
+    node.disk.plan(Fault("rename", error, times=FOR_EVER, path_contains="/t-0."))
+    delete(client, "t")
+    assert not node.node.directories[0].offline
+    assert any("cannot be renamed" in line for line in node.said)
+    client.create_topic("t")  # its name is not free yet
+    assert client.produce("t", batch()).error_code is ErrorCode.kafka_storage_error
+    node = node.kill()
+    assert node.connect().produce("t", batch()).error_code is ErrorCode.kafka_storage_error
+    node.disk.clear_faults()
+    second(node)
+    assert node.connect().produce("t", batch()).base_offset == 0
+    assert node.kill().hosted("t").log.end_offset == 1
+
+
+@pytest.mark.parametrize("error", [errno.EBUSY, errno.EPERM])
+def test_a_directory_that_cannot_be_removed_is_said_once_and_tried_again(
+    node: BareNode, client: BareClient, error: int
+) -> None:
+    fault = Fault("remove", error, times=FOR_EVER, path_contains=DELETE_MARK)
+    node.disk.plan(fault)
+    delete(client, "t")
+    for _ in range(3):
+        second(node)
+    assert not node.node.directories[0].offline
+    assert sum("cannot be removed" in line for line in node.said) == 1
+    node = node.kill(lambda disk: None)
+    assert sum("cannot be removed" in line for line in node.said) == 1
+    client = node.connect()
+    client.create_topic("t")
+    assert client.produce("t", batch(count=3)).error_code is ErrorCode.none
+    node = node.kill(SimulatedDisk.clear_faults)
+    assert leftovers(node.disk) == []
+    assert node.hosted("t").log.end_offset == 3
+    node.disk.plan(fault)
+    delete(node.connect(), "t")
+    node.disk.clear_faults()
+    for _ in range(STUCK_ROUNDS):
+        second(node)
+    assert leftovers(node.disk) == []

@@ -29,6 +29,8 @@ class WatchedFiles(RealFileSystem):
 def opened(directory: LogDirectory) -> LogDirectory:
     said: list[str] = []
     directory.open("boot", said.append)
+    if directory.is_blank:
+        directory.prepare("boot", said.append)
     assert not said
     return directory
 

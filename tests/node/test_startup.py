@@ -290,7 +290,7 @@ def test_a_directory_without_a_topic_is_moved_aside_with_its_data(node: BareNode
     node.disk.make_directory("/data/unknown-0")
     node.disk.open(f"/data/unknown-0/{0:020d}.log", "create").pwritev([b"data"], 0)
     node = node.kill()
-    assert node.disk.exists(f"/data/unknown-0-stray/{0:020d}.log")
+    assert node.disk.exists(f"/data/unknown-0.{0:032x}-stray/{0:020d}.log")
     assert any("moved to" in line for line in node.said)
 
 

@@ -29,6 +29,7 @@ class ServeOptions:
     config_path: str | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     log_level: Level = Level.INFO
+    accept_loss: list[str] = field(default_factory=list)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,6 +70,20 @@ def build_parser() -> argparse.ArgumentParser:
         default=Level.INFO.name,
         help="the least of what standard error gets: DEBUG, INFO, WARN or ERROR (default: INFO)",
     )
+    parser.add_argument(
+        "--cluster-id",
+        metavar="ID",
+        help="the cluster that the directories must belong to: an empty or foreign one is refused "
+        "(default: an empty directory becomes a new cluster)",
+    )
+    parser.add_argument(
+        "--accept-loss",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="give up what is missing: a log directory by its id, a partition as topic-N; may be repeated. "
+        "A start that misses something says which name; give it once",
+    )
     return parser
 
 
@@ -80,12 +95,15 @@ def parse_options(arguments: Sequence[str]) -> ServeOptions:
         if not equals or not name.strip():
             raise ConfigError(f"--override {text!r} is not NAME=VALUE, for example log.retention.hours=24")
         overrides[name.strip()] = value.strip()
+    if given.cluster_id is not None:
+        overrides["holdfast.cluster.id"] = given.cluster_id
     return ServeOptions(
         data_dir=given.data_dir,
         listen=given.listen,
         config_path=given.config,
         overrides=overrides,
         log_level=Level[given.log_level],
+        accept_loss=given.accept_loss,
     )
 
 

@@ -79,6 +79,7 @@ class BrokerConfig:
     group_min_session_timeout_ms: int
     holdfast_busy_poll_us: int
     holdfast_clock_settle_ms: int
+    holdfast_cluster_id: str | None
     holdfast_flush: Literal["group", "os"]
     holdfast_flush_threads: int
     holdfast_requests_in_flight_max: int

@@ -8,6 +8,7 @@ from holdfast.config.definitions_log import Synonym
 OUR_BROKER_SETTINGS: tuple[Setting, ...] = (
     Setting("holdfast.busy.poll.us", INT, 300, between(0, 10_000), acted_on=True),
     Setting("holdfast.clock.settle.ms", LONG, 86_400_000, at_least(0), CLUSTER_WIDE, acted_on=True),
+    Setting("holdfast.cluster.id", STRING, None, acted_on=True),
     Setting("holdfast.flush", STRING, "group", one_of("group", "os"), CLUSTER_WIDE, acted_on=True),
     Setting("holdfast.flush.threads", INT, 16, between(1, 256), acted_on=True),
     Setting("holdfast.requests.in.flight.max", INT, 16, at_least(1), acted_on=True),

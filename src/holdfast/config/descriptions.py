@@ -15,6 +15,8 @@ DESCRIPTIONS: Mapping[str, str] = {
     "holdfast.clock.settle.ms": "A wall clock that jumped ahead, or a machine that was off for more than an hour: for "
     "this long, by running time, whatever expires by time does so by the time that is known to have passed; then the "
     "wall clock is believed. 0 believes it at once.",
+    "holdfast.cluster.id": "The cluster that the log directories must belong to; an empty or foreign directory is "
+    "refused. Unset, an empty directory becomes a new cluster.",
     "holdfast.flush": "group: acks=all is answered after the data is flushed to disk, many requests sharing "
     "one flush. os: answered from the page cache, the operating system flushes when it likes.",
     "holdfast.flush.threads": "How many files are flushed at the same time.",

@@ -500,8 +500,7 @@ class _Opening:
             raise CorruptLog(
                 f"{segment.path()}: {bad_place}; a valid batch of offset {later.header.base_offset} is at "
                 f"{later.position}, so this is not a torn tail. Nothing was changed. Inspect it with "
-                f"`holdfast dump-log --verify --files {segment.path()}` and restore the file, or move the "
-                "partition's directory away to give its messages up."
+                f"`holdfast dump-log --verify --files {segment.path()}` and restore the file."
             )
         log_ends = later is None or is_lost_tail
         lost_end = self.trust.recovery_point if later is None or log_ends else later.header.base_offset

@@ -394,7 +394,8 @@ class _DirectoryChoice:
         self._counts: Counter[UUID] | None = None
 
     def choose(self, broker_id: int) -> UUID:
-        directories = self._image.brokers[broker_id].log_dirs
+        offline = self._image.offline_directories
+        directories = [each for each in self._image.brokers[broker_id].log_dirs if each not in offline]
         if not directories:
             return UNASSIGNED_DIRECTORY
         if len(directories) == 1:

@@ -47,6 +47,9 @@ NO_LEADER: Final = -1
 
 UNASSIGNED_DIRECTORY: Final = UUID(int=1)
 """The replica's broker chooses the directory."""
+LOST_DIRECTORY: Final = UUID(int=2)
+"""A replica's directory is missing, and nobody knows which one it was."""
+RESERVED_DIRECTORIES: Final = frozenset((UUID(int=0), UNASSIGNED_DIRECTORY, LOST_DIRECTORY))
 
 
 class ResourceType(IntEnum):
@@ -125,7 +128,7 @@ class BrokerImage:
     fenced: bool = True
     in_controlled_shutdown: bool = False
     log_dirs: tuple[UUID, ...] = ()
-    """Directories in working order."""
+    """Directories in working order at the last start, or missed then."""
 
     @property
     def active(self) -> bool:
@@ -147,6 +150,8 @@ class ClusterImage:
     """Finalized feature levels; a feature at level zero has no entry."""
     next_producer_id: int = 0
     """The first producer id of the next block; all below have been given out."""
+    offline_directories: set[UUID] = field(default_factory=set, compare=False)
+    """Log directories of this broker that are out of service: nothing new goes there."""
     last_offset: int = field(default=-1, compare=False)
     """Offset of the last applied record in the metadata log."""
     last_epoch: int = field(default=0, compare=False)

@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.metadata.changes import NewTopic, create_topic
+from holdfast.node.hosted import HostedPartition
 from holdfast.node.shard import Shard, partition_for, stored_batches
 from holdfast.node.timers import Timer
 from holdfast.node.troubles import Kind
@@ -117,6 +118,14 @@ class Coordination(Generic[MachineT]):
                     f"{hosted.name} coordinates nothing until restart: {error.message}",
                 )
         self._find_strays(len(topic.partitions), names)
+
+    def opened(self, hosted: HostedPartition, now: Now) -> None:
+        """A partition that could not be opened at the start is there now."""
+        if hosted.topic == self.topic:
+            try:
+                self.at(hosted.index, now)
+            except ApiError as error:
+                self._node.say(f"{hosted.name} coordinates nothing: {error.message}")
 
     def _find_strays(self, partitions: int, names: Mapping[int, Collection[str]]) -> None:
         """A topic that was grown, by an earlier version or by Apache Kafka, still has names where they were before.

@@ -11,16 +11,22 @@ deleted partition, and every start reads them so. A new one of that name has not
 
 Where a full disk refuses 2, what is in the directory goes at once, for that is what makes room. The empty directory
 stays as the sign for the next start, and 2 is tried again every second.
+
+A directory that cannot be removed, being mounted or in use, stays as a sign too, and 3 is tried again now and then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory
+from holdfast.node.directories import OBSTINATE_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.node.hosted import HostedPartition
-from holdfast.node.partitions import Doomed
+from holdfast.node.placement import Doomed
 from holdfast.seams import FileSystem
+
+STUCK_ROUNDS: Final = 60
+"""After so many rounds, one each second, directories that could not be removed are tried again."""
 
 Offsets = dict[tuple[str, int], int]
 
@@ -31,16 +37,21 @@ class Deletions:
         fs: FileSystem,
         forget: Callable[[LogDirectory], bool],
         failed: Callable[[LogDirectory, OSError], None],
+        say: Callable[[str], None],
     ) -> None:
         """`forget` writes the checkpoints of a directory and tells whether they are durable."""
         self._fs = fs
         self._forget = forget
         self._failed = failed
+        self._say = say
         self._undecided: list[Doomed] = []
         """Deleted, but not durably yet."""
         self._decided: list[Doomed] = []
         """Durably deleted, and perhaps still in the checkpoints."""
         self._emptied: set[str] = set()
+        self._stuck: set[str] = set()
+        """Paths that could not be removed, said once."""
+        self._rounds = 0
 
     def begin(self, doomed: Sequence[Doomed]) -> None:
         self._undecided += doomed
@@ -53,7 +64,11 @@ class Deletions:
 
     def carry_on(self) -> None:
         """Remove what may be removed: now and then, as long as something was refused."""
-        for directory in dict.fromkeys(each.directory for each in self._decided):
+        self._rounds += 1
+        is_due = self._rounds % STUCK_ROUNDS == 0
+        for directory in dict.fromkeys(
+            each.directory for each in self._decided if is_due or each.path not in self._stuck
+        ):
             if not directory.offline:
                 self._remove(directory, is_forgotten=self._forget(directory))
 
@@ -65,9 +80,7 @@ class Deletions:
                 self._fs.flush_directory(directory.path)
             for each in doomed:
                 if is_forgotten:
-                    self._fs.remove_tree(each.path)
-                    self._emptied.discard(each.path)
-                    self._decided.remove(each)
+                    self._remove_one(each)
                 elif each.path not in self._emptied:
                     for name in self._fs.list(each.path):
                         self._fs.remove(f"{each.path}/{name}")
@@ -75,6 +88,20 @@ class Deletions:
         except OSError as error:
             if error.errno not in REFUSED_ERRNOS:
                 self._failed(directory, error)
+
+    def _remove_one(self, doomed: Doomed) -> None:
+        try:
+            self._fs.remove_tree(doomed.path)
+        except OSError as error:
+            if error.errno not in OBSTINATE_ERRNOS:
+                raise
+            if doomed.path not in self._stuck:
+                self._say(f"{doomed.path} is of a deleted topic and cannot be removed now: {error}")
+            self._stuck.add(doomed.path)
+            return
+        self._stuck.discard(doomed.path)
+        self._emptied.discard(doomed.path)
+        self._decided.remove(doomed)
 
     # The checkpoints
 

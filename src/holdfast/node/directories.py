@@ -16,6 +16,7 @@ from holdfast.atomic import parent_of, read_whole, write_atomically
 from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked
 from holdfast.log.checkpoints import (
     LOG_START_FILE,
+    META_PROPERTIES_FILE,
     RECOVERY_POINT_FILE,
     MetaProperties,
     OffsetCheckpoint,
@@ -26,16 +27,32 @@ from holdfast.log.checkpoints import (
 )
 from holdfast.log.recovery import Trust
 from holdfast.log.write_ahead import NO_ROOM_ERRNOS
-from holdfast.seams import FileSystem, Lock
+from holdfast.node.directory_names import parse_name
+from holdfast.seams import FileSystem, FlushTarget, Lock
 
 NO_DESCRIPTOR_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 """A file could not be opened for want of descriptors: nothing was asked of the disk."""
 REFUSED_ERRNOS: Final = NO_ROOM_ERRNOS | NO_DESCRIPTOR_ERRNOS
 """Refused for want of room or descriptors: nothing was promised, and the directory stays in service."""
+OBSTINATE_ERRNOS: Final = frozenset(
+    (errno.EBUSY, errno.EPERM, errno.EACCES, errno.ENOTEMPTY, errno.ENAMETOOLONG)
+)
+"""A name cannot be removed or changed: it is mounted, somebody else's, or too long. The disk itself works."""
 LOCK_FILE: Final = ".lock"
 SESSION_FILE: Final = "holdfast.session"
+RESERVE_FILE: Final = "holdfast.reserve"
+RESERVE_BYTES: Final = 1 << 20
+RESERVE_STEP_BYTES: Final = 64 << 10
+"""A start on a full disk needs about 30 bytes for each partition; it gives up so much of the reserve at a time."""
+RECORD_SUFFIXES: Final = (".log", ".cut", ".swap", ".cleaned", ".deleted", ".checkpoint")
+"""Files that may hold records: of a partition, and of the metadata log its snapshots."""
 
 Partitions = dict[tuple[str, int], int]
+
+
+def holds_records(fs: FileSystem, path: str) -> bool:
+    """Whether a partition's directory has anything in it that could be records."""
+    return any(name.endswith(RECORD_SUFFIXES) and fs.size(f"{path}/{name}") for name in fs.list(path))
 
 
 class LogDirectory:
@@ -45,6 +62,9 @@ class LogDirectory:
         self.offline = False
         self.failure: str | None = None
         self.meta: MetaProperties | None = None
+        self.is_blank = False
+        """There is no identity in it and nothing else of ours. Whether it is new, or a place where a disk is not
+        mounted, only the others can tell: nothing is written there before `prepare`."""
         self.was_clean = False
         self.torn_tail_expected = False
         self.recovery_points: Partitions = {}
@@ -55,6 +75,9 @@ class LogDirectory:
         self.log_starts_known = True
         self._lock: Lock | None = None
         self.is_closed = False
+        self.is_in_session = False
+        self.is_untidy = False
+        """A full disk refused a checkpoint that tells of what is there and of nothing else."""
 
     @property
     def id(self) -> UUID:
@@ -64,10 +87,34 @@ class LogDirectory:
     def open(self, boot_id: str, say: Callable[[str], None]) -> None:
         """Lock the directory and read what the last run left; the clean marker is used up."""
         fs = self._fs
-        if not fs.exists(self.path):
-            self._make()
-        elif not fs.is_directory(self.path):
+        if fs.exists(self.path) and not fs.is_directory(self.path):
             raise DataDirectoryError(f"{self.path} is not a directory")
+        if not self._is_missing(META_PROPERTIES_FILE):
+            self._take(boot_id, say)
+        elif self.holds_partitions():
+            raise CorruptLog(
+                f"{self.path} holds partitions and no {META_PROPERTIES_FILE}, which says whose they are; restore "
+                "the file from a copy, or write one with cluster.id, node.id and version=1"
+            )
+        else:
+            self.is_blank = True
+
+    def holds_partitions(self, besides: str = "") -> bool:
+        """Whether there are records of any partition, `besides` the directory of that name."""
+        fs = self._fs
+        names = fs.list(self.path) if fs.exists(self.path) else []
+        paths = [f"{self.path}/{name}" for name in names if parse_name(name) is not None and name != besides]
+        return any(fs.is_directory(path) and holds_records(fs, path) for path in paths)
+
+    def prepare(self, boot_id: str, say: Callable[[str], None]) -> None:
+        """Make and lock a blank directory. It has no identity until `write_meta`."""
+        if not self._fs.exists(self.path):
+            self._make()
+        self._take(boot_id, say)
+        self.is_blank = False
+
+    def _take(self, boot_id: str, say: Callable[[str], None]) -> None:
+        fs = self._fs
         try:
             self._lock = fs.lock(f"{self.path}/{LOCK_FILE}")
         except BlockingIOError:
@@ -100,19 +147,63 @@ class LogDirectory:
 
     def begin_session(self, boot_id: str) -> None:
         """Every log here is recovered: from now on this boot's page cache holds what is written."""
-        write_atomically(self._fs, f"{self.path}/{SESSION_FILE}", boot_id.encode() + b"\n")
+        path, content = f"{self.path}/{SESSION_FILE}", boot_id.encode() + b"\n"
+        if not self._fs.exists(path) or read_whole(self._fs, path) != content:
+            write_atomically(self._fs, path, content)
+        self.is_in_session = True
 
-    def keep_only(self, partitions: Container[tuple[str, int]]) -> None:
-        """Forget, durably, what the checkpoints say of other partitions: new ones may have their names."""
+    # Room for a start on a full disk, which writes before retention can make some
+
+    def keep_reserve(self) -> tuple[FlushTarget, ...]:
+        """Fill the reserve, where there is room to spare; returns what has to be flushed then."""
+        path = f"{self.path}/{RESERVE_FILE}"
+        size = self._fs.size(path) if self._fs.exists(path) else 0
+        if size >= RESERVE_BYTES or self._fs.free_bytes(self.path) < 8 * RESERVE_BYTES:
+            return ()
+        file = self._fs.open(path, "create")
+        file.pwritev([bytes(RESERVE_BYTES - size)], size)
+        return file, self.path
+
+    def give_up_reserve(self) -> bool:
+        """Give up a part of the reserve; whether there was any left."""
+        path = f"{self.path}/{RESERVE_FILE}"
+        size = self._fs.size(path) if self._fs.exists(path) else 0
+        if size:
+            file = self._fs.open(path, "write")
+            try:
+                file.truncate(max(0, size - RESERVE_STEP_BYTES))
+                file.flush()
+            finally:
+                file.close()
+        return size > 0
+
+    @property
+    def checkpoints_known(self) -> bool:
+        return self.recovery_points_known and self.log_starts_known
+
+    def keep_only(
+        self, partitions: Container[tuple[str, int]], moved: Mapping[tuple[str, int], tuple[int, int]]
+    ) -> None:
+        """Forget, durably, what the checkpoints say of other partitions: new ones may have their names.
+
+        `moved` are recovery point and log start of partitions that have come here.
+        """
         points = {key: offset for key, offset in self.recovery_points.items() if key in partitions}
-        # An unknown file stays unknown until every log is open and it can be written anew.
-        if self.recovery_points_known and (
-            points != self.recovery_points or self._is_missing(RECOVERY_POINT_FILE)
-        ):
-            self.write_checkpoint(RECOVERY_POINT_FILE, points)
+        points |= {key: point for key, (point, _) in moved.items()}
         starts = {key: offset for key, offset in self.log_starts.items() if key in partitions}
-        if self.log_starts_known and (starts != self.log_starts or self._is_missing(LOG_START_FILE)):
-            self.write_checkpoint(LOG_START_FILE, starts)
+        starts |= {key: start for key, (_, start) in moved.items() if start}
+        # An unknown file stays unknown until every log is open and it can be written anew.
+        try:
+            if self.recovery_points_known and (
+                points != self.recovery_points or self._is_missing(RECOVERY_POINT_FILE)
+            ):
+                self.write_checkpoint(RECOVERY_POINT_FILE, points)
+            if self.log_starts_known and (starts != self.log_starts or self._is_missing(LOG_START_FILE)):
+                self.write_checkpoint(LOG_START_FILE, starts)
+        except OSError as error:
+            if error.errno not in REFUSED_ERRNOS:
+                raise
+            self.is_untidy = True
         self.recovery_points, self.log_starts = points, starts
 
     def _is_missing(self, name: str) -> bool:
@@ -132,7 +223,8 @@ class LogDirectory:
 
     def _read(self, name: str, say: Callable[[str], None]) -> Partitions | None:
         path = f"{self.path}/{name}"
-        if not self._fs.exists(path):
+        # We never write an empty file: that is one whose content was lost.
+        if not self._fs.exists(path) or not self._fs.size(path):
             return None
         try:
             return OffsetCheckpoint(self._fs, path).read()

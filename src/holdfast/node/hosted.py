@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 from holdfast.errors import LogDirectoryOffline
 from holdfast.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.log.log import Log
 from holdfast.node.directories import LogDirectory
+from holdfast.node.placement import Placement
 from holdfast.partition.offsets import PartitionOffsets, Waiters
 from holdfast.wire.positions import LogPosition
 
@@ -137,28 +139,16 @@ class HostedPartition:
         self.flush_waiters.fail(error)
 
 
-class OfflinePartition:
+class OfflinePartition(NamedTuple):
     """A partition whose log could not be opened, or not be made. It answers storage errors only."""
 
-    __slots__ = ("directory", "index", "is_new", "leader_epoch", "reason", "topic", "topic_id")
+    reason: str
+    directory: LogDirectory | None
+    """Where its files are, if it has any."""
+    placement: Placement | None
+    """How it is tried again: it was refused for want of room or descriptors, or its name is not free yet."""
 
-    def __init__(
-        self,
-        topic: str,
-        topic_id: UUID,
-        index: int,
-        leader_epoch: int,
-        reason: str,
-        directory: LogDirectory | None,
-        *,
-        is_new: bool,
-    ) -> None:
-        self.topic = topic
-        self.topic_id = topic_id
-        self.index = index
-        self.leader_epoch = leader_epoch
-        self.reason = reason
-        self.directory = directory
-        """Where its files are, if it has any."""
-        self.is_new = is_new
-        """Whether there was no room to make its log: it holds nothing yet, and may be made at any time."""
+    @property
+    def is_new(self) -> bool:
+        """Whether it holds nothing yet."""
+        return self.placement is not None and self.placement.is_new

@@ -17,7 +17,7 @@ from holdfast.node.hosted import HostedPartition
 from holdfast.node.removal import remove_below_start
 from holdfast.node.scrubbing import Scrubbing
 from holdfast.node.wall_clock import SAVE_INTERVAL_MS
-from holdfast.seams import Now
+from holdfast.seams import FlushJob, Now
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
@@ -56,6 +56,7 @@ class Housekeeping:
         self._every(now, lambda: SCRUB_CHECK_MS, self.scrubbing.check)
         self._every(now, lambda: SPACE_CHECK_MS, self.give_back_space)
         self._every(now, lambda: SAVE_INTERVAL_MS, lambda now: node.save_clock())
+        self._every(now, lambda: SPACE_CHECK_MS, self.keep_reserve)
         self._every(now, lambda: REMIND_CHECK_MS, lambda now: node.troubles.remind())
 
     def _every(self, now: Now, interval_ms: Callable[[], int], action: Callable[[Now], None]) -> None:
@@ -167,6 +168,24 @@ class Housekeeping:
                 hosted.log.give_back_when_idle()
             except OSError as error:
                 node.refused(hosted.directory, error)  # then it is given back at a later check
+
+    def keep_reserve(self, now: Now) -> None:
+        """Keep room for the next start where it has to write: beside the metadata log."""
+        node, metadata = self._node, self._node.metadata
+        if metadata is None or metadata.offline:
+            return
+
+        def flushed(error: OSError | None) -> None:
+            if error is not None and not metadata.offline:
+                node.refused(metadata.directory, error)
+
+        try:
+            targets = metadata.directory.keep_reserve()
+        except OSError as error:
+            flushed(error)
+        else:
+            if targets:
+                node.seams.flusher.submit(FlushJob(targets, flushed, is_background=True))
 
 
 def roll(node: Node, hosted: HostedPartition, now: Now) -> bool:

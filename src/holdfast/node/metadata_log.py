@@ -20,8 +20,9 @@ from holdfast.log.recovery import open_log
 from holdfast.log.segment import offset_name
 from holdfast.metadata import snapshot
 from holdfast.metadata.image import ClusterImage
+from holdfast.metadata.names import METADATA_TOPIC
+from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory, holds_records
 from holdfast.node.hosted import HostedPartition
-from holdfast.node.partitions import METADATA_TOPIC
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record, build_batch, check_whole, iterate_records
 from holdfast.wire.control_records import ControlRecord, SnapshotFooter, SnapshotHeader, decode_control_record
@@ -40,10 +41,32 @@ HISTORY_FACTOR: Final = 4
 RECORDS_PER_BATCH: Final = 1_000
 
 
-def open_metadata(node: Node, now: Now) -> HostedPartition:
+def metadata_path(directory: LogDirectory) -> str:
+    return f"{directory.path}/{METADATA_TOPIC}-0"
+
+
+def find_metadata(node: Node) -> list[LogDirectory]:
+    """Every online log directory that holds the metadata log, wherever it stands in `log.dirs`.
+
+    One that is there and empty is of a first start that was interrupted, and counts when there is no other.
+    """
+    there = [
+        each for each in node.directories if not each.offline and node.fs.is_directory(metadata_path(each))
+    ]
+    return [each for each in there if holds_records(node.fs, metadata_path(each))] or [
+        each for each in there if each.meta is not None
+    ]
+
+
+def make_metadata(node: Node, directory: LogDirectory) -> None:
+    """Begin a cluster's metadata log. Directories get their identity afterwards, which tells that there is a log."""
+    node.fs.make_directory(metadata_path(directory))
+    node.fs.flush_directory(directory.path)
+
+
+def open_metadata(node: Node, directory: LogDirectory, now: Now) -> HostedPartition:
     """Rebuild the image. Damage here leaves no cluster to serve, so it ends the start."""
-    directory = node.directories[0]
-    path = f"{directory.path}/{METADATA_TOPIC}-0"
+    path = metadata_path(directory)
     trust = directory.trust(METADATA_TOPIC, 0)
     log = open_log(node.fs, path, node.topic_config(METADATA_TOPIC), trust, now, node.say)
     _load_snapshot(node, log)
@@ -172,8 +195,14 @@ def _shorten(node: Node, hosted: HostedPartition, replayed: int, now: Now) -> No
     epoch = node.image.last_epoch
     path = f"{log.directory}/{offset_name(log.end_offset)}-{epoch:010d}{SNAPSHOT_SUFFIX}"
     older = _snapshots(node, log)
-    write_atomically(node.fs, path, encode_snapshot(node.image, epoch, now))
-    log.roll(now)
+    try:
+        write_atomically(node.fs, path, encode_snapshot(node.image, epoch, now))
+        log.roll(now)
+    except OSError as error:
+        if error.errno not in REFUSED_ERRNOS:
+            raise
+        node.say(f"the metadata log could not be shortened, the next start tries again: {error}")
+        return
     flush_each(node.fs, log.begin_flush().targets)
     log.flushed(log.end_position)
     node.move_log_start(hosted, log.end_offset)

@@ -48,6 +48,7 @@ from holdfast.node.group_service import GroupService
 from holdfast.node.handlers.k00_produce import Production
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.partitions import Partitions
+from holdfast.node.placement import AcceptedLosses
 from holdfast.node.presence import Presence
 from holdfast.node.producer_ids import ProducerIdSource
 from holdfast.node.removal import remove_below_start
@@ -96,7 +97,8 @@ class NodeSeams:
 
 
 class Node:
-    def __init__(self, config: BrokerConfig, seams: NodeSeams) -> None:
+    def __init__(self, config: BrokerConfig, seams: NodeSeams, accept_loss: Iterable[str] = ()) -> None:
+        """`accept_loss` names what is given up if it is missing: see `placement`."""
         self.config = config
         self.seams = seams
         self.fs = seams.fs
@@ -113,10 +115,12 @@ class Node:
         self._refusals = Refusals(seams.fs, self.troubles, self.write_log_starts)
         self.image = ClusterImage()
         self.cluster_id = ""
+        self.is_new_cluster = False
         self.node_id = config.node_id
         self.broker_epoch = -1
         self.endpoints: dict[str, EndPoint] = {}
         """Advertised address by listener name: Metadata answers with that of the listener asked."""
+        self.accepted = AcceptedLosses(accept_loss)
         self.directories = [LogDirectory(seams.fs, path) for path in config.log_dirs]
         self._checkpoint_writers = {
             directory: CheckpointWriter(seams.fs, seams.flusher, directory, self._checkpoint_failed)
@@ -131,6 +135,8 @@ class Node:
             config.node_id,
             self.directories,
             self.topic_config,
+            self.accepted,
+            self.troubles,
             self.say,
             self.directory_failed,
             self.report_defect,
@@ -143,7 +149,7 @@ class Node:
         self.transactions = TransactionService(self)
         self.groups = GroupService(self)
         self.metadata: HostedPartition | None = None
-        self.deletions = Deletions(seams.fs, self.forget_deleted, self.directory_failed)
+        self.deletions = Deletions(seams.fs, self.forget_deleted, self.directory_failed, self.say)
         self.metadata_barrier: Callable[[CommitWaiter], None] | None = None
         """None while the image is durable; otherwise holds a response back until it is."""
         self.is_stopping = False
@@ -187,7 +193,7 @@ class Node:
                         self._recovery_points(directory),
                         self._log_starts(directory),
                         # A partition found damaged must be found damaged again, not taken for cleanly closed.
-                        None if self.partitions.has_damaged else self.broker_epoch,
+                        None if self.partitions.has_damaged(directory) else self.broker_epoch,
                     )
                 except OSError as error:
                     self.directory_failed(directory, error)
@@ -352,7 +358,7 @@ class Node:
                 continue
             have = len(known.partitions) if known is not None else 0
             for partition in topic.partitions[have:]:
-                self.partitions.open(topic, partition, None, now, fresh=True)
+                self.partitions.create(topic, partition, now)
             for partition in topic.partitions[:have]:
                 hosted = self.partitions.get(topic.name, partition.index)
                 if hosted is not None:
@@ -481,6 +487,8 @@ class Node:
         if directory.offline:
             return
         directory.fail(error)
+        if directory.meta is not None:
+            self.image.offline_directories.add(directory.id)
         offline = self._in_directory(directory)
         for subject in (directory.path, *(hosted.name for hosted in offline)):
             self.troubles.forget(subject)
@@ -530,7 +538,7 @@ class Node:
                 self._write_due_checkpoints,
                 self.commit.go_on,
                 self.deletions.carry_on,
-                lambda: self.partitions.create_missing(self.image, self.now()),
+                self._open_refused,
                 lambda: self._refusals.check(self.directories, now_ms),
             ):
                 self._guarded(work)
@@ -550,6 +558,23 @@ class Node:
             self.write_recovery_points()
         for directory in [due for due in self._log_starts_due if not due.offline]:
             self.write_log_starts(directory)
+
+    def _open_refused(self) -> None:
+        """Do what a start had no room or descriptors for."""
+        for directory in self.directories:
+            self.begin_session(directory)
+        for hosted in self.partitions.open_refused(self.image, self.now()):
+            self.groups.opened(hosted, self.now())
+            self.transactions.opened(hosted, self.now())
+
+    def begin_session(self, directory: LogDirectory) -> None:
+        """Name the boot in a directory whose logs are all recovered, once. Without room it is done later."""
+        if directory.offline or directory.is_in_session or self.partitions.has_refused(directory):
+            return
+        try:
+            directory.begin_session(self.seams.boot_id)
+        except OSError as error:
+            self.refused(directory, error)
 
     def write_recovery_points(self) -> None:
         """Begin to write how far everything is flushed; nobody waits for it."""
@@ -602,4 +627,6 @@ class Node:
         return self.deletions.tell(directory, starts, lambda doomed: doomed.start_offset)
 
     def _kept(self, offsets: Offsets) -> Offsets:
+        if not self.partitions.are_open:
+            return dict(offsets)
         return {key: offset for key, offset in offsets.items() if self.partitions.is_damaged(*key)}

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -26,7 +26,8 @@ class Broker:
     """One broker on a thread of this process.
 
     Without `data_dir` it lives in a temporary directory that is removed with it. `listen` is HOST:PORT; port 0
-    takes a free one. `settings` are Kafka's property names.
+    takes a free one. `settings` are Kafka's property names. `accept_loss` names what is given up if it is missing, as
+    `--accept-loss` of `holdfast serve` does.
 
     `say` gets each line of the broker's log, a string that has a `level` of Python's `logging`. It runs on a thread of
     its own: a `say` that is slow or raises holds nobody up. Without `say` the broker is quiet.
@@ -44,6 +45,7 @@ class Broker:
         listen: str = "127.0.0.1:0",
         settings: Mapping[str, str] | None = None,
         say: Say | None = None,
+        accept_loss: Sequence[str] = (),
     ) -> None:
         self._is_temporary = data_dir is None
         self.data_dir = data_dir or tempfile.mkdtemp(prefix="holdfast-")
@@ -51,6 +53,7 @@ class Broker:
         self._listen = listen
         self._user_says = say
         self._say: Say = lambda line: None
+        self._accept_loss = accept_loss
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -134,7 +137,9 @@ class Broker:
         for notice in notices:
             self._say(notice)
         self._stop = asyncio.Event()
-        server = Server(config, self._say)
+        server = Server(config, self._say, self._accept_loss)
+        # What was given up is given up once: a restart that misses something again says so.
+        self._accept_loss = ()
         server.node.on_fatal = self._stop.set
         await server.start()
         self.server = server

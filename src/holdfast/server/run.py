@@ -39,6 +39,8 @@ class Options(Protocol):
     def overrides(self) -> Mapping[str, str]: ...
     @property
     def log_level(self) -> Level: ...
+    @property
+    def accept_loss(self) -> Sequence[str]: ...
 
 
 def load_config(options: Options) -> tuple[BrokerConfig, list[str]]:
@@ -68,7 +70,7 @@ def serve(options: Options, *, on_ready: Callable[[Server], None] | None = None)
         for notice in notices:
             say(notice)
         keep_freed_memory()
-        return loop.run_until_complete(_serve(config, say, on_ready))
+        return loop.run_until_complete(_serve(config, say, options.accept_loss, on_ready))
     finally:
         loop.close()
         say.close()
@@ -84,8 +86,13 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-async def _serve(config: BrokerConfig, say: Say, on_ready: Callable[[Server], None] | None) -> int:
-    server = Server(config, say)
+async def _serve(
+    config: BrokerConfig,
+    say: Say,
+    accept_loss: Sequence[str],
+    on_ready: Callable[[Server], None] | None,
+) -> int:
+    server = Server(config, say, accept_loss)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,6 +105,11 @@ async def _serve(config: BrokerConfig, say: Say, on_ready: Callable[[Server], No
         f"ready on {where} in {(time.monotonic() - started) * 1000:.0f} ms: cluster {server.node.cluster_id}, "
         f"{len(server.node.partitions)} partitions, data in {', '.join(config.log_dirs)}"
     )
+    if server.node.is_new_cluster:
+        say(
+            f"a new cluster begins here; with --cluster-id={server.node.cluster_id} later starts refuse a directory "
+            "that is empty or another cluster's"
+        )
     # What has been made so far lives as long as the broker: the collector need not look at it again.
     gc.collect()
     gc.freeze()

@@ -39,7 +39,7 @@ DESCRIPTORS_UNLIMITED: Final = 1 << 30
 
 
 class Server:
-    def __init__(self, config: BrokerConfig, say: Say) -> None:
+    def __init__(self, config: BrokerConfig, say: Say, accept_loss: Sequence[str] = ()) -> None:
         self.config = config
         """As the broker was started; `node.config` also knows what was altered while running."""
         self.loop = asyncio.get_running_loop()
@@ -66,6 +66,7 @@ class Server:
                 boot_id=boot_id(),
                 say=say,
             ),
+            accept_loss,
         )
         self.say = self.node.say
         self._readers = ThreadPoolExecutor(READ_THREADS, "read")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from holdfast.config.broker import BrokerConfig
@@ -169,6 +169,7 @@ class BareNode:
         boot_id: str = "first boot",
         settles: bool = True,
         say: Say | None = None,
+        accept_loss: Sequence[str] = (),
     ) -> None:
         """With `settles` false, what the start has begun is left under way. What `say` gets is not in `said`."""
         self.settings = {**SETTINGS, **(settings or {})}
@@ -189,7 +190,7 @@ class BareNode:
             boot_id=boot_id,
             say=say or self.said.append,
         )
-        self.node = Node(BrokerConfig.load(self.settings)[0], seams)
+        self.node = Node(BrokerConfig.load(self.settings)[0], seams, accept_loss)
         self.node.start([EndPoint("PLAINTEXT", "127.0.0.1", 9092, 0)], self.clock.now())
         if settles:
             self.settle()
