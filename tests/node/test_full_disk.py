@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.errors import DataDirectoryError
 from holdfast.log.checkpoints import LOG_START_FILE, RECOVERY_POINT_FILE, OffsetCheckpoint
 from holdfast.node.directories import RESERVE_FILE
-from holdfast.node.housekeeping import FIRST_CHECK_MS, SPACE_CHECK_MS
+from holdfast.node.housekeeping import FIRST_CHECK_MS
 from holdfast.node.node import CHECKPOINT_INTERVAL_MS
 from holdfast.testing.bare_node import BareNode
 from holdfast.testing.disk import Fault, SimulatedDisk
@@ -191,7 +191,7 @@ def filled(*, with_reserve: bool = True) -> BareNode:
     for number in range(20):
         assert client.produce("t", batch(node, b"%d" % number)).error_code is ErrorCode.none
     if with_reserve:
-        node.advance(SPACE_CHECK_MS)
+        node.advance(FIRST_CHECK_MS)
         node.settle()
         assert node.disk.exists(f"/data/{RESERVE_FILE}")
     second(node)

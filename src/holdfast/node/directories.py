@@ -158,11 +158,17 @@ class LogDirectory:
         """Fill the reserve, where there is room to spare; returns what has to be flushed then."""
         path = f"{self.path}/{RESERVE_FILE}"
         size = self._fs.size(path) if self._fs.exists(path) else 0
-        if size >= RESERVE_BYTES or self._fs.free_bytes(self.path) < 8 * RESERVE_BYTES:
+        if size >= RESERVE_BYTES or self._free_bytes() < 8 * RESERVE_BYTES:
             return ()
         file = self._fs.open(path, "create")
         file.pwritev([bytes(RESERVE_BYTES - size)], size)
         return file, self.path
+
+    def _free_bytes(self) -> int:
+        try:
+            return self._fs.free_bytes(self.path)
+        except OSError:
+            return 0  # nobody knows, and a reserve is not worth a failure
 
     def give_up_reserve(self) -> bool:
         """Give up a part of the reserve; whether there was any left."""

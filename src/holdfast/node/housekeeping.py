@@ -32,6 +32,7 @@ EXPIRY_CHECK_MS: Final = 600_000
 SCRUB_CHECK_MS: Final = 10_000
 SPACE_CHECK_MS: Final = 30_000
 """A log that was not flushed between two of these checks gives back what was written ahead."""
+RESERVE_CHECK_MS: Final = 600_000
 BACKOFF_MIN_MS: Final = 100
 REMIND_CHECK_MS: Final = 60_000
 
@@ -56,7 +57,7 @@ class Housekeeping:
         self._every(now, lambda: SCRUB_CHECK_MS, self.scrubbing.check)
         self._every(now, lambda: SPACE_CHECK_MS, self.give_back_space)
         self._every(now, lambda: SAVE_INTERVAL_MS, lambda now: node.save_clock())
-        self._every(now, lambda: SPACE_CHECK_MS, self.keep_reserve)
+        self._every(now, lambda: RESERVE_CHECK_MS, self.keep_reserve)
         self._every(now, lambda: REMIND_CHECK_MS, lambda now: node.troubles.remind())
 
     def _every(self, now: Now, interval_ms: Callable[[], int], action: Callable[[Now], None]) -> None:

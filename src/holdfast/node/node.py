@@ -538,7 +538,7 @@ class Node:
                 self._write_due_checkpoints,
                 self.commit.go_on,
                 self.deletions.carry_on,
-                self._open_refused,
+                self._finish_start,
                 lambda: self._refusals.check(self.directories, now_ms),
             ):
                 self._guarded(work)
@@ -559,22 +559,10 @@ class Node:
         for directory in [due for due in self._log_starts_due if not due.offline]:
             self.write_log_starts(directory)
 
-    def _open_refused(self) -> None:
-        """Do what a start had no room or descriptors for."""
-        for directory in self.directories:
-            self.begin_session(directory)
-        for hosted in self.partitions.open_refused(self.image, self.now()):
-            self.groups.opened(hosted, self.now())
-            self.transactions.opened(hosted, self.now())
+    def _finish_start(self) -> None:
+        from holdfast.node import startup
 
-    def begin_session(self, directory: LogDirectory) -> None:
-        """Name the boot in a directory whose logs are all recovered, once. Without room it is done later."""
-        if directory.offline or directory.is_in_session or self.partitions.has_refused(directory):
-            return
-        try:
-            directory.begin_session(self.seams.boot_id)
-        except OSError as error:
-            self.refused(directory, error)
+        startup.finish(self, self.now())
 
     def write_recovery_points(self) -> None:
         """Begin to write how far everything is flushed; nobody waits for it."""

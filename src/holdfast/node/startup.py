@@ -66,7 +66,7 @@ def start(node: Node, now: Now) -> None:
     for directory in _online(node):
         if not directory.checkpoints_known or directory.is_untidy:
             node.forget_deleted(directory)
-        node.begin_session(directory)
+        _begin_session(node, directory)
     if node.fatal is not None:
         raise DataDirectoryError(node.fatal)
     node.wall_clock.begin(metadata.path)
@@ -77,6 +77,25 @@ def start(node: Node, now: Now) -> None:
     node.transactions.load(now)
     for name in node.accepted.unused:
         node.say(f"{flag(name)}: nothing of that name is missing; leave it out from now on")
+
+
+def finish(node: Node, now: Now) -> None:
+    """Do what a start had no room or descriptors for: tried once a second."""
+    for directory in _online(node):
+        _begin_session(node, directory)
+    for hosted in node.partitions.open_refused(node.image, now):
+        node.groups.opened(hosted, now)
+        node.transactions.opened(hosted, now)
+
+
+def _begin_session(node: Node, directory: LogDirectory) -> None:
+    """Name the boot in a directory whose logs are all recovered."""
+    if directory.is_in_session or node.partitions.has_refused(directory):
+        return
+    try:
+        directory.begin_session(node.seams.boot_id)
+    except OSError as error:
+        node.refused(directory, error)
 
 
 def _online(node: Node) -> list[LogDirectory]:
