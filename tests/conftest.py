@@ -86,6 +86,7 @@ LONG = (
     "tests/interop/test_transactions_java.py::test_the_tool_for_transactions",
     "tests/interop/test_written_ahead.py::test_apache_kafka_cuts",
     "tests/lab/test_split_networks.py",
+    "tests/node/test_defects_in_timers.py::test_a_defect_everywhere",
     "tests/pipeline/changes/test_backfilling.py::test_a_backfill_stopped",
     "tests/pipeline/changes/test_rebuilding.py::test_the_state_is_the_one",
     "tests/pipeline/engine/test_aside.py::test_a_batch_that_is_repeated",
@@ -104,6 +105,7 @@ LONG = (
     "tests/pipeline/test_audit_spark.py::test_an_undamaged_world",
     "tests/pipeline/test_demo.py::test_three_kills",
     "tests/pipeline/test_memory_guide.py",
+    "tests/simulator/test_ageing.py::test_many_more",
 )
 """Minutes of processor time together: `make long` runs them, and `make test` what is like them and shorter."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.mended import MENDED, Mended
 
-SEEDS_MAX = 100
+SEEDS_MAX = 200
 
 
 @pytest.mark.sim

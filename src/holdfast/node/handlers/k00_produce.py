@@ -117,6 +117,9 @@ class Production:
 
     def time_out(self) -> None:
         """The client's patience ended before the flush did: what is not committed is reported so."""
+        self.later.take(self._report_uncommitted, None)
+
+    def _report_uncommitted(self, _event: None) -> None:
         self.has_failures = True
         self.waiting = 0
         for _, outcomes in self.topics:
