@@ -101,6 +101,9 @@ class _FaultyFile:
     def size(self) -> int:
         return self._real.size()
 
+    def is_at_path(self) -> bool:
+        return self._real.is_at_path()
+
     def truncate(self, length: int) -> None:
         self._real.truncate(length)
 
