@@ -135,7 +135,7 @@ def test_power_loss_at_any_moment_of_recovery_itself() -> None:
     for operations in range(OPERATIONS_MAX):
         interrupted = 0
         for seed in range(2 * SEEDS):
-            run = crash_after(25 + seed * 5, seed, SimulatedDisk.crash)
+            run = crash_after(15 + seed * 4, seed, SimulatedDisk.crash)
             run.disk.lose_power_after(operations)
             try:
                 open_at(run.disk, config=CONFIG, torn=True, recovery_point=run.durable)

@@ -56,13 +56,14 @@ def test_a_roll_that_cannot_open_a_file_refuses_the_batch_and_nothing_else(
 
 
 @pytest.mark.parametrize("error", TOO_MANY)
-def test_an_epoch_that_cannot_be_noted_refuses_the_batch_and_nothing_else(
+def test_an_epoch_that_cannot_be_noted_refuses_the_roll_and_nothing_else(
     node: BareNode, client: BareClient, error: int
 ) -> None:
+    client.produce("t", batch(b"first"))
     node.disk.plan(Fault("create", error, path_contains="leader-epoch"))
-    assert client.produce("t", batch()).error_code is ErrorCode.kafka_storage_error
+    assert client.produce("t", batch(b"rolls")).error_code is ErrorCode.kafka_storage_error
     assert not node.hosted("t").offline
-    assert client.produce("t", batch()).base_offset == 0
+    assert client.produce("t", batch(b"rolls")).base_offset == 1
 
 
 @pytest.mark.parametrize("error", TOO_MANY)
@@ -71,7 +72,7 @@ def test_a_flush_that_cannot_open_a_directory_is_put_off(
     node: BareNode, client: BareClient, refused: int, error: int
 ) -> None:
     # The first flush of a log is of its directory and that one's parent.
-    node.disk.plan(Fault("flush directory", error, skip=1 + refused, times=2))
+    node.disk.plan(Fault("flush directory", error, skip=refused, times=2))
     first = client.begin_produce("t", batch(b"first"))
     node.settle()
     later = client.begin_produce("t", batch(b"second"))

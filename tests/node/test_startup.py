@@ -407,3 +407,19 @@ def test_a_metadata_log_that_is_gone_is_not_begun_anew(node: BareNode, cleanly: 
     with pytest.raises(MissingOffsets, match="__cluster_metadata-0: the offsets from 0 to"):
         restart(lambda disk: disk.remove(path))
     assert not node.disk.exists(path)
+
+
+def test_the_first_append_after_a_start_flushes_nothing_by_itself(node: BareNode) -> None:
+    client = node.connect()
+    client.create_topic("t", 3)
+    for again in range(2):
+        flushes = dict(node.disk.operations)
+        for index in range(3):
+            client.begin_produce("t", batch(b"x"), index)
+        done = {name: count - flushes.get(name, 0) for name, count in node.disk.operations.items()}
+        assert (done["flush"], done["flush directory"]) == (0, 0)
+        node.settle()
+        assert [node.hosted("t", index).log.epochs.latest_epoch for index in range(3)] == [again] * 3
+        if not again:
+            node = node.stop()
+            client = node.connect()

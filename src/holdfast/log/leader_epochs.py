@@ -5,7 +5,7 @@ Epochs and start offsets both grow strictly. An epoch that wrote nothing leaves 
 begin at the same offset takes its place.
 
 The file `leader-epoch-checkpoint` is Kafka's: text lines, version 0, the count, then `epoch start-offset`
-each.
+each. When it is written, `epoch_files` says.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from holdfast.atomic import flush_each, rename_all
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
 from holdfast.log.end_markers import add_aborted, read_end_marker, rebuild_transactions
-from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
+from holdfast.log.epoch_files import EpochFiles
+from holdfast.log.leader_epochs import LeaderEpochs
 from holdfast.log.producer_snapshot import encode_snapshot
 from holdfast.log.producer_state import ProducerStateMap
 from holdfast.log.scan import Found, header_at, scan_headers
@@ -72,6 +73,7 @@ class Log:
         start_offset: int,
         producers: ProducerStateMap,
         epochs: LeaderEpochs,
+        epoch_files: EpochFiles,
         is_changed: bool = False,
     ) -> None:
         self._fs = fs
@@ -85,6 +87,7 @@ class Log:
         """The first offset that may be read; records before it are deleted."""
         self.producers = producers
         self.epochs = epochs
+        self._epoch_files = epoch_files
         self._with_aborted = [segment for segment in segments if segment.has_aborted]
         """The segments whose transaction indexes may have entries: nearly always none."""
         self.recovery_point = end_offset
@@ -138,7 +141,7 @@ class Log:
         if self._must_roll(active, stored, last_offset, now):
             active = self.roll(now)
         if leader_epoch > self.epochs.latest_epoch:
-            self._begin_epoch(leader_epoch)
+            self.epochs.assign(leader_epoch, base_offset)
         head = OFFSET_AND_EPOCH.pack(base_offset, header[1], leader_epoch)
         self._write(active, stored, head, memoryview(batch)[16:])
         active.appended_ms = now.wall_ms
@@ -214,13 +217,6 @@ class Log:
             return timestamp - first
         return now.wall_ms - segment.created_ms
 
-    def _begin_epoch(self, leader_epoch: int) -> None:
-        """Record where an epoch begins. The file is small and changes once per start, so it is durable at once."""
-        epochs = LeaderEpochs(self.epochs.entries)
-        epochs.assign(leader_epoch, self.end_offset)
-        epochs.write(self._fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
-        self.epochs = epochs
-
     def roll(self, now: Now) -> Segment:
         """Seal the active segment and begin a new one at the end offset; an empty one has that offset already."""
         old = self.segments[-1]
@@ -229,10 +225,14 @@ class Log:
         if old.has_space_ahead:
             self._cut_behind_end(old)
         sealed = [old.file, *old.write_indexes(), self._write_snapshot()]
+        epochs = self._epoch_files.write_aside(self.epochs)
         segment = Segment(self._fs, self.directory, self.end_offset, 0, now.wall_ms)
         segment.create()
         # Nothing is refused from here on: a roll that was is tried again with the next batch, and leaves nothing open.
         self._sealed_unflushed += sealed
+        if epochs is not None:
+            self._sealed_unflushed.append(epochs)
+            self._epoch_files.written_aside(self.epochs)
         self.segments.append(segment)
         self._keep_loaded(old)
         self._bases.append(segment.base_offset)
@@ -555,11 +555,16 @@ class Log:
         targets: list[FlushTarget] = [*self._flush_under_way]
         if self.end_offset > self.active.base_offset or len(self.producers):
             targets += [*self.active.write_indexes(), self._write_snapshot()]
+        epochs = self._epoch_files.write_aside(self.epochs)
+        if epochs is not None:
+            targets.append(epochs)
+            self._epoch_files.written_aside(self.epochs)
         return [*targets, self.directory]
 
     def close(self) -> None:
         """Everything is flushed: let go of the files."""
         self.flushed(self.end_position)
+        self._epoch_files.close()
         for segment in self.segments:
             segment.close()
 

@@ -30,8 +30,9 @@ from holdfast.errors import CorruptLog
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
 from holdfast.log.cut_bytes import cut_off, remove_files
 from holdfast.log.end_markers import add_aborted, replay_batch
+from holdfast.log.epoch_files import EpochFiles
 from holdfast.log.interrupted import finish_interrupted_work
-from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
+from holdfast.log.leader_epochs import LeaderEpochs
 from holdfast.log.log import Log
 from holdfast.log.lost_offsets import LostOffsets
 from holdfast.log.named_start import settle_start
@@ -96,6 +97,7 @@ def create_log(fs: FileSystem, directory: str, config: TopicConfig, topic_id: by
         start_offset=0,
         producers=ProducerStateMap(directory),
         epochs=LeaderEpochs(),
+        epoch_files=EpochFiles(fs, directory),
     )
     log.flush_first(identity, parent_of(directory))
     segment.close()
@@ -210,16 +212,10 @@ class _Opening:
         self.warn: Say = lambda text: say(warn(text))
         self.end_offset = segments[0].base_offset
         self.producers = ProducerStateMap(directory)
-        self.epochs = self._read_epochs()
+        self.epoch_files = EpochFiles(fs, directory)
+        self.epochs = self.epoch_files.read(say)
         self.epochs_lost = not self.epochs.entries
         self.cut_bytes = 0
-
-    def _read_epochs(self) -> LeaderEpochs:
-        try:
-            return LeaderEpochs.read(self.fs, f"{self.directory}/{LEADER_EPOCH_FILE}")
-        except CorruptLog as error:
-            self.warn(f"{error}; leader epochs are rebuilt from the log")
-            return LeaderEpochs()
 
     def finish(self) -> Log:
         self._check_end()
@@ -232,6 +228,7 @@ class _Opening:
         start_offset = max(self.trust.start_offset, self.segments[0].base_offset)
         self.epochs.truncate_from_end(self.end_offset)
         self.epochs.truncate_from_start(start_offset)
+        self._keep_epochs()
         # Everything that was found is on disk, and so below the high watermark.
         self.producers.advance_high_watermark(self.end_offset)
         log = Log(
@@ -243,6 +240,7 @@ class _Opening:
             start_offset=start_offset,
             producers=self.producers,
             epochs=self.epochs,
+            epoch_files=self.epoch_files,
             is_changed=not self.trust.clean and any(segment.size for segment in self.segments),
         )
         log.cut_bytes = self.cut_bytes
@@ -295,6 +293,12 @@ class _Opening:
             for found in scan_headers(segment.file, 0, segment.size):
                 if found.header.leader_epoch > self.epochs.latest_epoch:
                     self.epochs.assign(found.header.leader_epoch, found.header.base_offset)
+
+    def _keep_epochs(self) -> None:
+        try:
+            self.epoch_files.keep_sealed(self.epochs, self.segments[-1].base_offset)
+        except OSError as error:
+            self.warn(f"{self.directory}: its leader epochs could not be written: {error}")
 
     # A clean stop
 
