@@ -7,12 +7,11 @@ the file follows when the log is closed; until then whoever opens the log takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from holdfast.errors import CorruptLog
 from holdfast.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
-from holdfast.saying import warn
+from holdfast.saying import Say, warn
 from holdfast.seams import File, FileSystem
 
 ASIDE_SUFFIX: Final = ".new"
@@ -28,7 +27,7 @@ class EpochFiles:
         self._is_aside = False
         """Whether the file aside knows more than the other."""
 
-    def read(self, say: Callable[[str], None]) -> LeaderEpochs:
+    def read(self, say: Say) -> LeaderEpochs:
         """What the last run has written; nothing when that is damaged."""
         try:
             epochs = LeaderEpochs.read(self._fs, self._path)

@@ -15,13 +15,12 @@ Kafka's checkpoints, a line `first end` for each range, so that nobody is asked 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from holdfast.atomic import read_whole, write_atomically
 from holdfast.errors import CorruptLog, MissingOffsets
 from holdfast.log.checkpoints import OFFSET_MAX, Line, decode_checkpoint, encode_checkpoint, parse_number
-from holdfast.saying import warn
+from holdfast.saying import Say, warn
 from holdfast.seams import FileSystem
 
 LOST_OFFSETS_FILE: Final = "holdfast.lost-offsets"
@@ -30,9 +29,7 @@ LOST_OFFSETS_FILE: Final = "holdfast.lost-offsets"
 class LostOffsets:
     """What is missing from one log, and what of it was given up."""
 
-    def __init__(
-        self, fs: FileSystem, directory: str, say: Callable[[str], None], *, accept_loss: bool
-    ) -> None:
+    def __init__(self, fs: FileSystem, directory: str, say: Say, *, accept_loss: bool) -> None:
         self._fs = fs
         self._directory = directory
         self._path = f"{directory}/{LOST_OFFSETS_FILE}"
