@@ -41,8 +41,8 @@ from holdfast.pipeline.definition.model import (
     PipelineDefinition,
     PostgresSink,
     SinkDefinition,
-    Window,
 )
+from holdfast.pipeline.definition.streams import is_tap
 from holdfast.pipeline.formats import compile_decoder
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
@@ -140,8 +140,8 @@ class ContentCheck:
     def _planned(self, reader: TableReader, sink: SinkDefinition | None) -> Plan | None:
         if sink is None:  # the dead letters
             return self._since(reader, Plan(RAW, {"_key": "key", "_raw": "value"}, is_raw=True))
-        if any(isinstance(step, Window) and step.name == sink.rows for step in self._definition.steps):
-            return None  # aggregates, recomputed elsewhere
+        if any(is_tap(step) and step.name == sink.rows for step in self._definition.steps):
+            return None  # rows that a step made: aggregates are recomputed elsewhere, others are not proven
         plain = plain_columns(self._definition, self._decoder.types, sink.rows)
         types = self._decoder.types
         named = {name: source for name, source in plain.columns.items() if is_comparable(types[source])}
