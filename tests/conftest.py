@@ -104,6 +104,10 @@ LONG = (
     "tests/pipeline/state/test_window_model.py::test_windows_are_those_of_one_query_over_everything[tumbling-c",
     "tests/pipeline/test_audit_spark.py::test_an_undamaged_world",
     "tests/pipeline/test_demo.py::test_three_kills",
+    "tests/pipeline/test_golden.py::test_a_database",
+    "tests/pipeline/test_golden.py::test_duplicates",
+    "tests/pipeline/test_golden.py::test_files",
+    "tests/pipeline/test_golden.py::test_joins",
     "tests/pipeline/test_memory_guide.py",
     "tests/simulator/test_ageing.py::test_many_more",
 )

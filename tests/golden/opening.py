@@ -29,6 +29,8 @@ from holdfast.wire.batch import BatchHeader
 HERE: Final = Path(__file__).resolve().parent
 GENERATIONS: Final = sorted(HERE.glob("generation-*"))
 PACKED: Final = ".tar.xz"
+SUMS: Final = "SHA256SUMS"
+"""In each generation, the checksum of every other file: what is listed there stays as it is."""
 FETCH_BYTES_MAX: Final = 1 << 20
 
 
