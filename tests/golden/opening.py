@@ -9,7 +9,6 @@ import io
 import json
 import lzma
 import tarfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from unittest import mock
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.real import RealClock
 from holdfast.seams import Clock, Now
 from holdfast.server import server as server_module
 from holdfast.server.embed import Broker
@@ -76,14 +76,14 @@ def bytes_of(text: str | None) -> bytes | None:
 # A broker of its time
 
 
-class StoppedClock:
+class StoppedClock(RealClock):
     """The wall clock shows what it is told; time-outs go by the machine's own."""
 
     def __init__(self, wall_ms: int) -> None:
         self.wall_ms = wall_ms
 
     def now(self) -> Now:
-        return Now(self.wall_ms, time.monotonic_ns() // 1_000_000)
+        return super().now()._replace(wall_ms=self.wall_ms)
 
 
 @contextmanager
