@@ -192,3 +192,39 @@ def test_compaction_that_fails_is_said_once_and_every_hour() -> None:
     told = [line for line in broker.said if "not compacted" in line]
     assert [line.startswith("still so") for line in told] == [False, True, True]
     assert "times" in told[-1]
+
+
+def test_a_partition_that_is_offline_is_said_at_the_start_and_every_hour_until_it_is_deleted() -> None:
+    broker = QuietBroker()
+    hosted = broker.create("t")
+    for number in range(3):
+        broker.append(hosted, b"k", b"%d" % number)
+    broker.node.write_recovery_points()
+    broker.settle()
+    broker.disk.kill()
+    broker.disk.open(hosted.log.active.path(), "write").truncate(10)
+    broker = QuietBroker(disk=broker.disk)
+    told = [line for line in broker.said if "partition t-0 is offline" in line]
+    assert [Line.of(line).level for line in told] == [Level.ERROR]
+    broker.pass_time(REMIND_MS + 60_000)
+    again = [line for line in broker.said if line.startswith("still so")]
+    assert len(again) == 1
+    assert again[0].endswith(told[0])
+    broker.delete("t")
+    broker.settle()
+    broker.pass_time(2 * REMIND_MS)
+    assert len([line for line in broker.said if line.startswith("still so")]) == 1
+
+
+def test_damage_that_retention_has_taken_is_said_no_more() -> None:
+    broker = QuietBroker()
+    hosted = broker.create("t", internal_segment_bytes="100")
+    for number in range(4):
+        broker.append(hosted, b"k", b"%d" % number)
+    broker.disk.flip_bit(hosted.log.segments[0].path(), hosted.log.segments[0].size - 4)
+    broker.pass_time(900_000)
+    assert len(broker.node.troubles.lasting(Kind.DAMAGED)) == 1
+    broker.node.move_log_start(hosted, 2)
+    broker.pass_time(60_000)
+    assert not broker.node.troubles.lasting(Kind.DAMAGED)
+    assert broker.node.troubles.counts[Kind.DAMAGED] == 1

@@ -112,11 +112,7 @@ class Coordination(Generic[MachineT]):
                 names[partition.index] = self._open(partition.index, now).machine.names()
             except ApiError as error:
                 # The other shards serve; this one tells whoever asks for it.
-                self._node.troubles.begin(
-                    Kind.COORDINATOR_OFFLINE,
-                    hosted.name,
-                    f"{hosted.name} coordinates nothing until restart: {error.message}",
-                )
+                self._say_offline(hosted, error)
         self._find_strays(len(topic.partitions), names)
 
     def opened(self, hosted: HostedPartition, now: Now) -> None:
@@ -125,7 +121,11 @@ class Coordination(Generic[MachineT]):
             try:
                 self.at(hosted.index, now)
             except ApiError as error:
-                self._node.say(f"{hosted.name} coordinates nothing: {error.message}")
+                self._say_offline(hosted, error)
+
+    def _say_offline(self, hosted: HostedPartition, error: ApiError) -> None:
+        text = f"{hosted.name} coordinates nothing: {error.message}"
+        self._node.troubles.begin(Kind.COORDINATOR_OFFLINE, hosted.name, text)
 
     def _find_strays(self, partitions: int, names: Mapping[int, Collection[str]]) -> None:
         """A topic that was grown, by an earlier version or by Apache Kafka, still has names where they were before.
@@ -219,5 +219,6 @@ class Coordination(Generic[MachineT]):
             self._damaged[index] = f"{hosted.name} holds what no coordinator wrote: {error}"
             raise ApiError(ErrorCode.coordinator_not_available, self._damaged[index]) from error
         coordinator = self._coordinators[index] = Coordinator(shard, machine)
+        self._node.troubles.end(Kind.COORDINATOR_OFFLINE, hosted.name, f"{hosted.name} coordinates again")
         machine.loaded(now)
         return coordinator

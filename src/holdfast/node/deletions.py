@@ -23,6 +23,7 @@ from typing import Final
 from holdfast.node.directories import OBSTINATE_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.placement import Doomed
+from holdfast.saying import warn
 from holdfast.seams import FileSystem
 
 STUCK_ROUNDS: Final = 60
@@ -96,7 +97,7 @@ class Deletions:
             if error.errno not in OBSTINATE_ERRNOS:
                 raise
             if doomed.path not in self._stuck:
-                self._say(f"{doomed.path} is of a deleted topic and cannot be removed now: {error}")
+                self._say(warn(f"{doomed.path} is of a deleted topic and cannot be removed now: {error}"))
             self._stuck.add(doomed.path)
             return
         self._stuck.discard(doomed.path)

@@ -28,6 +28,7 @@ from holdfast.log.checkpoints import (
 from holdfast.log.recovery import Trust
 from holdfast.log.write_ahead import NO_ROOM_ERRNOS
 from holdfast.node.directory_names import parse_name
+from holdfast.saying import warn
 from holdfast.seams import FileSystem, FlushTarget, Lock
 
 NO_DESCRIPTOR_ERRNOS: Final = frozenset((errno.EMFILE, errno.ENFILE))
@@ -236,7 +237,7 @@ class LogDirectory:
             return OffsetCheckpoint(self._fs, path).read()
         except CorruptLog as error:
             # Without a recovery point everything is verified; without a log start, the first segment is it.
-            say(f"{error}; it is rebuilt")
+            say(warn(f"{error}; it is rebuilt"))
             return None
 
     def write_meta(self, meta: MetaProperties) -> None:

@@ -23,6 +23,7 @@ from holdfast.metadata.image import ClusterImage
 from holdfast.metadata.names import METADATA_TOPIC
 from holdfast.node.directories import REFUSED_ERRNOS, LogDirectory, holds_records
 from holdfast.node.hosted import HostedPartition
+from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record, build_batch, check_whole, iterate_records
 from holdfast.wire.control_records import ControlRecord, SnapshotFooter, SnapshotHeader, decode_control_record
@@ -124,13 +125,13 @@ def _load_snapshot(node: Node, log: Log) -> None:
     for end_offset, name in _snapshots(node, log):
         path = f"{log.directory}/{name}"
         if end_offset > log.end_offset:
-            node.say(f"{path}: stands for offsets the log does not have; not used")
+            node.say(warn(f"{path}: stands for offsets the log does not have; not used"))
             continue
         image = ClusterImage()
         try:
             epoch = _apply_snapshot(image, read_whole(node.fs, path), path)
         except (CorruptLog, InvalidRecords) as error:
-            node.say(f"{path}: {error}; not used")
+            node.say(warn(f"{path}: {error}; not used"))
             continue
         image.last_offset, image.last_epoch = end_offset - 1, epoch
         node.image = image
@@ -201,7 +202,7 @@ def _shorten(node: Node, hosted: HostedPartition, replayed: int, now: Now) -> No
     except OSError as error:
         if error.errno not in REFUSED_ERRNOS:
             raise
-        node.say(f"the metadata log could not be shortened, the next start tries again: {error}")
+        node.say(warn(f"the metadata log could not be shortened, the next start tries again: {error}"))
         return
     flush_each(node.fs, log.begin_flush().targets)
     log.flushed(log.end_position)

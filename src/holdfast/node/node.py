@@ -392,7 +392,6 @@ class Node:
         self._topic_configs.pop(topic.name, None)
         assert self.metadata is not None
         for hosted in gone:
-            self.troubles.forget(hosted.name)
             hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
         self.deletions.begin(doomed)
 

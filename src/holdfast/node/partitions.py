@@ -24,6 +24,7 @@ from holdfast.node.directory_names import DELETE_MARK, marked_name
 from holdfast.node.hosted import HostedPartition, OfflinePartition
 from holdfast.node.placement import AcceptedLosses, Doomed, Placement, flag, set_aside
 from holdfast.node.troubles import Kind, Troubles
+from holdfast.saying import warn
 from holdfast.seams import FileSystem, Now
 
 
@@ -244,9 +245,8 @@ class Partitions:
                 return []
         except OSError as error:
             if error.errno in REFUSED_ERRNOS | OBSTINATE_ERRNOS:
-                self._say(
-                    f"{path} is of a deleted topic, and cannot be renamed: {error}; the next start tries again"
-                )
+                text = f"{path} is of a deleted topic, and cannot be renamed: {error}"
+                self._say(warn(f"{text}; the next start tries again"))
             else:
                 self._failed(directory, error)
             return []

@@ -36,6 +36,7 @@ from holdfast.node.directory_names import (
     parse_marked,
     parse_name,
 )
+from holdfast.saying import warn
 from holdfast.seams import FileSystem
 from holdfast.wire.metadata_records import PartitionChange
 
@@ -166,7 +167,7 @@ class Survey:
         except OSError as error:
             if error.errno not in OBSTINATE_ERRNOS:
                 raise
-            self._say(f"{path} belongs to no topic of this cluster and cannot be moved aside: {error}")
+            self._say(warn(f"{path} belongs to no topic of this cluster and cannot be moved aside: {error}"))
 
     def _undo_deletion(self, directory: LogDirectory, name: str) -> str:
         """Finish an interrupted deletion later; or take it back, when the record of it did not survive."""
@@ -189,7 +190,7 @@ class Survey:
             set_aside(self._fs, restored, self._say)
         self._fs.rename(path, restored)
         self._taken_back.add(restored)
-        self._say(f"{path}: its topic was not deleted after all; renamed back")
+        self._say(warn(f"{path}: its topic was not deleted after all; renamed back"))
         return original
 
     def _key_of(self, directory: LogDirectory, name: str, parsed: Marked) -> Key:
@@ -214,7 +215,7 @@ class Survey:
         except (CorruptLog, OSError) as error:
             if isinstance(error, OSError) and not is_recorded:
                 raise
-            self._say(f"{error}; whose {path} is, its record tells")
+            self._say(warn(f"{error}; whose {path} is, its record tells"))
             topic_id = None
         if topic_id is not None:
             return UUID(bytes=topic_id) == topic.topic_id
@@ -224,7 +225,7 @@ class Survey:
         try:
             write_partition_metadata(self._fs, path, topic.topic_id.bytes)
         except OSError as error:
-            self._say(f"{path}: its partition.metadata could not be written: {error}")
+            self._say(warn(f"{path}: its partition.metadata could not be written: {error}"))
         return True
 
     # Deciding
@@ -238,10 +239,8 @@ class Survey:
         if recorded is not None and recorded in places:
             for other in places:
                 if other is not recorded:
-                    self._say(
-                        f"{other.path}/{name} is another copy of {name}, which is in {recorded.path}; it is not used, "
-                        "and may be removed"
-                    )
+                    text = f"{other.path}/{name} is another copy of {name}, which is in {recorded.path}"
+                    self._say(warn(f"{text}; it is not used, and may be removed"))
             return Placement(recorded, is_suspect=f"{recorded.path}/{name}" in self._taken_back)
         if len(places) > 1:
             paths = " and ".join(f"{place.path}/{name}" for place in places)
@@ -259,7 +258,7 @@ class Survey:
                 return Placement(recorded, is_given_up=True)
             place = recorded or min(self._online(), key=lambda each: self._load[each])
             self._load[place] += 1
-            self._say(f"{name} is made anew, empty, in {place.path}, as --accept-loss says: {reason}")
+            self._say(warn(f"{name} is made anew, empty, in {place.path}, as --accept-loss says: {reason}"))
             return Placement(place, is_new=True, recorded=place.id)
         is_unknown = recorded is not None and not recorded.checkpoints_known
         advice = f"restore it, or give its messages up with {flag(name)}"
@@ -362,7 +361,7 @@ def set_aside(
         return
     aside = _stray_path(fs, path)
     fs.rename(path, aside)
-    say(f"{path} {why}; moved to {aside}")
+    say(warn(f"{path} {why}; moved to {aside}"))
 
 
 def _stray_path(fs: FileSystem, path: str) -> str:

@@ -43,6 +43,7 @@ class Scrubbing:
         """Read the next stretch, if it is time and nothing else is under way."""
         if self._next_pass_ms is None:
             self._next_pass_ms = now.monotonic_ms + FIRST_PASS_MS
+        self._forget_removed()
         if self._background.is_busy:
             return
         if not self._left:
@@ -58,6 +59,15 @@ class Scrubbing:
             self._left.popleft()
             self._segment, self._done_below = None, -1
         self.passes += 1
+
+    def _forget_removed(self) -> None:
+        """A damaged segment that retention, compaction or a deletion has taken is nobody's trouble any more."""
+        troubles = self._node.troubles
+        if damaged := troubles.lasting(Kind.DAMAGED):
+            present = {segment.path() for hosted in self._node.partitions for segment in hosted.log.segments}
+            for trouble in damaged:
+                if trouble.subject not in present:
+                    troubles.forget(trouble.subject)
 
     def _begin(self, hosted: HostedPartition) -> bool:
         """Send the next stretch of a partition to the worker; false when none is left."""

@@ -30,6 +30,7 @@ from holdfast.node.hosted import HostedPartition
 from holdfast.node.metadata_log import find_metadata, make_metadata, open_metadata
 from holdfast.node.placement import Survey, flag
 from holdfast.node.troubles import Kind
+from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.apis import FEATURES
 from holdfast.wire.metadata_records import MetadataRecord
@@ -76,7 +77,7 @@ def start(node: Node, now: Now) -> None:
     # After the groups: markers that are missing are written now, and end what groups hold as pending.
     node.transactions.load(now)
     for name in node.accepted.unused:
-        node.say(f"{flag(name)}: nothing of that name is missing; leave it out from now on")
+        node.say(warn(f"{flag(name)}: nothing of that name is missing; leave it out from now on"))
 
 
 def finish(node: Node, now: Now) -> None:

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from holdfast.atomic import read_whole, write_atomically
 from holdfast.node.troubles import Kind, Troubles
-from holdfast.saying import Say
+from holdfast.saying import Say, warn
 from holdfast.seams import Clock, FileSystem, Now
 
 CLOCK_FILE: Final = "holdfast.clock"
@@ -130,7 +130,7 @@ class WallClock:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self._say(f"{self._path} cannot be read: {error}; the wall clock is taken for right")
+            self._say(warn(f"{self._path} cannot be read: {error}; the wall clock is taken for right"))
             return None
         return last
 
