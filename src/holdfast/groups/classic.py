@@ -575,7 +575,10 @@ class ClassicGroup:
 
     def loaded(self, now: Now) -> None:
         for member in self.membership:
-            self._sessions.expect(member, member.session_timeout_ms, now)
+            session_ms = self._around.first_session_ms(
+                self.group_id, member.member_id, member.session_timeout_ms
+            )
+            self._sessions.expect(member, session_ms, now)
         if len(self.members) > self._around.settings().group_max_size:
             self.begin_rebalance(now)
 

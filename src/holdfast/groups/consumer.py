@@ -366,9 +366,11 @@ class ConsumerGroups:
         group.apply((key, value))
 
     def resume(self, group: ConsumerGroup, now: Now) -> None:
-        """After a start everybody has a whole session, and the whole time to give up what it was told to."""
-        for member in group.members.values():
-            self.begin_session(group, member, self._session_timeout_ms(group, member), now)
+        """After a start everybody has a session, and the whole time to give up what it was told to."""
+        for member_id, member in group.members.items():
+            timeout_ms = self._session_timeout_ms(group, member)
+            session_ms = self.around.first_session_ms(group.group_id, member_id, timeout_ms)
+            self.begin_session(group, member, session_ms, now)
             self._limit_revocation(group, member, now)
 
     def _watch_newcomers(self, group: ConsumerGroup, now: Now) -> None:

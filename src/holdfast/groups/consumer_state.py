@@ -77,6 +77,9 @@ class ConsumerMember:
         "told_times",
     )
 
+    is_waiting: Final = False
+    """Every request of this protocol is answered at once."""
+
     def __init__(self, member_id: str) -> None:
         self.member_id = member_id
         self.profile = STRANGER

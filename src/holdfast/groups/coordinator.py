@@ -9,7 +9,7 @@ one, has no record: it is there because its positions are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -73,6 +73,8 @@ class GroupCoordinator:
         self.consumer_groups = ConsumerGroups(self)
         self._replay = OffsetReplay()
         self._expiry_timer: Scheduled | None = None
+        self._restored: list[tuple[str, str, int]] = []
+        """Groups, members and the deadlines of their sessions, as a start has left them."""
 
     # Groups coming and going
 
@@ -384,8 +386,21 @@ class GroupCoordinator:
             self._keep_simple_group(group_id)
         for group in list(self.groups.values()):
             group.loaded(now)
+        self._restored = [
+            (group_id, member_id, member.deadline_ms)
+            for group_id, group in self.groups.items()
+            for member_id, member in group.members.items()
+        ]
         self._forget_strangers(None, now)
         self._schedule_expiry(now)
+
+    def silent_members(self) -> Iterator[tuple[str, str]]:
+        """Who was found in the log and has not been heard of since: every sign of life moves a deadline."""
+        for group_id, member_id, deadline_ms in self._restored:
+            group = self.groups.get(group_id)
+            member = None if group is None else group.members.get(member_id)
+            if member is not None and member.deadline_ms == deadline_ms and not member.is_waiting:
+                yield group_id, member_id
 
     def unload(self) -> None:
         if self._expiry_timer is not None:

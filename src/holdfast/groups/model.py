@@ -128,6 +128,20 @@ class Surroundings:
     """The settings an operator gave one group, by name (`consumer.session.timeout.ms`, …)."""
     say: Callable[[str], None]
     """One line for the operator."""
+    first_session_ms: Callable[[str, str, int], int] = lambda group_id, member_id, timeout_ms: timeout_ms
+    """How long after a start a member may be silent, whose session lasts that long: silence may have begun before."""
+
+
+class Watched(Protocol):
+    """A member, as far as its session goes."""
+
+    @property
+    def deadline_ms(self) -> int: ...
+
+    @property
+    def is_waiting(self) -> bool:
+        """For an answer of ours: nothing is heard of it meanwhile."""
+        ...
 
 
 # The classic protocol
@@ -332,6 +346,9 @@ class Group(Protocol):
     def protocol_type(self) -> str | None: ...
 
     @property
+    def members(self) -> Mapping[str, Watched]: ...
+
+    @property
     def is_empty(self) -> bool:
         """No members, and nobody on the way in."""
         ...
@@ -383,7 +400,7 @@ class Group(Protocol):
         ...
 
     def loaded(self, now: Now) -> None:
-        """Everything was replayed: members get a whole session from here on."""
+        """Everything was replayed: the sessions of members begin, or what is left of them."""
         ...
 
     def unload(self) -> None:

@@ -17,6 +17,7 @@ from holdfast.metadata.image import Resource, ResourceType, TopicImage
 from holdfast.node.context import Answer, Fields, Later
 from holdfast.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
 from holdfast.node.shard import Refusal, Shard, outcome_unknown
+from holdfast.node.silences import NOTED_EVERY_MS, Silences
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class GroupService(Coordination[GroupCoordinator]):
         super().__init__(node, self._internal_topic, self._machine)
         self._found: dict[str, Coordinator[GroupCoordinator]] = {}
         self._topics = ImageTopics(node)
+        self._silences = Silences(node)
         self._deleted: dict[str, int] = {}
         """Topics whose positions are to go, with the end of the metadata log that says so."""
 
@@ -114,8 +116,22 @@ class GroupService(Coordination[GroupCoordinator]):
                 settings=lambda: node.config,
                 overrides=self._overrides,
                 say=node.say,
+                first_session_ms=self._silences.session_ms,
             )
         )
+
+    def load(self, now: Now) -> None:
+        self._silences.read()
+        super().load(now)
+        self._await_silences(now.monotonic_ms)
+
+    def _await_silences(self, now_ms: int) -> None:
+        def note() -> None:
+            silent = (each for coordinator in self for each in coordinator.machine.silent_members())
+            if self._silences.note(silent):
+                self._await_silences(now_ms + NOTED_EVERY_MS)
+
+        self._node.timers.at(now_ms + NOTED_EVERY_MS, note)
 
     def _overrides(self, group_id: str) -> Mapping[str, str]:
         return self._node.image.settings(Resource(ResourceType.GROUP, group_id))
