@@ -7,8 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
+from holdfast.config.catalog import TOPIC as TOPIC_SETTINGS
+from holdfast.config.definitions import Setting
 from holdfast.metadata.changes import NewTopic, add_partitions, create_topic
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.transactional_producer import (
@@ -25,6 +29,11 @@ CREATE_PARTITIONS, ELECT_LEADERS, INCREMENTAL_ALTER_CONFIGS, ALTER_REASSIGNMENTS
 SETTINGS = {"offsets.topic.num.partitions": "3", "transaction.state.log.num.partitions": "3"}
 GROUPS = [f"group-{number}" for number in range(7)]
 TOPIC, SET, APPEND = 2, 0, 2
+SMALL = {
+    "internal.segment.bytes": "600",
+    "min.cleanable.dirty.ratio": "0.01",
+    "delete.retention.ms": "1",
+}
 
 
 def commit(client: BareClient, group: str, offset: int) -> ErrorCode:
@@ -48,8 +57,9 @@ class Work:
         self.node = BareNode({**SETTINGS, **(settings or {})})
         self.client = self.node.connect()
         self.client.create_topic("orders")
-        for number, group in enumerate(GROUPS):
-            assert commit(self.client, group, number) is ErrorCode.none
+        self.positions = {group: number for number, group in enumerate(GROUPS)}
+        for group, offset in self.positions.items():
+            assert commit(self.client, group, offset) is ErrorCode.none
         self.producers = [TransactionalProducer(self.node.connect(), f"copy-{number}") for number in range(7)]
         for number, producer in enumerate(self.producers):
             assert producer.init() is ErrorCode.none
@@ -57,14 +67,37 @@ class Work:
             assert producer.end(is_commit=True) is ErrorCode.none
         assert self.producers[0].produce("orders", 0, b"open") is ErrorCode.none
 
+    def kept_positions(self) -> dict[str, int]:
+        return {group: committed_position(self.client, group, "orders") for group in GROUPS}
+
+    def make_small(self) -> None:
+        """A little work is compacted many times from now on."""
+        for name in INTERNAL:
+            for setting, value in SMALL.items():
+                assert alter(self.client, name, setting, value) is ErrorCode.none
+
+    def go_on(self) -> None:
+        """More positions, also in transactions, half of which are aborted; and time for compaction."""
+        for _ in range(3):
+            for group, offset in self.positions.items():
+                if commit(self.client, group, offset + 1) is ErrorCode.none:
+                    self.positions[group] += 1
+            for number, producer in enumerate(self.producers[1:]):
+                group, is_commit = GROUPS[number], bool(number % 2)
+                offset = self.positions[group] + 100
+                code = producer.commit_position(group, "orders", 0, offset)
+                if producer.end(is_commit=is_commit) is code is ErrorCode.none and is_commit:
+                    self.positions[group] = offset
+            self.node.advance(20_000)
+            self.node.settle()
+
     def restart(self, ending: str = "kill") -> None:
         self.node = getattr(self.node, ending)()
         self.client = self.node.connect()
 
     def check(self) -> None:
         """Nothing is lost: positions, committed records, and that a successor fences its predecessor."""
-        positions = [committed_position(self.client, group, "orders") for group in GROUPS]
-        assert positions == list(range(len(GROUPS)))
+        assert self.kept_positions() == self.positions
         for old in self.producers:
             new = TransactionalProducer(self.node.connect(), old.transactional_id)
             assert new.init() is ErrorCode.none
@@ -238,4 +271,65 @@ def test_a_stored_policy_that_would_delete_is_not_in_force(name: str) -> None:
     for _ in range(2):
         assert work.node.hosted(name).log.config.cleanup_policy == {"compact"}
         work.restart()
+    work.check()
+
+
+# Settings at their limits
+
+
+def limits(setting: Setting) -> list[str]:
+    if type(setting.default) is int:
+        return [str(value) for value in (0, 1, 4, 1 << 20, 2**31 - 1, 2**63 - 1)]
+    return [
+        "true",
+        "false",
+        "0.0",
+        "1.0",
+        "gzip",
+        "zstd",
+        "producer",
+        "LogAppendTime",
+        "os",
+        "compact,delete",
+    ]
+
+
+alterations = st.sampled_from([(name, setting) for name, setting in sorted(TOPIC_SETTINGS.items())]).flatmap(
+    lambda found: st.tuples(st.sampled_from(INTERNAL), st.just(found[0]), st.sampled_from(limits(found[1])))
+)
+
+
+@settings(max_examples=15)
+@given(asked=st.lists(alterations, min_size=1, max_size=5), ending=st.sampled_from(("kill", "stop")))
+def test_settings_of_internal_topics_at_their_limits_lose_nothing(
+    asked: list[tuple[str, str, str]], ending: str
+) -> None:
+    work = Work()
+    work.make_small()
+    for name, setting, value in asked:
+        alter(work.client, name, setting, value)
+    work.go_on()
+    for _ in range(2):
+        work.restart(ending)
+        assert not [line for line in work.node.said if "coordinates nothing" in line]
+        assert work.kept_positions() == work.positions
+        assert committed_values(work.client, "orders") == [b"%d" % number for number in range(7)]
+
+
+def test_compaction_of_internal_topics_keeps_what_counts_and_what_is_undecided() -> None:
+    work = Work()
+    work.make_small()
+    pending = TransactionalProducer(work.node.connect(), "pending")
+    assert pending.init(transaction_timeout=600_000) is ErrorCode.none
+    assert pending.commit_position("awaited", "orders", 0, 5) is ErrorCode.none
+    work.go_on()
+    for name in INTERNAL:
+        logs = [work.node.hosted(name, index).log for index in range(3)]
+        kept = sum(found.header.records_count for log in logs for found in log.batches_from(0))
+        assert kept < sum(log.end_offset for log in logs) * 3 / 4, f"{name} was compacted"
+    work.restart()
+    pending.client = work.node.connect()
+    assert committed_position(work.client, "awaited", "orders") == -1
+    assert pending.end(is_commit=True) is ErrorCode.none
+    assert committed_position(work.client, "awaited", "orders") == 5
     work.check()

@@ -22,6 +22,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kio.schema.errors import ErrorCode
+from tests.support.compacting import compacted
 
 from holdfast.testing.transaction_world import Answers, TransactionWorld
 from holdfast.transactions.model import (
@@ -261,8 +262,17 @@ class CoordinatorMachine(RuleBasedStateMachine):
             partition.is_offline = name in offline
         self._collect()
 
-    @rule(keep=st.sampled_from((0, 0, 1, 3)), keep_in_partitions=st.sampled_from((0, 1, 3)))
-    def the_coordinator_dies(self, keep: int, keep_in_partitions: int) -> None:
+    @rule(
+        keep=st.sampled_from((0, 0, 1, 3)),
+        keep_in_partitions=st.sampled_from((0, 1, 3)),
+        compacts=st.sampled_from((*(False,) * 9, True)),
+    )
+    def the_coordinator_dies(self, keep: int, keep_in_partitions: int, compacts: bool) -> None:
+        if compacts:
+            journal = self.world.journal
+            cleaned = compacted(journal.batches[: journal.durable])
+            journal.batches[: journal.durable] = cleaned
+            journal.durable = len(cleaned)
         for client in self.clients:
             client.awaited.clear()
             client.values_awaited.clear()
@@ -377,7 +387,9 @@ def walk(machine: CoordinatorMachine, chance: random.Random) -> None:
         )
     elif step == 6:
         machine.the_coordinator_dies(
-            keep=chance.choice((0, 0, 1, 3)), keep_in_partitions=chance.choice((0, 1, 3))
+            keep=chance.choice((0, 0, 1, 3)),
+            keep_in_partitions=chance.choice((0, 1, 3)),
+            compacts=chance.random() < 0.05,
         )
     else:
         machine.answers_are_lost(who=who)

@@ -209,10 +209,11 @@ class BareNode:
             self._turn.popleft()()
 
     def settle(self) -> None:
-        """Let every flush under way, and those it leads to, return."""
-        while self._turn or self.flusher.jobs:
+        """Let every flush and all background work under way, and what they lead to, return."""
+        while self._turn or self.flusher.jobs or self.worker.jobs:
             self.turn()
             self.flusher.run_all()
+            self.worker.run_one()
 
     def advance(self, ms: int) -> None:
         """Let time pass and run what is due."""
