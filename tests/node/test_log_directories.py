@@ -314,6 +314,17 @@ def test_a_directory_whose_identity_was_written_by_hand_is_taken_with_everything
     assert ends(started("/one,/two", node)) == dict.fromkeys(range(PARTITIONS), 10)
 
 
+def test_a_directory_that_gets_no_id_is_offline(two: BareNode) -> None:
+    away = in_directory(two, "/two")
+    text = f"cluster.id={two.node.cluster_id}\nnode.id=1\nversion=1\n"
+    two.disk.remove("/two/meta.properties")
+    two.disk.open("/two/meta.properties", "create").pwritev([text.encode()], 0)
+    two.disk.plan(Fault("rename", path_contains="/two/meta"))
+    node = started("/one,/two", two)
+    assert ends(node) == {index: None if index in away else 10 for index in range(PARTITIONS)}
+    assert ends(started("/one,/two", node)) == dict.fromkeys(range(PARTITIONS), 10)
+
+
 def test_a_pinned_cluster_refuses_an_empty_and_a_foreign_directory(two: BareNode) -> None:
     pinned = {**TWO, "holdfast.cluster.id": two.node.cluster_id}
     assert ends(BareNode(pinned, disk=two.disk)) == dict.fromkeys(range(PARTITIONS), 10)

@@ -68,14 +68,14 @@ def start(node: Node, now: Now) -> None:
         if not directory.checkpoints_known or directory.is_untidy:
             node.forget_deleted(directory)
         _begin_session(node, directory)
-    if node.fatal is not None:
-        raise DataDirectoryError(node.fatal)
     node.wall_clock.begin(metadata.path)
     node.save_clock()
     now = node.wall_clock.proven()
     node.groups.load(now)
     # After the groups: markers that are missing are written now, and end what groups hold as pending.
     node.transactions.load(now)
+    if node.fatal is not None:
+        raise DataDirectoryError(node.fatal)
     for name in node.accepted.unused:
         node.say(warn(f"{flag(name)}: nothing of that name is missing; leave it out from now on"))
 
@@ -145,6 +145,7 @@ def _check_identity(node: Node) -> None:
             try:
                 directory.write_meta(meta._replace(directory_id=node.seams.randomness.uuid_bytes()))
             except OSError as error:
+                directory.meta = None
                 _put_offline(node, directory, error)
         elif (other := ids.setdefault(meta.directory_id, directory.path)) != directory.path:
             raise DataDirectoryError(
