@@ -37,6 +37,8 @@ RULES = {
     "fenced-epoch-accepted": {"fenced-wrote", "fenced-commit"},
     "fenced-end-accepted": TORN | {"fenced-ended"},
     "decision-not-resumed": TORN | {"stuck"},
+    "strangers-end-transactions": TORN,
+    "internal-topics-grow": {"position-lost", "member-lost"},
     "aborted-not-told": {"aborted-shown", "undecided-shown"},
     "compaction-drops-the-last": {"compacted-lost", "position-lost"},
     "aborted-replaces-committed": {"compacted-lost", "position-lost"},
@@ -55,11 +57,13 @@ TRIED_FIRST = {
     "fenced-epoch-accepted": 4,
     "file-length-believed": 8,
     "given-before-release": 5,
+    "internal-topics-grow": 17,
     "marker-before-decision": 22,
     "members-not-reloaded": 9,
     "old-generation-accepted": 5,
     "pending-positions-shown": 12,
     "stable-too-early": 22,
+    "strangers-end-transactions": 4,
     "unflushed-lost-at-kill": 20,
 }
 """The first seed that catches those which are caught late, to save the seeds before it; should it not any more, the

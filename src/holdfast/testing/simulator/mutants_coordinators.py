@@ -14,6 +14,8 @@ from holdfast.log import cleaner, record_filter
 from holdfast.log.log import Log
 from holdfast.log.producer_state import ProducerStateMap
 from holdfast.log.survey import Survey
+from holdfast.metadata import changes
+from holdfast.node.handlers import k27_write_txn_markers
 from holdfast.node.shard import Shard
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.simulator.mutants import Mutant
@@ -173,6 +175,16 @@ def _stable_too_early() -> Iterator[None]:
         yield
 
 
+def _strangers_end_transactions() -> AbstractContextManager[Any]:
+    """Whoever sends a marker is believed: also in a transaction that its coordinator is going to end."""
+    return patch.object(k27_write_txn_markers, "ends_hanging", lambda *arguments: True)
+
+
+def _internal_topics_grow() -> AbstractContextManager[Any]:
+    """Internal topics are changed as any others; groups and transactions are looked for where they are not."""
+    return patch.object(changes, "refuse_internal", lambda *arguments: None)
+
+
 def _aborted_not_told() -> AbstractContextManager[Any]:
     """Fetches do not tell which transactions were aborted."""
     return patch.object(Log, "aborted_in", lambda *arguments: [])
@@ -224,6 +236,8 @@ COORDINATOR_MUTANTS: tuple[Mutant, ...] = (
     Patched("fenced-end-accepted", _fenced_end_accepted),
     Patched("decision-not-resumed", _decision_not_resumed),
     Patched("stable-too-early", _stable_too_early),
+    Patched("strangers-end-transactions", _strangers_end_transactions),
+    Patched("internal-topics-grow", _internal_topics_grow),
     Patched("aborted-not-told", _aborted_not_told),
     Patched("compaction-drops-the-last", _compaction_drops_the_last),
     Patched("aborted-replaces-committed", _compaction_takes_aborted_for_real),
