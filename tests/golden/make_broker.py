@@ -36,6 +36,7 @@ SETTINGS: Final = {
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",
     "log.cleaner.backoff.ms": "100",
+    "holdfast.clock.settle.ms": "0",  # an hour passes between two runs, by the wall clock alone
 }
 FOR_EVER: Final = {"retention.ms": "-1"}
 TOPICS: Final[Mapping[str, tuple[int, Mapping[str, str]]]] = {
