@@ -2,14 +2,15 @@
 
 Files in its root, in Kafka's names and formats: `meta.properties`, the lock, the offset checkpoints, the
 clean-shutdown marker. One of our own, `holdfast.session`, names the boot of the machine the directory was
-last used under, so that the next start can tell a killed process from a power failure (see `log.recovery`).
+last used under, so that the next start can tell a killed process from a power failure (see `log.recovery`), and the run
+of the broker, so that it can tell the directory from an older copy.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Container, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from holdfast.atomic import parent_of, read_whole, write_atomically
@@ -56,6 +57,30 @@ def holds_records(fs: FileSystem, path: str) -> bool:
     return any(name.endswith(RECORD_SUFFIXES) and fs.size(f"{path}/{name}") for name in fs.list(path))
 
 
+class Session(NamedTuple):
+    """One run of the broker, as its log directories remember it: what tells a directory from an older copy of it."""
+
+    boot_id: str
+    broker_epoch: int = -1
+    directories: frozenset[UUID] = frozenset()
+    """In the directory of the metadata log: which ones began this session before it."""
+
+
+def encode_session(session: Session) -> bytes:
+    directories = " ".join(sorted(each.hex for each in session.directories))
+    return f"{session.boot_id}\n{session.broker_epoch}\n{directories}\n".encode()
+
+
+def decode_session(data: bytes) -> Session:
+    """Earlier versions wrote the boot's id alone; of a damaged file no more than that is believed."""
+    boot_id, *rest = data.decode("utf-8", "replace").split("\n")
+    try:
+        epoch, directories = rest[:2]
+        return Session(boot_id, int(epoch), frozenset(UUID(hex=each) for each in directories.split()))
+    except ValueError:
+        return Session(boot_id)
+
+
 class LogDirectory:
     def __init__(self, fs: FileSystem, path: str) -> None:
         self._fs = fs
@@ -66,7 +91,11 @@ class LogDirectory:
         self.is_blank = False
         """There is no identity in it and nothing else of ours. Whether it is new, or a place where a disk is not
         mounted, only the others can tell: nothing is written there before `prepare`."""
+        self.has_new_id = False
+        """Its identity named no id of the directory, so that it got one now."""
         self.was_clean = False
+        self.session = Session("")
+        """The last one that began here."""
         self.torn_tail_expected = False
         self.recovery_points: Partitions = {}
         """As the file on disk has them, for certain: what compaction may rely on."""
@@ -130,9 +159,9 @@ class LogDirectory:
         log_starts = self._read(LOG_START_FILE, say)
         self.log_starts = log_starts or {}
         self.log_starts_known = log_starts is not None or self.meta is None
-        session = f"{self.path}/{SESSION_FILE}"
-        last_boot = read_whole(fs, session).decode("utf-8", "replace").strip() if fs.exists(session) else ""
-        self.torn_tail_expected = last_boot != boot_id
+        path = f"{self.path}/{SESSION_FILE}"
+        self.session = decode_session(read_whole(fs, path)) if fs.exists(path) else Session("")
+        self.torn_tail_expected = self.session.boot_id != boot_id
         self.was_clean = take_clean_shutdown(fs, self.path) is not None
 
     def _make(self) -> None:
@@ -146,11 +175,9 @@ class LogDirectory:
         for path in reversed(missing):
             self._fs.flush_directory(parent_of(path))
 
-    def begin_session(self, boot_id: str) -> None:
+    def begin_session(self, session: Session) -> None:
         """Every log here is recovered: from now on this boot's page cache holds what is written."""
-        path, content = f"{self.path}/{SESSION_FILE}", boot_id.encode() + b"\n"
-        if not self._fs.exists(path) or read_whole(self._fs, path) != content:
-            write_atomically(self._fs, path, content)
+        write_atomically(self._fs, f"{self.path}/{SESSION_FILE}", encode_session(session))
         self.is_in_session = True
 
     # Room for a start on a full disk, which writes before retention can make some

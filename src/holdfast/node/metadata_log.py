@@ -27,7 +27,7 @@ from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record, build_batch, check_whole, iterate_records
 from holdfast.wire.control_records import ControlRecord, SnapshotFooter, SnapshotHeader, decode_control_record
-from holdfast.wire.metadata_records import MetadataRecord, decode_metadata_record
+from holdfast.wire.metadata_records import MetadataRecord, RemoveTopic, decode_metadata_record
 
 if TYPE_CHECKING:
     from holdfast.node.node import Node
@@ -65,8 +65,11 @@ def make_metadata(node: Node, directory: LogDirectory) -> None:
     node.fs.flush_directory(directory.path)
 
 
-def open_metadata(node: Node, directory: LogDirectory, now: Now) -> HostedPartition:
-    """Rebuild the image. Damage here leaves no cluster to serve, so it ends the start."""
+def open_metadata(node: Node, directory: LogDirectory, now: Now) -> set[UUID]:
+    """Rebuild the image; returns the topics whose deletion was replayed.
+
+    Damage here leaves no cluster to serve, so it ends the start.
+    """
     path = metadata_path(directory)
     trust = directory.trust(METADATA_TOPIC, 0)
     log = open_log(node.fs, path, node.topic_config(METADATA_TOPIC), trust, now, node.say)
@@ -76,16 +79,17 @@ def open_metadata(node: Node, directory: LogDirectory, now: Now) -> HostedPartit
             f"{path}: begins at offset {log.start_offset}, and no whole snapshot up to there is beside it; "
             "restore the file or the directory from a copy"
         )
-    replayed = _replay(node.image, log)
+    deleted: set[UUID] = set()
+    replayed = _replay(node.image, log, deleted)
     epoch = max(log.epochs.latest_epoch, node.image.last_epoch) + 1
     hosted = HostedPartition(METADATA_TOPIC, METADATA_TOPIC_ID, 0, epoch, log, directory, node.report_defect)
     node.metadata = hosted
     if replayed > HISTORY_RECORDS_MIN:
         _shorten(node, hosted, replayed, now)
-    return hosted
+    return deleted
 
 
-def _replay(image: ClusterImage, log: Log) -> int:
+def _replay(image: ClusterImage, log: Log, deleted: set[UUID]) -> int:
     """Apply what the image does not have yet; returns how many records that were."""
     count = 0
     for found in log.batches_from(log.start_offset):
@@ -95,6 +99,7 @@ def _replay(image: ClusterImage, log: Log) -> int:
         segment = log.segments[log.segment_for(header.base_offset)]
         records = _records(segment.file.pread(header.size, found.position), segment.path())
         image.apply_all(records, last_offset=header.last_offset, last_epoch=header.leader_epoch)
+        deleted.update(record.topic_id for record in records if isinstance(record, RemoveTopic))
         count += len(records)
     return count
 

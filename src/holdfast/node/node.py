@@ -75,6 +75,8 @@ CHECKPOINT_INTERVAL_MS: Final = 1000
 """How often recovery points reach the disk while flushes happen: what bounds recovery's work after a crash."""
 FLUSH_ALL_ABOVE: Final = 64
 """Files to flush at a stop from which one flush of the whole file system is cheaper than one of each."""
+NAMED_MAX: Final = 20
+"""Partitions that a line names; of more it gives the number."""
 OPEN_AT_STOP_MAX: Final = 512
 """Files that a stop has open at a time, for it may have thousands of logs to close, each with several."""
 
@@ -494,7 +496,7 @@ class Node:
         self.troubles.begin(
             Kind.DIRECTORY_OFFLINE,
             directory.path,
-            f"log directory {directory.path} is offline until restart, with {len(offline)} partitions: {error}",
+            f"log directory {directory.path} is offline until restart, with {_listed(offline)}: {error}",
         )
         failure = LogDirectoryOffline(f"{directory.path} is offline: {error}")
         for hosted in offline:
@@ -617,3 +619,9 @@ class Node:
         if not self.partitions.are_open:
             return dict(offsets)
         return {key: offset for key, offset in offsets.items() if self.partitions.is_damaged(*key)}
+
+
+def _listed(partitions: Sequence[HostedPartition]) -> str:
+    names = ", ".join(partition.name for partition in partitions[:NAMED_MAX])
+    more = len(partitions) - NAMED_MAX
+    return f"{len(partitions)} partitions ({names}{f' and {more} more' if more > 0 else ''})"

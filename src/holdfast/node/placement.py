@@ -18,7 +18,7 @@ before the first message goes there, and a copy that comes back later is told of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple
 from uuid import UUID
 
@@ -100,11 +100,14 @@ class Survey:
         node_id: int,
         directories: Iterable[LogDirectory],
         image: ClusterImage,
+        deleted: Container[UUID],
         accepted: AcceptedLosses,
         say: Callable[[str], None],
         failed: Callable[[LogDirectory, OSError], None],
     ) -> None:
+        """`deleted` are the topics whose deletion the metadata log tells of."""
         self._fs = fs
+        self._deleted = deleted
         self._node_id = node_id
         self._directories = list(directories)
         self._image = image
@@ -117,6 +120,9 @@ class Survey:
         self._about_others: set[tuple[LogDirectory, Key]] = set()
         """Where a directory's checkpoints tell of a deleted partition, not of the one that has its name now. Its files
         are still there, and a new one's first flush would have made durable that they were renamed."""
+        self._replaced: set[tuple[LogDirectory, Key]] = set()
+        """Where the files of a partition should be, and another's are. They stay as they are: perhaps it is the id
+        that is damaged."""
         self.doomed: list[Doomed] = []
         """Deleted partitions that an earlier run did not remove."""
         self.placements: dict[Key, Placement] = {}
@@ -157,6 +163,8 @@ class Survey:
                 continue  # renamed back a moment ago
             if self._is_ours(directory, key):
                 places.append(directory)
+            elif self._is_in_place_of(directory, key):
+                self._replaced.add((directory, key))
             else:
                 self._about_others.add((directory, key))
                 self._set_aside(path)
@@ -228,6 +236,14 @@ class Survey:
             self._say(warn(f"{path}: its partition.metadata could not be written: {error}"))
         return True
 
+    def _is_in_place_of(self, directory: LogDirectory, key: Key) -> bool:
+        """Whether a directory that is not ours is where ours was, and no deleted topic of this cluster left it."""
+        partition = self._image.partition(*key)
+        if partition is None or partition.directory_of(self._node_id) != directory.id:
+            return False
+        found = read_partition_metadata(self._fs, f"{directory.path}/{key[0]}-{key[1]}")
+        return found is not None and UUID(bytes=found) not in self._deleted
+
     # Deciding
 
     def _place(self, topic: TopicImage, partition: PartitionImage) -> Placement:
@@ -251,6 +267,9 @@ class Survey:
             self._say(f"{name} was found in {places[0].path}, not where it is recorded; the record follows")
             return Placement(places[0], is_suspect=True, recorded=places[0].id)
         reason = self._missing(key, recorded_id, recorded)
+        is_to_go = not reason or self._accepted.covers(name)
+        if recorded is not None and (recorded, key) in self._replaced and is_to_go:
+            self._set_aside(f"{recorded.path}/{name}")
         if not reason:
             return Placement(recorded, is_new=True)
         if self._is_given_up(name, recorded_id, is_away=recorded is None):
@@ -281,6 +300,8 @@ class Survey:
         flushed, start = recorded.recovery_points.get(key, 0), recorded.log_starts.get(key, 0)
         if (recorded, key) in self._about_others:
             return ""
+        if (recorded, key) in self._replaced and (flushed or start or not recorded.checkpoints_known):
+            return f"{path} holds another topic's id (in partition.metadata), and its own files are missing"
         if flushed or start:
             return f"{path} is missing, and everything below offset {max(flushed, start)} had been flushed"
         if not recorded.checkpoints_known:

@@ -25,7 +25,7 @@ from holdfast.log.write_ahead import NO_ROOM_ERRNOS
 from holdfast.metadata import changes
 from holdfast.metadata.image import RESERVED_DIRECTORIES, BrokerImage, SupportedFeature
 from holdfast.metadata.names import METADATA_TOPIC
-from holdfast.node.directories import LogDirectory
+from holdfast.node.directories import LogDirectory, Session
 from holdfast.node.hosted import HostedPartition
 from holdfast.node.metadata_log import find_metadata, make_metadata, open_metadata
 from holdfast.node.placement import Survey, flag
@@ -44,10 +44,14 @@ METADATA_LOG = f"{METADATA_TOPIC}-0"
 def start(node: Node, now: Now) -> None:
     _open_directories(node)
     _check_identity(node)
-    metadata = _metadata_directory(node)
     try:
-        open_metadata(node, metadata, now)
-        _check_metadata(node)
+        metadata = _metadata_directory(node)
+    except OSError as error:
+        raise DataDirectoryError(f"the metadata log cannot be looked at: {error}") from error
+    try:
+        deleted = open_metadata(node, metadata, now)
+        _check_metadata(node, metadata)
+        _check_ages(node, metadata)
     except OSError as error:
         raise DataDirectoryError(
             f"cannot use {metadata.path}, which holds the metadata log: {error}"
@@ -60,14 +64,16 @@ def start(node: Node, now: Now) -> None:
         if node.fatal is not None:
             raise DataDirectoryError(node.fatal) from error
 
-    survey = Survey(node.fs, node.node_id, node.directories, node.image, node.accepted, node.say, failed)
+    survey = Survey(
+        node.fs, node.node_id, node.directories, node.image, deleted, node.accepted, node.say, failed
+    )
     _register(node, missed, survey.changes(), now)
     node.partitions.open_placed(node.image, survey.placements, now)
     node.deletions.decide(survey.doomed)
     for directory in _online(node):
         if not directory.checkpoints_known or directory.is_untidy:
             node.forget_deleted(directory)
-        _begin_session(node, directory)
+    _begin_sessions(node)
     node.wall_clock.begin(metadata.path)
     node.save_clock()
     now = node.wall_clock.proven()
@@ -82,21 +88,25 @@ def start(node: Node, now: Now) -> None:
 
 def finish(node: Node, now: Now) -> None:
     """Do what a start had no room or descriptors for: tried once a second."""
-    for directory in _online(node):
-        _begin_session(node, directory)
+    _begin_sessions(node)
     for hosted in node.partitions.open_refused(node.image, now):
         node.groups.opened(hosted, now)
         node.transactions.opened(hosted, now)
 
 
-def _begin_session(node: Node, directory: LogDirectory) -> None:
-    """Name the boot in a directory whose logs are all recovered."""
-    if directory.is_in_session or node.partitions.has_refused(directory):
-        return
-    try:
-        directory.begin_session(node.seams.boot_id)
-    except OSError as error:
-        node.refused(directory, error)
+def _begin_sessions(node: Node) -> None:
+    """Name boot and run in every directory whose logs are all recovered; last in that of the metadata log."""
+    assert node.metadata is not None
+    last = node.metadata.directory
+    for directory in sorted(_online(node), key=lambda each: each is last):
+        if directory.is_in_session or node.partitions.has_refused(directory):
+            continue
+        others = frozenset(each.id for each in _online(node) if each.is_in_session)
+        session = Session(node.seams.boot_id, node.broker_epoch, others if directory is last else frozenset())
+        try:
+            directory.begin_session(session)
+        except OSError as error:
+            node.refused(directory, error)
 
 
 def _online(node: Node) -> list[LogDirectory]:
@@ -144,6 +154,7 @@ def _check_identity(node: Node) -> None:
             # Kafka's tools of earlier versions gave directories no ids: where partitions are is found by looking.
             try:
                 directory.write_meta(meta._replace(directory_id=node.seams.randomness.uuid_bytes()))
+                directory.has_new_id = True
             except OSError as error:
                 directory.meta = None
                 _put_offline(node, directory, error)
@@ -202,8 +213,20 @@ def _give_identity(node: Node, directory: LogDirectory) -> None:
     directory.write_meta(MetaProperties(node.cluster_id, node.node_id, node.seams.randomness.uuid_bytes()))
 
 
-def _check_metadata(node: Node) -> None:
-    """A cluster that was used has a registration; without one, whoever left partitions here had other metadata."""
+def _check_metadata(node: Node, metadata: LogDirectory) -> None:
+    """A cluster that was used has a registration; without one, whoever left partitions here had other metadata.
+
+    So had whoever left it in a directory that no registration knows.
+    """
+    known = node.image.brokers.get(node.node_id)
+    if known is not None and metadata.meta is not None and known.log_dirs:
+        is_known = metadata.has_new_id or metadata.id in known.log_dirs
+        if not is_known and not node.accepted.covers(METADATA_LOG):
+            raise DataDirectoryError(
+                f"the metadata log in {metadata.path} knows nothing of that directory: it is another cluster's, or was "
+                f"moved there. Restore {METADATA_LOG}; or go on with this one, with {flag(METADATA_LOG)}"
+            )
+        return
     if node.image.brokers:
         return
     used = [each.path for each in _online(node) if each.holds_partitions(besides=METADATA_LOG)]
@@ -212,6 +235,34 @@ def _check_metadata(node: Node) -> None:
             f"the metadata log is empty, and {', '.join(used)} holds partitions: what they belong to was lost. Restore "
             f"{METADATA_LOG}; or give up all topics with {flag(METADATA_LOG)}"
         )
+
+
+def _check_ages(node: Node, metadata: LogDirectory) -> None:
+    """No directory may be an older copy of itself: what was acknowledged since is missing from it.
+
+    Every run leaves its epoch in the directories that it used, and which these were beside the metadata log. A
+    registration comes before all of that, so a directory that knows a later run than the metadata log makes that one
+    the older copy. When all directories are of one age, nobody can tell, nor needs to: that is a restored backup.
+    """
+    known = node.image.brokers.get(node.node_id)
+    for directory in _online(node):
+        epoch = directory.session.broker_epoch
+        if known is not None and epoch > known.epoch and not node.accepted.covers(METADATA_LOG):
+            raise DataDirectoryError(
+                f"the metadata log in {metadata.path} is older than {directory.path}: it was restored from a copy, and "
+                "what was made since is unknown to it. Restore both from one backup; or go on without it, with "
+                f"{flag(METADATA_LOG)}"
+            )
+        if directory.meta is None or not -1 < epoch < metadata.session.broker_epoch:
+            continue
+        name = encode_uuid(directory.id.bytes)
+        if directory.id in metadata.session.directories and not node.accepted.covers(name):
+            _put_offline(
+                node,
+                directory,
+                "it is older than the metadata log: it was restored from a copy, and what was written since is missing "
+                f"from it. Bring back the newer one; or give up what is missing with {flag(name)}",
+            )
 
 
 def _admit_new_directories(node: Node) -> list[UUID]:
