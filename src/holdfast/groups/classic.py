@@ -74,8 +74,8 @@ class ClassicGroup:
         """Wall clock; positions of an empty group expire from here on. None for a group of which only positions
         are known."""
         self.generation = 0
-        self._recorded_generation = 0
-        """Where it is above the present one, nobody may have it: who finds it after a crash joins again."""
+        self.is_unsettled = False
+        """As it was recorded: there are partitions that nobody of it was given."""
         self._protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.membership = Membership()
@@ -321,7 +321,7 @@ class ClassicGroup:
             self._begin_generation(now)
 
     def _begin_generation(self, now: Now) -> None:
-        self.generation = self._next_generation
+        self.generation += 1
         self.protocol_name = self.membership.choose_protocol()
         self._topics = self._read_topics()
         self._move_to(ClassicState.COMPLETING, now)
@@ -336,12 +336,8 @@ class ClassicGroup:
             member.is_new = False
             self.membership.answer_join(member, joined(self, member))
 
-    @property
-    def _next_generation(self) -> int:
-        return max(self.generation, self._recorded_generation) + 1
-
     def _become_empty(self, now: Now) -> None:
-        self.generation = self._next_generation
+        self.generation += 1
         self.protocol_name = None
         self._topics = self._read_topics()
         self._move_to(ClassicState.EMPTY, now)
@@ -557,7 +553,7 @@ class ClassicGroup:
         members: Iterable[ClassicMember],
     ) -> None:
         """Take over a recorded or converted state: Stable with these members, or Empty without."""
-        self.generation = self._recorded_generation = generation
+        self.generation = generation
         self._protocol_type = protocol_type
         self.protocol_name = protocol_name
         self.state_since_ms = state_since_ms
@@ -579,7 +575,7 @@ class ClassicGroup:
                 self.group_id, member.member_id, member.session_timeout_ms
             )
             self._sessions.expect(member, session_ms, now)
-        if len(self.members) > self._around.settings().group_max_size:
+        if self.is_unsettled or len(self.members) > self._around.settings().group_max_size:
             self.begin_rebalance(now)
 
     def unload(self) -> None:

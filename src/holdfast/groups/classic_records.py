@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from holdfast.groups.classic import ClassicGroup
 
 
-def group_record(group: ClassicGroup, state_since_ms: int) -> tuple[bytes, bytes]:
-    """The whole group as it is."""
+def group_record(
+    group: ClassicGroup, state_since_ms: int, *, is_unsettled: bool = False
+) -> tuple[bytes, bytes]:
+    """The whole group as it is; without a leader if its members have to share their work out anew."""
     value = GroupMetadataValue(
         protocol_type=group.protocol_type or "",
         generation=group.generation,
         protocol=group.protocol_name,
-        leader=group.leader,
+        leader=None if is_unsettled else group.leader,
         current_state_timestamp=state_since_ms,
         members=tuple(
             MemberMetadata(
@@ -55,6 +57,7 @@ def group_tombstone(group_id: str) -> tuple[bytes, None]:
 
 def restore_group(group: ClassicGroup, value: GroupMetadataValue) -> None:
     """Give a fresh group the state of its record."""
+    group.is_unsettled = bool(value.members) and value.leader is None
     protocol = value.protocol or None
     group.restore(
         generation=value.generation,

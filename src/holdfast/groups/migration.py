@@ -252,17 +252,17 @@ def _become_classic(
         agreed.add(member)
     classic = ClassicGroup(group.group_id, home.around)
     classic.restore(
-        # A rebalance is not recorded before it is done. If the coordinator dies meanwhile, nobody must take the
-        # group for settled: its members find that theirs is not the generation, and join. Nobody is given this one.
-        generation=group.epoch + rebalances,
+        generation=group.epoch,
         protocol_type=CONSUMER_PROTOCOL_TYPE,
         protocol_name=agreed.choose_protocol(),
         leader=None,
         state_since_ms=now.wall_ms,
         members=members,
     )
-    home.around.journal.append([*encoded(group.farewell()), group_record(classic, now.wall_ms)], now)
-    classic.generation = group.epoch
+    # A rebalance is not recorded before it is done. If the coordinator dies meanwhile, nobody must take the group for
+    # settled: not those who know of it, nor those who have joined already.
+    record = group_record(classic, now.wall_ms, is_unsettled=rebalances)
+    home.around.journal.append([*encoded(group.farewell()), record], now)
     group.unload()
     home.put(classic)
     classic.loaded(now)
