@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
@@ -227,10 +228,15 @@ def markers_by_hand(side: Side) -> None:
     """As an operator's tool sends them to end a transaction that hangs."""
     topic = "by-hand"
     side.create_topic(topic, 2)
-    producer = Producer(side, topic)
+    side.create_topic("by-hand-after")
+    producer, numbers = Producer(side, topic), count()
     with unverified(side):
         # A setting is in force some time after it is answered.
         side.wait_until(lambda: producer.send(topic, b"1") is ErrorCode.none)
+    # One that has been let in once is not asked again.
+    side.wait_until(
+        lambda: Producer(side, f"after-{next(numbers)}").send("by-hand-after", b"1") is not ErrorCode.none
+    )
     known, epoch = producer.id, producer.epoch
 
     def send(label: str, *markers: dict[str, Any], version: int = 1) -> None:
