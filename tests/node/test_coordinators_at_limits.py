@@ -146,7 +146,7 @@ def requests(draw: st.DrawFn) -> Request:
     return draw(st.sampled_from(kinds))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(asked=st.lists(requests(), min_size=5, max_size=30), metadata_max=st.sampled_from((4096, 2**31 - 1)))
 def test_names_and_numbers_at_their_limits_are_answered_and_kept(
     asked: list[Request], metadata_max: int

@@ -160,7 +160,7 @@ HONEST: dict[str, Forgery] = {
 }
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     is_newer=st.booleans(),
     steps=st.lists(
