@@ -273,6 +273,25 @@ def markers_by_hand(side: Side) -> None:
     send("newer epoch", marker(known, epoch + 3, COMMIT, topic, transaction_version=2), version=2)
 
 
+def markers_of_strangers(side: Side) -> None:
+    """Markers in a transaction that goes on, of epochs that nobody has reached, and where nothing is open."""
+    topic = "strangers"
+    side.create_topic(topic, 2)
+    producer = Producer(side, topic)
+    producer.write(topic, b"1")
+    known, epoch = producer.id, producer.epoch
+
+    def send(label: str, one: dict[str, Any]) -> None:
+        side.ask(label, WRITE_TXN_MARKERS, 1, {"markers": [one]})
+
+    send(
+        "a coordinator of the future", marker(known, epoch, ABORT, topic, indexes=[1], coordinator_epoch=100)
+    )
+    send("a transaction that goes on", marker(known, epoch, ABORT, topic))
+    producer.end(COMMIT)
+    side.ask("what was committed", FETCH, 12, fetch(topic, 0))
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -280,6 +299,7 @@ def markers_by_hand(side: Side) -> None:
         lookups_by_time,
         deleting_into_an_open_transaction,
         markers_by_hand,
+        markers_of_strangers,
     ],
     ids=lambda script: script.__name__,
 )

@@ -12,8 +12,10 @@ from holdfast.testing.differential import Script, Side
 from holdfast.testing.wire_client import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
+    DELETE_RECORDS,
     DELETE_TOPICS,
     DESCRIBE_TOPIC_PARTITIONS,
+    INCREMENTAL_ALTER_CONFIGS,
     METADATA,
 )
 
@@ -249,7 +251,21 @@ def partitions_page_by_page(side: Side) -> None:
     ask("limit -1", "pages-a", limit=-1)
 
 
+def internal_topics(side: Side) -> None:
+    """Only asked about, and never done: the scripts behind this one need them."""
+    for name in ("__consumer_offsets", "__transaction_state", "__cluster_metadata"):
+        enlarge(side, f"more of {name}", {"name": name, "count": 9, "assignments": None}, validate=True)
+        before = [{"name": name, "partitions": [{"partition_index": 0, "offset": -1}]}]
+        side.ask(f"records of {name}", DELETE_RECORDS, 2, {"topics": before, "timeout": 5000})
+        for setting, value in (("cleanup.policy", "delete"), ("retention.ms", "1")):
+            change = {"name": setting, "config_operation": 0, "value": value}
+            resource = {"resource_type": 2, "resource_name": name, "configs": [change]}
+            request = {"resources": [resource], "validate_only": True}
+            side.ask(f"{setting} of {name}", INCREMENTAL_ALTER_CONFIGS, 1, request)
+
+
 SCRIPTS = (
+    internal_topics,
     creation,
     refused_creation,
     assignments,
