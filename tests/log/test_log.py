@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.log.log import LOADED_MAX, Log
 from holdfast.seams import Now
-from holdfast.testing.disk import SimulatedDisk, SimulatedFile
+from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.disk_handles import SimulatedFile
 from holdfast.testing.plain_log import (
     NOW,
     START_MS,

@@ -16,6 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.log.log import Log
 from holdfast.node import connection, usual_produce
+from holdfast.node.checkpoints import Checkpoints
 from holdfast.node.commit import GroupCommit
 from holdfast.node.connection import Exchange
 from holdfast.node.enlistment import Enlistment
@@ -36,7 +37,8 @@ from holdfast.node.usual_produce import Parked
 from holdfast.partition.offsets import PartitionOffsets
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.disk import Fault, SimulatedDisk, SimulatedFile
+from holdfast.testing.disk import Fault, SimulatedDisk
+from holdfast.testing.disk_handles import SimulatedFile
 from holdfast.testing.transactional_producer import TransactionalProducer
 from holdfast.wire.batch import make_batch
 
@@ -56,8 +58,8 @@ PLACES: list[tuple[Any, str]] = [
     (Log, "read"),
     (Node, "_flushed"),
     (Node, "_metadata_committed"),
-    (Node, "_write_due_checkpoints"),
-    (Node, "write_recovery_points"),
+    (Checkpoints, "write_due"),
+    (Checkpoints, "write_recovery_points"),
     (Parked, "_tell"),
     (PartitionOffsets, "flushed"),
     (Production, "response"),
@@ -215,7 +217,7 @@ class World:
                 node.node.tick(node.clock.advance(1_000))
             hosted = node.hosted("t")
             assert hosted.offsets.durable_end.offset == hosted.log.end_offset
-            assert node.node.persisted_recovery_point(hosted) == hosted.log.end_offset
+            assert node.node.checkpoints.persisted_recovery_point(hosted) == hosted.log.end_offset
 
     def check_kept(self) -> None:
         """What was acknowledged survives a power failure, and the next start serves."""

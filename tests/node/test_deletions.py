@@ -132,12 +132,12 @@ def test_the_checkpoints_tell_of_the_new_topic_once_they_have_forgotten_the_old(
     client.produce("t", batch(b"new", 5))
     second(node)
     # Compaction below a recovery point that the next start forgets would look like a lost tail to it.
-    assert node.node.persisted_recovery_point(node.hosted("t")) == 0
+    assert node.node.checkpoints.persisted_recovery_point(node.hosted("t")) == 0
     assert delete_records(client, "t", 3) is ErrorCode.kafka_storage_error
     node.disk.clear_faults()
     second(node)
     second(node)
-    assert node.node.persisted_recovery_point(node.hosted("t")) == 5
+    assert node.node.checkpoints.persisted_recovery_point(node.hosted("t")) == 5
     assert delete_records(client, "t", 3) is ErrorCode.none
     assert written(node.disk, RECOVERY_POINT_FILE)["t", 0] == 5
     assert written(node.disk, LOG_START_FILE)["t", 0] == 3
@@ -166,7 +166,7 @@ def test_the_files_of_a_damaged_partition_go_with_its_topic(node: BareNode, clie
     client = node.connect()
     asked = client.begin(DELETE_TOPICS, 6, topics=[{"name": "t"}], timeout=1000)
     assert len(leftovers(node.disk)) == 1
-    node.node.write_log_starts(node.node.directories[0])
+    node.node.checkpoints.write_log_starts(node.node.directories[0])
     assert written(node.disk, LOG_START_FILE)["t", 0] == 10  # a crash may bring it back
     node.settle()
     assert client.answer(asked).responses[0].error_code is ErrorCode.none

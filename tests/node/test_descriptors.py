@@ -13,7 +13,8 @@ from holdfast.node.housekeeping import SPACE_CHECK_MS
 from holdfast.node.node import CHECKPOINT_INTERVAL_MS
 from holdfast.seams import OpenMode
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.disk import Fault, SimulatedFile
+from holdfast.testing.disk import Fault
+from holdfast.testing.disk_handles import SimulatedFile
 from holdfast.wire.batch import Record, build_batch
 
 TOO_MANY = (errno.EMFILE, errno.ENFILE)

@@ -160,14 +160,14 @@ def test_a_second_that_raises_is_followed_by_the_next(
     def broken() -> None:
         raise KeyError("defect")
 
-    monkeypatch.setattr(broker.node, "write_recovery_points", broken)
+    monkeypatch.setattr(broker.node.checkpoints, "write_recovery_points", broken)
     broker.append(hosted, b"k", b"1")
     broker.pass_time(1_000)
     assert any("defect in the timer" in line for line in broker.said)
     monkeypatch.undo()
     broker.append(hosted, b"k", b"2")
     broker.pass_time(1_000)
-    assert broker.node.persisted_recovery_point(hosted) == 2
+    assert broker.node.checkpoints.persisted_recovery_point(hosted) == 2
 
 
 def test_a_compacted_topic_keeps_its_old_segments(broker: QuietBroker) -> None:

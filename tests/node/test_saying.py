@@ -199,7 +199,7 @@ def test_a_partition_that_is_offline_is_said_at_the_start_and_every_hour_until_i
     hosted = broker.create("t")
     for number in range(3):
         broker.append(hosted, b"k", b"%d" % number)
-    broker.node.write_recovery_points()
+    broker.node.checkpoints.write_recovery_points()
     broker.settle()
     broker.disk.kill()
     broker.disk.open(hosted.log.active.path(), "write").truncate(10)

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from holdfast.seams import FileSystem
-from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk, StaleHandle
+from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
+from holdfast.testing.disk_handles import StaleHandle
 from holdfast.testing.disk_pages import PAGE_BYTES
 
 SEEDS = range(60)

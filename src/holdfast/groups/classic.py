@@ -33,7 +33,7 @@ from holdfast.errors import ApiError
 from holdfast.groups.classic_members import ClassicMember, Membership
 from holdfast.groups.classic_records import group_record, group_tombstone
 from holdfast.groups.classic_states import TRANSITIONS, ClassicState
-from holdfast.groups.classic_time import Gathering, Sessions
+from holdfast.groups.classic_time import Gathering, Sessions, SyncPhase
 from holdfast.groups.classic_views import described, joined
 from holdfast.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
@@ -56,7 +56,7 @@ from holdfast.groups.model import (
     append_error,
 )
 from holdfast.saying import warn
-from holdfast.seams import Now, Scheduled
+from holdfast.seams import Now
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 """A client that gave up on its first JoinGroup leaves a member nobody speaks for; it is not waited for longer."""
@@ -82,10 +82,8 @@ class ClassicGroup:
         self._sessions = Sessions(surroundings.schedule, self.membership, self._silent)
         self._topics: frozenset[str] | None = None
         """What the members read; None when that cannot be known."""
-        self._syncs_due: set[str] = set()
-        """Members of this generation that have not sent SyncGroup."""
         self._gathering = Gathering(surroundings, self._complete_join)
-        self._sync_timer: Scheduled | None = None
+        self._syncs = SyncPhase(surroundings.schedule, self._syncs_late)
 
     # Looking
 
@@ -261,9 +259,7 @@ class ClassicGroup:
                 reply(joined(self, member)._replace(leader=led_by or "", members=()))
             return
         self._fence(member, old_id)
-        if member_id != old_id and old_id in self._syncs_due:
-            self._syncs_due.discard(old_id)
-            self._syncs_due.add(member_id)
+        self._syncs.rename(old_id, member_id)
         self.membership.await_join(member, reply)
         self._sessions.expect(member, member.session_timeout_ms, now)
         self._rebalance(now)
@@ -290,7 +286,7 @@ class ClassicGroup:
             for member in self.membership:
                 member.assignment = b""
             self._answer_syncs(ErrorCode.rebalance_in_progress, now)
-        self._end_sync_phase()
+        self._syncs.end()
         first = self._state is ClassicState.EMPTY
         self._move_to(ClassicState.PREPARING, now)
         if first:
@@ -325,12 +321,7 @@ class ClassicGroup:
         self.protocol_name = self.membership.choose_protocol()
         self._topics = self._read_topics()
         self._move_to(ClassicState.COMPLETING, now)
-        self._syncs_due = set(self.members)
-        generation = self.generation
-        self._sync_timer = self._around.schedule.at(
-            now.monotonic_ms + self.membership.rebalance_timeout_ms,
-            lambda later: self._syncs_late(generation, later),
-        )
+        self._syncs.begin(self.members, self.membership.rebalance_timeout_ms, now)
         for member in self.membership:
             self._sessions.expect(member, member.session_timeout_ms, now)
             member.is_new = False
@@ -341,7 +332,7 @@ class ClassicGroup:
         self.protocol_name = None
         self._topics = self._read_topics()
         self._move_to(ClassicState.EMPTY, now)
-        self._end_sync_phase()
+        self._syncs.end()
         try:
             self._around.journal.append([group_record(self, now.wall_ms)], now)
         except ApiError as error:
@@ -368,12 +359,12 @@ class ClassicGroup:
             reply(SyncReply(error.code))
             return
         if self._state is ClassicState.STABLE:
-            self._sync_came(member)
+            self._syncs.came(member.member_id)
             reply(self._synced(member))
             return
         self.membership.answer_sync(member, SyncReply(ErrorCode.rebalance_in_progress))
         member.sync_reply = reply
-        self._sync_came(member)
+        self._syncs.came(member.member_id)
         if self.leader == member.member_id:
             self._assign(dict(request.assignments), now)
 
@@ -400,23 +391,11 @@ class ClassicGroup:
             if self.membership.answer_sync(member, answer):
                 self._sessions.expect(member, member.session_timeout_ms, now)
 
-    def _sync_came(self, member: ClassicMember) -> None:
-        self._syncs_due.discard(member.member_id)
-        if not self._syncs_due:
-            self._end_sync_phase()
-
-    def _end_sync_phase(self) -> None:
-        self._syncs_due.clear()
-        if self._sync_timer is not None:
-            self._sync_timer.cancel()
-            self._sync_timer = None
-
-    def _syncs_late(self, generation: int, now: Now) -> None:
+    def _syncs_late(self, now: Now) -> None:
         """Whoever joined and did not sync within the rebalance time-out is gone."""
-        self._sync_timer = None
-        if generation != self.generation or self._state not in (ClassicState.COMPLETING, ClassicState.STABLE):
+        if self._state not in (ClassicState.COMPLETING, ClassicState.STABLE):
             return
-        late = [self.members[member_id] for member_id in self._syncs_due if member_id in self.members]
+        late = [self.members[member_id] for member_id in self._syncs.due if member_id in self.members]
         for member in late:
             self.membership.answer_join(member, JoinReply(ErrorCode.unknown_member_id, NO_MEMBER_ID))
             self.membership.remove(member)
@@ -455,7 +434,7 @@ class ClassicGroup:
         """Take a member out; if it is still there, it will join anew."""
         self.membership.answer_join(member, JoinReply(ErrorCode.unknown_member_id, NO_MEMBER_ID))
         self.membership.answer_sync(member, SyncReply(ErrorCode.unknown_member_id))
-        self._syncs_due.discard(member.member_id)
+        self._syncs.due.discard(member.member_id)
         self.membership.remove(member)
 
     def _members_went(self, now: Now) -> None:
@@ -580,7 +559,7 @@ class ClassicGroup:
 
     def unload(self) -> None:
         self._gathering.end()
-        self._end_sync_phase()
+        self._syncs.end()
         for member_id in list(self.membership.pending):
             self.membership.forget_pending(member_id)
         for member in self.membership:

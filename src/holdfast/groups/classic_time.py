@@ -1,8 +1,10 @@
-"""What time does to a classic group: sessions end, and gathering for a rebalance does not go on for ever."""
+"""What time does to a classic group: sessions end, and neither gathering for a rebalance nor waiting
+for SyncGroup goes on for ever.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.groups.classic_members import ClassicMember, Membership
@@ -94,6 +96,41 @@ class Gathering:
         self._timer = self._around.schedule.at(now.monotonic_ms + delay_ms, look)
 
     def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class SyncPhase:
+    """The members of a generation that have not sent SyncGroup: `late` is called when time is up for them."""
+
+    def __init__(self, schedule: Schedule, late: Callable[[Now], None]) -> None:
+        self._schedule = schedule
+        self._late = late
+        self._timer: Scheduled | None = None
+        self.due: set[str] = set()
+
+    def begin(self, member_ids: Iterable[str], timeout_ms: int, now: Now) -> None:
+        self.end()
+        self.due = set(member_ids)
+        self._timer = self._schedule.at(now.monotonic_ms + timeout_ms, self._time_is_up)
+
+    def _time_is_up(self, now: Now) -> None:
+        self._timer = None
+        self._late(now)
+
+    def rename(self, old_id: str, new_id: str) -> None:
+        if old_id in self.due:
+            self.due.discard(old_id)
+            self.due.add(new_id)
+
+    def came(self, member_id: str) -> None:
+        self.due.discard(member_id)
+        if not self.due:
+            self.end()
+
+    def end(self) -> None:
+        self.due.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

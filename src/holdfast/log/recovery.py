@@ -449,11 +449,8 @@ class _Opening:
     def _first_to_verify(self) -> int:
         """The segment with the last offset below the recovery point: a flush may have ended there before the roll
         that wrote its indexes, so those may be lost."""
-        first = 0
-        for index, segment in enumerate(self.segments):
-            if segment.base_offset < self.trust.recovery_point:
-                first = index
-        return first
+        flushed = sum(segment.base_offset < self.trust.recovery_point for segment in self.segments)
+        return max(flushed - 1, 0)
 
     def _verify(self, segment: Segment) -> Damage | None:
         segment.start_indexes()

@@ -96,7 +96,7 @@ class Cleaning:
                 continue
             offsets = hosted.offsets
             # Compaction leaves gaps, and recovery takes a gap above the recovery point on disk for a lost tail.
-            end = min(offsets.last_stable_offset, node.persisted_recovery_point(hosted))
+            end = min(offsets.last_stable_offset, node.checkpoints.persisted_recovery_point(hosted))
             dirt = examine(hosted.log, self.clean_to(hosted), end, offsets.high_watermark, now)
             if is_due(hosted.log, dirt) and (best is None or dirt.ratio > best[1].ratio):
                 best = hosted, dirt

@@ -19,10 +19,9 @@ built while some change is not durable waits behind `metadata_barrier`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from traceback import format_exception
-from types import MappingProxyType
 from typing import Final
 from uuid import UUID
 
@@ -32,16 +31,15 @@ from holdfast.atomic import flush_each
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, LogDirectoryOffline
-from holdfast.log.checkpoints import LOG_START_FILE
 from holdfast.log.named_start import name_start
 from holdfast.metadata.image import ClusterImage, EndPoint, Resource, ResourceType, TopicImage
 from holdfast.metadata.names import REQUIRED_SETTINGS
 from holdfast.node import dispatch, housekeeping
-from holdfast.node.checkpoint_writer import CheckpointWriter
+from holdfast.node.checkpoints import Checkpoints
 from holdfast.node.commit import GroupCommit
 from holdfast.node.connection import Connection
 from holdfast.node.context import Answer, ConnectionInfo, Part, RequestContext
-from holdfast.node.deletions import Deletions, Offsets
+from holdfast.node.deletions import Deletions
 from holdfast.node.directories import NO_DESCRIPTOR_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.node.fetch_sessions import FetchSessions
 from holdfast.node.group_service import GroupService
@@ -114,7 +112,6 @@ class Node:
             self.troubles,
             self.say,
         )
-        self._refusals = Refusals(seams.fs, self.troubles, self.write_log_starts)
         self.image = ClusterImage()
         self.cluster_id = ""
         self.is_new_cluster = False
@@ -124,10 +121,8 @@ class Node:
         """Advertised address by listener name: Metadata answers with that of the listener asked."""
         self.accepted = AcceptedLosses(accept_loss)
         self.directories = [LogDirectory(seams.fs, path) for path in config.log_dirs]
-        self._checkpoint_writers = {
-            directory: CheckpointWriter(seams.fs, seams.flusher, directory, self._checkpoint_failed)
-            for directory in self.directories
-        }
+        self.checkpoints = Checkpoints(self)
+        self._refusals = Refusals(seams.fs, self.troubles, self.checkpoints.write_log_starts)
         self.timers = Timers(self._timer_failed)
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots, seams.randomness
@@ -151,7 +146,7 @@ class Node:
         self.transactions = TransactionService(self)
         self.groups = GroupService(self)
         self.metadata: HostedPartition | None = None
-        self.deletions = Deletions(seams.fs, self.forget_deleted, self.directory_failed, self.say)
+        self.deletions = Deletions(seams.fs, self.checkpoints.forget_deleted, self.directory_failed, self.say)
         self.metadata_barrier: Callable[[CommitWaiter], None] | None = None
         """None while the image is durable; otherwise holds a response back until it is."""
         self.is_stopping = False
@@ -159,9 +154,6 @@ class Node:
         """Why this node cannot go on, once that is so."""
         self.on_fatal: Callable[[], None] = lambda: None
         self.unserved_topics: set[tuple[str, str]] = set()
-        self._checkpoint_due = True
-        self._log_starts_due: set[LogDirectory] = set()
-        """Where a full disk refused the checkpoint of log starts."""
         self._topic_configs: dict[str, TopicConfig] = {}
         self.usual_produce = UsualProduce(self)
         self._productions: deque[tuple[Production, int]] = deque()
@@ -192,8 +184,8 @@ class Node:
                 try:
                     self._close_logs(directory)
                     directory.close_cleanly(
-                        self._recovery_points(directory),
-                        self._log_starts(directory),
+                        self.checkpoints.recovery_points(directory),
+                        self.checkpoints.log_starts(directory),
                         # A partition found damaged must be found damaged again, not taken for cleanly closed.
                         None if self.partitions.has_damaged(directory) else self.broker_epoch,
                     )
@@ -204,7 +196,7 @@ class Node:
     def _close_logs(self, directory: LogDirectory) -> None:
         written: list[HostedPartition] = []
         targets: list[FlushTarget] = []
-        for partition in self._in_directory(directory):
+        for partition in self.in_directory(directory):
             written.append(partition)
             targets += partition.log.write_for_clean_start()
             if len(targets) >= OPEN_AT_STOP_MAX:
@@ -406,17 +398,6 @@ class Node:
 
         self.metadata.offsets.when_committed(self.metadata.log.end_offset, delete)
 
-    def forget_deleted(self, directory: LogDirectory) -> bool:
-        """Take what is not hosted any more out of the checkpoints: a new topic may have its name.
-
-        Whether that is durable; if not, the directory is offline or full.
-        """
-        if directory.offline or not self.write_log_starts(directory):
-            return False
-        # What is hosted under a name that was given back is told of by the next round.
-        self._checkpoint_due = True
-        return self._checkpoint_writers[directory].write_now(self._recovery_points(directory))
-
     # Time-outs of parked produces
 
     def watch_production(self, production: Production, deadline_ms: int) -> None:
@@ -447,7 +428,9 @@ class Node:
         """
         moved = {hosted: offset for hosted, offset in moves if offset > hosted.log.start_offset}
         directories = dict.fromkeys(hosted.directory for hosted in moved)
-        durable = {directory for directory in directories if self.write_log_starts(directory, moved)}
+        durable = {
+            directory for directory in directories if self.checkpoints.write_log_starts(directory, moved)
+        }
         for hosted, offset in moved.items():
             if hosted.offline:
                 continue
@@ -490,7 +473,7 @@ class Node:
         directory.fail(error)
         if directory.meta is not None:
             self.image.offline_directories.add(directory.id)
-        offline = self._in_directory(directory)
+        offline = self.in_directory(directory)
         for subject in (directory.path, *(hosted.name for hosted in offline)):
             self.troubles.forget(subject)
         self.troubles.begin(
@@ -514,16 +497,16 @@ class Node:
     def _timer_failed(self, action: Callable[[], None], error: Exception) -> None:
         self.report_defect(f"the timer {getattr(action, '__qualname__', action)}", error)
 
-    def _in_directory(self, directory: LogDirectory) -> list[HostedPartition]:
+    def in_directory(self, directory: LogDirectory) -> list[HostedPartition]:
         hosted = [partition for partition in self.partitions if partition.directory is directory]
         if self.metadata is not None and self.metadata.directory is directory:
             hosted.append(self.metadata)
         return hosted
 
-    # Checkpoints
+    # What happens every second
 
     def _flushed(self, partition: HostedPartition) -> None:
-        self._checkpoint_due = True
+        self.checkpoints.are_due = True
         self.presence.flushed(partition)
 
     def _every_second(self, due_ms: int) -> None:
@@ -536,7 +519,7 @@ class Node:
             self._time_out_productions(now_ms)
             for work in (
                 self.presence.look,
-                self._write_due_checkpoints,
+                self.checkpoints.write_due,
                 self.commit.go_on,
                 self.deletions.carry_on,
                 self._finish_start,
@@ -553,72 +536,10 @@ class Node:
         except Exception as error:  # noqa: BLE001 - see above
             self._timer_failed(work, error)
 
-    def _write_due_checkpoints(self) -> None:
-        if self._checkpoint_due:
-            self._checkpoint_due = False
-            self.write_recovery_points()
-        for directory in [due for due in self._log_starts_due if not due.offline]:
-            self.write_log_starts(directory)
-
     def _finish_start(self) -> None:
         from holdfast.node import startup
 
         startup.finish(self, self.now())
-
-    def write_recovery_points(self) -> None:
-        """Begin to write how far everything is flushed; nobody waits for it."""
-        for directory, writer in self._checkpoint_writers.items():
-            writer.write(self._recovery_points(directory))
-
-    def persisted_recovery_point(self, hosted: HostedPartition) -> int:
-        """Below this offset the next recovery will verify nothing, whatever happens now."""
-        if self.deletions.hides(hosted):
-            return 0
-        persisted = hosted.directory.recovery_points.get((hosted.topic, hosted.index), 0)
-        return min(persisted, hosted.log.recovery_point)
-
-    def write_log_starts(
-        self, directory: LogDirectory, moved: Mapping[HostedPartition, int] = MappingProxyType({})
-    ) -> bool:
-        """Whether the starts are durable now; if not, the directory is offline or full.
-
-        `moved` are starts that shall be from now on.
-        """
-        try:
-            directory.write_checkpoint(LOG_START_FILE, self._log_starts(directory, moved))
-        except OSError as error:
-            self._checkpoint_failed(directory, error)
-            self._log_starts_due.add(directory)
-            return False
-        self._log_starts_due.discard(directory)
-        return True
-
-    def _checkpoint_failed(self, directory: LogDirectory, error: OSError) -> None:
-        """A full disk leaves the old checkpoint standing, which is still true; it is tried again."""
-        if self.refused(directory, error):
-            self._checkpoint_due = True
-
-    def _recovery_points(self, directory: LogDirectory) -> Offsets:
-        """Of what is hosted; a partition that could not be opened keeps what the last run knew of it."""
-        points = self._kept(directory.recovery_points)
-        for hosted in self._in_directory(directory):
-            points[hosted.topic, hosted.index] = hosted.log.recovery_point
-        return self.deletions.tell(directory, points, lambda doomed: doomed.recovery_point)
-
-    def _log_starts(
-        self, directory: LogDirectory, moved: Mapping[HostedPartition, int] = MappingProxyType({})
-    ) -> Offsets:
-        starts = self._kept(directory.log_starts)
-        for hosted in self._in_directory(directory):
-            start_offset = moved.get(hosted, hosted.log.start_offset)
-            if start_offset:
-                starts[hosted.topic, hosted.index] = start_offset
-        return self.deletions.tell(directory, starts, lambda doomed: doomed.start_offset)
-
-    def _kept(self, offsets: Offsets) -> Offsets:
-        if not self.partitions.are_open:
-            return dict(offsets)
-        return {key: offset for key, offset in offsets.items() if self.partitions.is_damaged(*key)}
 
 
 def _listed(partitions: Sequence[HostedPartition]) -> str:

@@ -72,7 +72,7 @@ def start(node: Node, now: Now) -> None:
     node.deletions.decide(survey.doomed)
     for directory in _online(node):
         if not directory.checkpoints_known or directory.is_untidy:
-            node.forget_deleted(directory)
+            node.checkpoints.forget_deleted(directory)
     _begin_sessions(node)
     node.wall_clock.begin(metadata.path)
     node.save_clock()

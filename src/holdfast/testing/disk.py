@@ -34,7 +34,8 @@ from os import strerror
 from typing import Literal, TypeAlias
 
 from holdfast.atomic import flush_each
-from holdfast.seams import Buffer, Clock, FlushTarget, OpenMode
+from holdfast.seams import Clock, FlushTarget, OpenMode
+from holdfast.testing.disk_handles import SimulatedFile, SimulatedLock, os_error
 from holdfast.testing.disk_pages import PAGE_BYTES, PAGE_SHIFT, SURVIVAL, Change, Directory, Inode, Node
 
 UNLIMITED_BYTES = 1 << 50
@@ -48,10 +49,6 @@ Operation: TypeAlias = Literal[
 
 class PowerLost(BaseException):
     """The power went in the middle of an operation; no program is left to handle it."""
-
-
-class StaleHandle(OSError):
-    """A file that was opened before the crash or kill: its process is no more."""
 
 
 @dataclass(slots=True)
@@ -68,77 +65,6 @@ class Fault:
     path_contains: str = ""
     partial: bool = False
     """A write stores a part of its bytes before it fails."""
-
-
-class SimulatedFile:
-    """One open file of a `SimulatedDisk`."""
-
-    __slots__ = ("_disk", "_generation", "_inode", "_open", "_path", "_writable")
-
-    def __init__(self, disk: SimulatedDisk, path: str, inode: Inode, writable: bool) -> None:
-        self._disk = disk
-        self._path = path
-        self._inode = inode
-        self._writable = writable
-        self._generation = disk.generation
-        self._open = True
-
-    @property
-    def path(self) -> str:
-        return self._path
-
-    def _check(self, writing: bool = False) -> None:
-        if self._generation != self._disk.generation:
-            raise StaleHandle(errno.ESTALE, "opened before the crash", self._path)
-        if not self._open or (writing and not self._writable):
-            raise _os_error(errno.EBADF, self._path)
-
-    def pread(self, length: int, position: int) -> bytes:
-        self._check()
-        if self._disk.unreadable:
-            self._disk.look(self._path)
-        if self._disk.watched:
-            self._disk.before("read", self._path)
-        return bytes(self._inode.cached[position : position + length])
-
-    def pwritev(self, buffers: Sequence[Buffer], position: int) -> int:
-        self._check(writing=True)
-        data = b"".join(buffers)
-        self._disk.write(self._inode, self._path, data, position)
-        return len(data)
-
-    def size(self) -> int:
-        self._check()
-        return len(self._inode.cached)
-
-    def is_at_path(self) -> bool:
-        self._check()
-        return self._disk.find(self._path) is self._inode
-
-    def truncate(self, length: int) -> None:
-        self._check(writing=True)
-        self._disk.truncate(self._inode, self._path, length)
-
-    def flush(self) -> None:
-        self._check()
-        self._disk.flush_inode(self._inode, self._path)
-
-    def drop_cache(self) -> None:
-        self._check()
-        self._inode.drop_cache()
-
-    def close(self) -> None:
-        self._open = False
-
-
-class SimulatedLock:
-    def __init__(self, disk: SimulatedDisk, path: str) -> None:
-        self._disk = disk
-        self._path = path
-
-    def release(self) -> None:
-        if self._disk.locks.get(self._path) is self:
-            del self._disk.locks[self._path]
 
 
 class SimulatedDisk:
@@ -220,7 +146,7 @@ class SimulatedDisk:
         """Remove a file, or a directory with all that is in it, durably; what it held had been flushed."""
         node = self.find(path)
         if node is None:
-            raise _os_error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         for below in self._nodes(node):
             below.flush()
         self.put_back(path, None)
@@ -319,7 +245,7 @@ class SimulatedDisk:
             self._spend_power()
             if self._is_read_only(path):
                 self.faults["read-only"] += 1
-                raise _os_error(errno.EROFS, path)
+                raise os_error(errno.EROFS, path)
         for fault in self._plans:
             if fault.operation != operation or fault.path_contains not in path:
                 continue
@@ -334,7 +260,7 @@ class SimulatedDisk:
             self.faults[f"{operation} failed" if not fault.partial else "write cut short"] += 1
             if fault.partial or operation == "flush":
                 return fault
-            raise _os_error(fault.error, path)
+            raise os_error(fault.error, path)
         return None
 
     def _is_read_only(self, path: str) -> bool:
@@ -366,7 +292,7 @@ class SimulatedDisk:
         inode.write(data, position)
         self._account(inode, before)
         if error:
-            raise _os_error(error, path)
+            raise os_error(error, path)
 
     def truncate(self, inode: Inode, path: str, length: int) -> None:
         self.operations["truncate"] += 1
@@ -388,7 +314,7 @@ class SimulatedDisk:
             fault = self.before("flush", path)
             if fault is not None:
                 inode.fail_flush(self.rng)
-                raise _os_error(fault.error, path)
+                raise os_error(fault.error, path)
         inode.flush()
 
     # holdfast.seams.FileSystem
@@ -396,13 +322,13 @@ class SimulatedDisk:
     def open(self, path: str, mode: OpenMode) -> SimulatedFile:
         node = self.find(path)
         if isinstance(node, Directory):
-            raise _os_error(errno.EISDIR, path)
+            raise os_error(errno.EISDIR, path)
         if node is None:
             if mode != "create":
-                raise _os_error(errno.ENOENT, path)
+                raise os_error(errno.ENOENT, path)
             node = self._create(path)
         elif mode != "read" and self._is_read_only(path):
-            raise _os_error(errno.EROFS, path)
+            raise os_error(errno.EROFS, path)
         return SimulatedFile(self, path, node, mode != "read")
 
     def _create(self, path: str) -> Inode:
@@ -442,7 +368,7 @@ class SimulatedDisk:
                 directory.entries[part] = node
                 directory.pending.append(Change(None, (directory, part), node))
             elif not isinstance(node, Directory):
-                raise _os_error(errno.ENOTDIR, path)
+                raise os_error(errno.ENOTDIR, path)
             directory = node
 
     def rename(self, old: str, new: str) -> None:
@@ -450,7 +376,7 @@ class SimulatedDisk:
         target, new_name = self._parent(new)
         node = source.entries.get(old_name)
         if node is None:
-            raise _os_error(errno.ENOENT, old)
+            raise os_error(errno.ENOENT, old)
         if self.watched:
             self.before("rename", new)
         _check_name(new_name, new)
@@ -458,7 +384,7 @@ class SimulatedDisk:
         if replaced is node:
             return
         if isinstance(replaced, Directory) and replaced.entries:
-            raise _os_error(errno.ENOTEMPTY, new)
+            raise os_error(errno.ENOTEMPTY, new)
         if replaced is not None:
             self._unlink(replaced)
         del source.entries[old_name]
@@ -471,9 +397,9 @@ class SimulatedDisk:
         parent, name = self._parent(path)
         node = parent.entries.get(name)
         if node is None:
-            raise _os_error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         if isinstance(node, Directory):
-            raise _os_error(errno.EISDIR, path)
+            raise os_error(errno.EISDIR, path)
         self._remove_entry(parent, name, node, path)
 
     def remove_tree(self, path: str) -> None:
@@ -557,33 +483,33 @@ class SimulatedDisk:
         """Fail where the disk cannot look any more."""
         if any(path == lost or path.startswith(f"{lost}/") for lost in self.unreadable):
             self.faults["unreadable"] += 1
-            raise _os_error(errno.EIO, path)
+            raise os_error(errno.EIO, path)
 
     def _inode(self, path: str) -> Inode:
         node = self.find(path)
         if node is None:
-            raise _os_error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         if isinstance(node, Directory):
-            raise _os_error(errno.EISDIR, path)
+            raise os_error(errno.EISDIR, path)
         return node
 
     def _directory(self, path: str) -> Directory:
         node = self.find(path)
         if node is None:
-            raise _os_error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         if not isinstance(node, Directory):
-            raise _os_error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         return node
 
     def _parent(self, path: str) -> tuple[Directory, str]:
         parts = _parts(path)
         if not parts:
-            raise _os_error(errno.EINVAL, path)
+            raise os_error(errno.EINVAL, path)
         node = self._walk(parts[:-1])
         if node is None:
-            raise _os_error(errno.ENOENT, path)
+            raise os_error(errno.ENOENT, path)
         if not isinstance(node, Directory):
-            raise _os_error(errno.ENOTDIR, path)
+            raise os_error(errno.ENOTDIR, path)
         return node, parts[-1]
 
     # Crashing.
@@ -641,8 +567,4 @@ def _parts(path: str) -> tuple[str, ...]:
 
 def _check_name(name: str, path: str) -> None:
     if len(name.encode()) > NAME_BYTES_MAX:
-        raise _os_error(errno.ENAMETOOLONG, path)
-
-
-def _os_error(code: int, path: str) -> OSError:
-    return OSError(code, strerror(code), path)
+        raise os_error(errno.ENAMETOOLONG, path)

@@ -33,7 +33,8 @@ from typing import Final, Self
 
 from holdfast.errors import HoldfastError
 from holdfast.real import RealClock
-from holdfast.testing.disk import SimulatedDisk, SimulatedFile
+from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.disk_handles import SimulatedFile
 
 DEVICE: Final = "/dev/fuse"
 IN_HEADER: Final = struct.Struct("<IIQQIIII")

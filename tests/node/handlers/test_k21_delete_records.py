@@ -9,7 +9,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.testing.bare_node import BareClient, BareNode
-from holdfast.testing.disk import Fault, SimulatedDisk, SimulatedFile
+from holdfast.testing.disk import Fault, SimulatedDisk
+from holdfast.testing.disk_handles import SimulatedFile
 from holdfast.wire.batch import make_batch
 
 BATCH = make_batch([b"a", b"b"], timestamp=1_700_000_000_000)

@@ -21,7 +21,8 @@ from holdfast.node.handlers import k00_produce
 from holdfast.node.node import Node
 from holdfast.node.wall_clock import WallClock
 from holdfast.seams import FileSystem, FlushJob, Now
-from holdfast.testing.disk import SimulatedDisk, SimulatedFile
+from holdfast.testing.disk import SimulatedDisk
+from holdfast.testing.disk_handles import SimulatedFile
 from holdfast.testing.simulator.broker import Broker, Seams, SimulatedFlusher, Start
 from holdfast.wire.metadata_records import MetadataRecord, ProducerIds
 
