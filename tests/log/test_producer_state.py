@@ -209,10 +209,10 @@ def test_a_transaction_begins_with_its_first_batch_and_ends_with_its_marker() ->
     append(state, batch(0, 5, transactional=True), 10)
     append(state, batch(5, 5, transactional=True), 15)
     assert state.has_transaction(7)
-    assert state.first_unstable_offset == state.first_undecided_offset == 10
+    assert state.first_unstable_offset == 10
     assert state.complete(marker(), ABORT, 20, 1000) == CompletedTransaction(7, 10, 20, True, 21)
     assert not state.has_transaction(7)
-    assert state.first_undecided_offset is None
+    assert not state.ongoing_transactions
 
 
 def test_the_last_stable_offset_waits_for_the_marker_to_pass_the_high_watermark() -> None:
@@ -234,22 +234,12 @@ def test_the_oldest_transaction_holds_back_all_that_follow() -> None:
     completed = state.complete(marker(pid=2), ABORT, 13, 1000)
     assert completed == CompletedTransaction(2, 11, 13, True, 10)
     assert state.complete(marker(pid=1), COMMIT, 14, 1000) == CompletedTransaction(1, 10, 14, False, 12)
-    assert state.first_undecided_offset == 12
+    assert state.ongoing_transactions == [(12, 3)]
     assert state.first_unstable_offset == 10
     state.advance_high_watermark(14)
     assert state.first_unstable_offset == 10
     state.advance_high_watermark(15)
     assert state.first_unstable_offset == 12
-
-
-def test_a_log_start_past_a_marker_releases_its_transaction_and_keeps_the_producer() -> None:
-    state = ProducerStateMap()
-    append(state, batch(0, 5, transactional=True), 10)
-    state.complete(marker(), COMMIT, 15, 1000)
-    state.truncate_head(16)
-    assert state.first_unstable_offset is None
-    assert 7 in state
-    append(state, batch(5), 16)
 
 
 def test_a_marker_without_a_transaction_ends_nothing_and_is_remembered() -> None:

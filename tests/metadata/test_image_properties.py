@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kio.schema.errors import ErrorCode
+from tests.support.registering import change_registration
 
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
@@ -130,7 +131,7 @@ class Changes(RuleBasedStateMachine):
 
     @rule(broker_id=st.integers(0, 2), fenced=st.booleans())
     def fence(self, broker_id: int, fenced: bool) -> None:
-        self.attempt(lambda: changes.change_registration(self.image, broker_id, fenced=fenced))
+        self.attempt(lambda: change_registration(self.image, broker_id, fenced=fenced))
 
     @rule(name=st.sampled_from(["metadata.version", "group.version"]), level=st.integers(0, 3))
     def set_feature(self, name: str, level: int) -> None:

@@ -142,7 +142,7 @@ def test_a_transaction_is_shown_when_its_marker_is_committed_not_when_it_is_writ
     bench.settle()
     asked = bench.begin_end(7, COMMIT)
     assert bench.hosted.log.end_offset == 2
-    assert bench.hosted.log.producers.first_undecided_offset is None
+    assert not bench.hosted.log.producers.ongoing_transactions
     assert bench.hosted.offsets.last_stable_offset == 0
     assert bench.committed() == []
     assert asked not in bench.client.correlation_ids

@@ -23,7 +23,7 @@ def raised(defect: Exception) -> None:
 
 @pytest.fixture
 def offsets() -> PartitionOffsets:
-    return PartitionOffsets(at(10), 3, raised)
+    return PartitionOffsets(at(10), raised)
 
 
 class Watcher:
@@ -144,7 +144,7 @@ def test_the_last_stable_offset_stops_at_an_undecided_transaction_and_never_pass
     )
 )
 def test_nobody_is_told_early_nobody_twice_nobody_never(steps: list[tuple[str, int]]) -> None:
-    offsets = PartitionOffsets(at(0), 0, raised)
+    offsets = PartitionOffsets(at(0), raised)
     told: dict[int, list[int]] = {}
     waiting: dict[int, int] = {}
     end = durable = 0
@@ -170,7 +170,7 @@ def test_nobody_is_told_early_nobody_twice_nobody_never(steps: list[tuple[str, i
 @pytest.mark.parametrize("end", ["flushed", "failed"])
 def test_what_a_waiter_raises_is_reported_and_costs_nobody_else_an_answer(end: str) -> None:
     reported: list[Exception] = []
-    offsets = PartitionOffsets(at(10), 3, reported.append)
+    offsets = PartitionOffsets(at(10), reported.append)
     told: list[Exception | None] = []
     watcher = Watcher()
     broken = Watcher()

@@ -261,13 +261,6 @@ def test_a_value_the_field_cannot_hold_is_an_error(version: int, fields: dict[st
     assert "HeartbeatRequest" in "".join(getattr(caught.value, "__notes__", []))
 
 
-class Slice:
-    """Stands for bytes in a file."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
 @pytest.mark.parametrize("start_time", [-1, None, 1_700_000_000_123])
 def test_a_transaction_that_is_not_open_has_no_start_time(start_time: int | None) -> None:
     state = {"transactional_id": "t", "transaction_state": "Empty", "transaction_start_time": start_time}
@@ -278,24 +271,6 @@ def test_a_transaction_that_is_not_open_has_no_start_time(start_time: int | None
         assert found.transaction_start_time is None
     else:
         assert round(found.transaction_start_time.timestamp() * 1000) == start_time
-
-
-def test_records_that_are_elsewhere_stay_there() -> None:
-    here, there = b"r" * 70_000, Slice(500)
-    partitions = [
-        {"partition_index": 0, "records": here},
-        {"partition_index": 1, "records": there},
-        {"partition_index": 2, "records": b"few"},
-    ]
-    fields = {"responses": [{"topic": "t", "topic_id": bytes(16), "partitions": partitions}]}
-    for version in range(4, 19):
-        segments = messages.encode_response_segments(FETCH, version, fields)
-        assert any(segment is here for segment in segments)
-        assert any(segment is there for segment in segments)
-        whole = b"".join(bytes(500) if segment is there else segment for segment in segments)
-        partitions[1]["records"] = bytes(500)
-        assert whole == messages.encode_response(FETCH, version, fields)
-        partitions[1]["records"] = there
 
 
 def test_an_api_or_version_without_a_schema_is_unsupported() -> None:

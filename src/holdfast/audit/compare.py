@@ -124,18 +124,6 @@ class Holding:
             self._numbered[place] = parts = [np.sort(np.concatenate(parts))]
         return parts[0]
 
-    def rows_between(self, place: Place, start: int, end: int) -> int:
-        """Rows of the offsets between these two, as far as they are in the scope."""
-        first = self.spans[place][0]
-        return int(self.counts[place][max(0, start - first) : max(0, end - first)].sum(dtype=np.int64))
-
-    def offsets_between(self, place: Place, start: int, end: int) -> Offsets:
-        """The offset of each of those rows: as often as it has rows."""
-        first = self.spans[place][0]
-        begin = max(0, start - first)
-        counts = self.counts[place][begin : max(0, end - first)]
-        return np.repeat(np.arange(len(counts), dtype=np.int64), counts) + (begin + first)
-
 
 def _is_sorted(values: npt.NDArray[np.int64]) -> bool:
     return len(values) < 2 or bool((np.diff(values) >= 0).all())

@@ -206,10 +206,6 @@ def fields_of(expressions: Sequence[Expression]) -> Iterator[Field]:
             yield from fields_of(each.arguments)
 
 
-def condition_expressions(conditions: Sequence[Condition]) -> list[Expression]:
-    return [side for each in conditions for side in (each.left, each.right) if side is not None]
-
-
 def quoted(name: str) -> str:
     """A column's name as `parse_match` reads it; the parts of a path stay parts."""
     return ".".join(map(_shown, name.split(".")))

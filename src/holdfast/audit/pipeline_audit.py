@@ -346,9 +346,6 @@ class PipelineAudit:
             self.definition, self.scope, self.logs, self._opened(), self.entries, left, self.rows, walked
         )
 
-    def _sides(self, left: Left, walked: SourceWalk) -> None:
-        self.examined += self._judge(left, walked).sides()
-
     def _word(self, judge: SinkJudge) -> None:
         """What is taken on the pipeline's word: why records left, by step; that they did, and which, is not."""
         filtered: Counter[str] = Counter()

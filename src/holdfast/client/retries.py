@@ -7,7 +7,6 @@ the consumer's: the dead-letter topic, or stopping.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -82,6 +81,3 @@ class RetryPolicy:
 
 
 NO_RETRIES = RetryPolicy(attempts=1)
-
-Sleep = Callable[[float], bool]
-"""Wait so many seconds; false when it was cut short because the work is not wanted any more."""

@@ -181,12 +181,6 @@ class ConsumerState:
         member_id = self.static.get(instance_id)
         return None if member_id is None else self.members.get(member_id)
 
-    def topics_of(self, profile: Profile) -> frozenset[str]:
-        """The names a member subscribes to, those of its expression as it was last resolved included."""
-        names = frozenset(profile.topic_names)
-        resolution = self.resolutions.get(profile.topic_regex or "")
-        return names if resolution is None else names | resolution.topics
-
     def subscribed_topics(self) -> frozenset[str]:
         return frozenset(self.names).union(*(resolution.topics for resolution in self.resolutions.values()))
 

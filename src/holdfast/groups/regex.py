@@ -40,9 +40,6 @@ class Resolution(NamedTuple):
     """By the wall clock."""
 
 
-NO_TOPICS: Final = Resolution(frozenset(), 0, 0)
-
-
 class _Matched(NamedTuple):
     topics: frozenset[str]
     changed: set[str]

@@ -317,11 +317,6 @@ class ProducerStateMap:
         return list(self._ongoing.items())
 
     @property
-    def first_undecided_offset(self) -> int | None:
-        """Where the oldest open transaction begins: compaction and the like stop there."""
-        return next(iter(self._ongoing), None)
-
-    @property
     def first_unstable_offset(self) -> int | None:
         """Where the first transaction begins that is open or whose marker is not below the high watermark."""
         return next(iter(self.unstable), None)
@@ -333,13 +328,6 @@ class ProducerStateMap:
             del self.unstable[undurable.popleft()[1]]
 
     # ---- forgetting
-
-    def truncate_head(self, log_start_offset: int) -> None:
-        """The log now begins at `log_start_offset`: ended transactions below it hold nothing back any more.
-
-        Producers stay, as in Kafka: their sequences must go on although their records are gone.
-        """
-        self.advance_high_watermark(log_start_offset)
 
     def forget_transactions(self) -> None:
         """Take every open transaction for ended: nothing is left of them."""

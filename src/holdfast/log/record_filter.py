@@ -27,11 +27,6 @@ NO_VALUE: Final = 0x01
 """The length -1 as a zigzag varint."""
 
 
-def short_key(key: bytes) -> bytes:
-    """What stands for a key in an offset map."""
-    return key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()
-
-
 def note_keys(data: bytes, base_offset: int, first_offset: int, offsets: dict[bytes, int]) -> None:
     """Put the offset of every record at `first_offset` or later into `offsets`, by key."""
     position = 0

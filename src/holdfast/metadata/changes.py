@@ -39,7 +39,6 @@ from holdfast.metadata.names import (
 from holdfast.metadata.settings import new_topic_settings
 from holdfast.seams import Randomness
 from holdfast.wire.metadata_records import (
-    BrokerRegistrationChange,
     Config,
     FeatureLevel,
     MetadataRecord,
@@ -238,23 +237,6 @@ def registration_record(broker: BrokerImage) -> RegisterBroker:
         in_controlled_shutdown=broker.in_controlled_shutdown,
         log_dirs=broker.log_dirs,
     )
-
-
-def change_registration(
-    image: ClusterImage, broker_id: int, *, fenced: bool | None = None, log_dirs: Sequence[UUID] = ()
-) -> list[MetadataRecord]:
-    """Fence or unfence a broker, or say which of its directories still work."""
-    broker = image.brokers.get(broker_id)
-    if broker is None:
-        raise ApiError(ErrorCode.broker_id_not_registered, f"broker {broker_id} is not registered")
-    return [
-        BrokerRegistrationChange(
-            broker_id=broker_id,
-            broker_epoch=broker.epoch,
-            fenced=0 if fenced is None else 1 if fenced else -1,
-            log_dirs=tuple(log_dirs),
-        )
-    ]
 
 
 def set_feature_levels(image: ClusterImage, levels: Mapping[str, int]) -> list[MetadataRecord]:

@@ -53,7 +53,7 @@ class HostedPartition:
         self.log = log
         self.directory = directory
         report_waiter = partial(report, f"what waits for {topic}-{index}")
-        self.offsets = PartitionOffsets(log.end_position, leader_epoch, report_waiter)
+        self.offsets = PartitionOffsets(log.end_position, report_waiter)
         self._stable_position = log.end_position
         self.flush_running = False
         self.flush_waiters = Waiters(report_waiter)

@@ -356,7 +356,7 @@ class Node:
             for partition in topic.partitions[:have]:
                 hosted = self.partitions.get(topic.name, partition.index)
                 if hosted is not None:
-                    hosted.leader_epoch = hosted.offsets.leader_epoch = partition.leader_epoch
+                    hosted.leader_epoch = partition.leader_epoch
         names = {topic_id: topic.name for topic_id, topic in before.items() if topic is not None}
         self.groups.topics_changed({*names.values()} | self._names_of(before), now)
         deleted = {name for topic_id, name in names.items() if topic_id not in self.image.topics_by_id}

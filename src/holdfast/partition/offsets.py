@@ -75,14 +75,12 @@ class PartitionOffsets:
         "fetch_waiters",
         "first_unstable_offset",
         "high_watermark",
-        "leader_epoch",
     )
 
-    def __init__(self, end: LogPosition, leader_epoch: int, report: Report) -> None:
+    def __init__(self, end: LogPosition, report: Report) -> None:
         """Everything below `end` was found on disk by recovery, so it is durable and visible."""
         self.durable_end = end
         self.high_watermark = end
-        self.leader_epoch = leader_epoch
         self.failure: Exception | None = None
         """Why nothing more will be committed here, once that is so."""
         self.first_unstable_offset: int | None = None

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import random
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -563,7 +562,3 @@ def definition_of(
         home=f"{directory}/home",
         directory=directory,
     )
-
-
-def topic_id_of(seed: int) -> uuid.UUID:
-    return uuid.UUID(int=random.Random(f"topic {seed}").getrandbits(128))

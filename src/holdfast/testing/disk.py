@@ -129,10 +129,6 @@ class SimulatedDisk:
         self._operations_until_power_loss = operations
         self.watched = True
 
-    @property
-    def powered(self) -> bool:
-        return self._operations_until_power_loss is None or self._operations_until_power_loss >= 0
-
     def prepare(self, path: str) -> None:
         """A durable directory with durable parents, as an operator provides it."""
         self.make_directory(path)

@@ -56,7 +56,6 @@ CONTROL: Final = 0x20
 DELETE_HORIZON: Final = 0x40
 
 OFFSET_AND_EPOCH: Final = struct.Struct(">qii")
-OFFSET_AND_LENGTH: Final = struct.Struct(">qi")
 _CRC: Final = struct.Struct(">I")
 
 

@@ -82,14 +82,11 @@ class Fetched(NamedTuple):
     records_length: int
     diverging: tuple[int, int] | None = None
     """(epoch, end offset) when the fetcher's last epoch ended before its offset."""
-    leader: tuple[int, int] | None = None
-    """(leader id, leader epoch), sent along with errors that mean the client's metadata is old."""
 
 
 _FETCHED_V4: Final = struct.Struct(">ihqq").pack
 _FETCHED_V5: Final = struct.Struct(">ihqqq").pack
 _DIVERGING: Final = struct.Struct(">BBiqB").pack
-_LEADER: Final = struct.Struct(">BBiiB").pack
 
 
 def pack_fetch_response(
@@ -147,11 +144,4 @@ def _fetched_head(version: int, flexible: bool, fetched: Fetched) -> bytes:
 
 
 def _fetched_tags(fetched: Fetched) -> bytes:
-    if fetched.diverging is None and fetched.leader is None:
-        return b"\x00"
-    out = bytes(((fetched.diverging is not None) + (fetched.leader is not None),))
-    if fetched.diverging is not None:
-        out += _DIVERGING(0, 13, *fetched.diverging, 0)
-    if fetched.leader is not None:
-        out += _LEADER(1, 9, *fetched.leader, 0)
-    return out
+    return b"\x00" if fetched.diverging is None else b"\x01" + _DIVERGING(0, 13, *fetched.diverging, 0)

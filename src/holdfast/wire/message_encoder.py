@@ -14,9 +14,6 @@ The rules of a value:
 - durations and timestamps are milliseconds, error codes integers, uuids 16 bytes, a `uuid.UUID` or None for
   zero;
 - a tagged field is written when its encoding differs from that of its default.
-
-A `records` value may be something other than bytes that has a `size`: it then stands in the parts as itself,
-for a caller that sends those bytes from somewhere else (`messages.encode_response_segments`).
 """
 
 from __future__ import annotations
@@ -76,7 +73,7 @@ def struct_encoder(entity_type: type) -> ValueStep:
 
 
 def encode_parts(entity_type: type, fields: Mapping[str, Any]) -> list[Any]:
-    """One message as parts: bytes, and `records` values that were not bytes, in order."""
+    """One message as parts, in order."""
     parts: list[Any] = []
     try:
         struct_encoder(entity_type)(fields, parts.append)
@@ -243,22 +240,18 @@ def _encode_legacy_string(value: str, append: Append) -> None:
 
 
 def _encode_compact_bytes(value: Any, append: Append) -> None:
-    append(encode_uvarint(size_of(value) + 1))
+    append(encode_uvarint(_size_of(value) + 1))
     append(value)
 
 
 def _encode_legacy_bytes(value: Any, append: Append) -> None:
-    append(_int32(size_of(value)))
+    append(_int32(_size_of(value)))
     append(value)
 
 
-def size_of(part: Any) -> int:
+def _size_of(part: bytes | bytearray | memoryview) -> int:
     """How many bytes a part of a message takes on the wire."""
-    if isinstance(part, bytes | bytearray):
-        return len(part)
-    if isinstance(part, memoryview):
-        return part.nbytes
-    return int(part.size)
+    return part.nbytes if isinstance(part, memoryview) else len(part)
 
 
 def _array_length(flexible: bool) -> Callable[[int], bytes]:

@@ -25,17 +25,13 @@ from kio.serial.errors import SerialError
 from holdfast.errors import ApiError, MalformedFrame
 from holdfast.seams import Buffer
 from holdfast.wire import apis
-from holdfast.wire.message_encoder import encode_parts, size_of, struct_encoder
+from holdfast.wire.message_encoder import encode_parts, struct_encoder
 from holdfast.wire.message_guard import checked, struct_walker
 from holdfast.wire.message_schema import known_versions, request_type, response_type, shapes
 from holdfast.wire.varint import decode_uvarint
 
 strict_fields = False
 """When set, a key that no version of its struct has is an error instead of being dropped. Tests set it."""
-
-_SEGMENT_BYTES_MIN = 16 * 1024
-"""Records from this size on are sent from where they are; copying fewer bytes costs less than one more
-buffer."""
 
 _head = struct.Struct(">hhih").unpack_from
 _correlation = struct.Struct(">i").pack
@@ -125,30 +121,6 @@ def encode_response(api_key: int, version: int, fields: Mapping[str, Any]) -> by
 def encode_request(api_key: int, version: int, fields: Mapping[str, Any]) -> bytes:
     """The body of a request, without its header."""
     return _encode(_typed(request_type, api_key, version), fields)
-
-
-def encode_response_segments(api_key: int, version: int, fields: Mapping[str, Any]) -> list[Any]:
-    """The body of a response as a list of buffers and whatever else with a `size` stood for records.
-
-    Joined in order, with each such object replaced by its `size` bytes, they are what `encode_response`
-    returns. Large records are passed on without a copy.
-    """
-    response = _typed(response_type, api_key, version)
-    if strict_fields:
-        _refuse_unknown_keys(response, fields)
-    segments: list[Any] = []
-    small: list[Any] = []
-    for part in encode_parts(response, fields):
-        if isinstance(part, bytes | bytearray | memoryview) and size_of(part) < _SEGMENT_BYTES_MIN:
-            small.append(part)
-            continue
-        if small:
-            segments.append(b"".join(small))
-            small.clear()
-        segments.append(part)
-    if small:
-        segments.append(b"".join(small))
-    return segments
 
 
 def preload(api_key: int, version: int) -> None:

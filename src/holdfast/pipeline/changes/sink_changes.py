@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast.pipeline.changes.levels import Change, Document, Level, from_to, show
+from holdfast.pipeline.changes.levels import Change, Document, Level, from_to
 
 PLACES: Final = {
     "parquet": ("path",),
@@ -176,7 +176,3 @@ def _dead_letter(was: Document, now: Document) -> Iterator[Change]:
         what = "changed" if name in SECRET else from_to(was.get(name), now.get(name))
         why = MOVED.get(("kafka", name), FROM_NOW_ON)
         yield Change(Level.SAFE, f"dead_letter.{name}", what, why)
-
-
-def sink_names(document: Document) -> str:
-    return show([sink["name"] for sink in document.get("sinks") or []])

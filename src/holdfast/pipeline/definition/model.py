@@ -200,8 +200,6 @@ class Join:
     """`left`: a left row that nothing was found for leaves alone when its time is over."""
 
 
-Tap = Window | Keyed | Join
-"""Steps that let rows go on unchanged and make rows of their own."""
 Step = Expect | Filter | Sql | Python | Dedupe | Lookup | Window | Keyed | Join
 
 

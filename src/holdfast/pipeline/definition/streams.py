@@ -8,7 +8,7 @@ seen, `<step>.duplicates`. A sink takes the end of the chain, or the stream it n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -24,8 +24,6 @@ from holdfast.pipeline.definition.model import (
 
 LATE: Final = "late"
 DUPLICATES: Final = "duplicates"
-
-Stateful: TypeAlias = Dedupe | Window | Keyed | Join
 
 
 class Stream(NamedTuple):

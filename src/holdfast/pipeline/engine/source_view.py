@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -144,7 +144,3 @@ def read_places(source: Source, positions: Positions) -> list[Place]:
 
 def ends_of(logs: Mapping[Place, Log]) -> dict[Place, int]:
     return {place: log.end for place, log in logs.items()}
-
-
-def places_text(places: Iterable[Place]) -> str:
-    return ", ".join(f"{place.topic}-{place.partition}" for place in sorted(places))
