@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.log.compaction import Swap
+from holdfast.log.index_sums import IndexSums
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.testing.compacted_log import (
     DELETE_RETENTION_MS,
@@ -226,10 +227,12 @@ def log_that_loses_a_marker() -> CompactedLog:
             subject.compact()
         subject.now_ms += DELETE_RETENTION_MS
     # The entry is still there, as after a crash before the index followed.
-    file = subject.disk.open(subject.log.segments[0].path(".txnindex"), "create")
-    index.forget_file()
-    index.sync_to(file)
-    file.flush()
+    first = subject.log.segments[0]
+    indexes = (first.index.to_bytes(), first.time_index.to_bytes(), index.to_bytes())
+    for suffix, data in ((".txnindex", indexes[-1]), (".sums", IndexSums.of(*indexes).to_bytes())):
+        file = subject.disk.open(first.path(suffix), "create")
+        file.pwritev([data], 0)
+        file.flush()
     subject.disk.flush_directory(DIRECTORY)
     return subject
 

@@ -128,20 +128,6 @@ def test_can_hold_says_when_a_segment_must_roll() -> None:
     assert not index.can_hold(BASE - 1)
 
 
-def test_an_index_past_its_log_is_corrupt() -> None:
-    index = offset_index([(10, 100)])
-    index.check_within(BASE + 11, 101)
-    OffsetIndex(BASE).check_within(BASE, 0)
-    with pytest.raises(CorruptLog, match="past"):
-        index.check_within(BASE + 10, 101)
-    with pytest.raises(CorruptLog, match="past"):
-        index.check_within(BASE + 11, 100)
-    times = time_index([(10, 100)])
-    times.check_within(BASE + 11)
-    with pytest.raises(CorruptLog, match="past"):
-        times.check_within(BASE + 10)
-
-
 @pytest.mark.parametrize(
     "damaged",
     [

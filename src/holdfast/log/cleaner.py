@@ -38,7 +38,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from holdfast.atomic import read_whole
 from holdfast.errors import CorruptLog, InvalidRecords
 from holdfast.log.batches import PIECE_BYTES, Batch, read_batches
 from holdfast.log.index import RELATIVE_OFFSET_MAX
@@ -311,7 +310,7 @@ class _Cleaner:
                         output.append(*kept)
             if len(group) == 1 and not has_changes:
                 return None
-            self._write_transaction_index(group, end_offset)
+            self._take_transactions(output.segment, group, end_offset)
             bases = [source.base_offset for source in group]
             cleaned = output.finish(bases, max(self._modified_ms[base] for base in bases))
             self._bytes_written += cleaned.size
@@ -392,26 +391,22 @@ class _Cleaner:
         sealed = seal(header, packed)
         return header._replace(batch_length=len(sealed) - LOG_OVERHEAD), sealed
 
-    def _write_transaction_index(self, group: list[Source], end_offset: int) -> None:
-        """The aborted transactions consumers must still be told of: those that had batches before this round.
+    def _take_transactions(self, output: Segment, group: list[Source], end_offset: int) -> None:
+        """Give `output` the aborted transactions consumers must still be told of: those that had batches before this
+        round.
 
-        The file is written whenever the replaced segments had one, even if it is empty now, so that the old one
-        never stands beside the new segment.
+        It gets a file whenever the replaced segments had one, even if it is empty now, so that the old one never stands
+        beside the new segment.
         """
-        directory = self._asked.directory
-        kept = TransactionIndex(group[0].base_offset)
-        had_one = False
+        kept = TransactionIndex(output.base_offset)
         for source in group:
-            path = Segment(self._fs, directory, source.base_offset, 0, 0).path(TXN_INDEX_SUFFIX)
-            if not self._fs.exists(path):
-                continue
-            had_one = True
-            for entry in TransactionIndex.from_bytes(read_whole(self._fs, path), source.base_offset).entries:
+            segment = Segment(self._fs, self._asked.directory, source.base_offset, 0, 0)
+            segment.has_transaction_file = self._fs.exists(segment.path(TXN_INDEX_SUFFIX))
+            output.has_transaction_file = output.has_transaction_file or segment.has_transaction_file
+            for entry in segment.transactions.entries:
                 if entry.last_offset >= end_offset or self._survey.has_data(entry.last_offset):
                     kept.append(*entry)
-        if had_one:
-            path = Segment(self._fs, directory, group[0].base_offset, 0, 0).path(TXN_INDEX_SUFFIX)
-            _write_file(self._fs, path + CLEANED_SUFFIX, kept.to_bytes())
+        output.set_transactions(kept)
 
 
 class _Output:
@@ -420,9 +415,9 @@ class _Output:
     def __init__(self, fs: FileSystem, asked: Round, base_offset: int) -> None:
         self._fs = fs
         self._interval_bytes = asked.index_interval_bytes
-        self._segment = Segment(fs, asked.directory, base_offset, 0, 0)
-        self._segment.start_indexes()
-        self._path = self._segment.path(LOG_SUFFIX) + CLEANED_SUFFIX
+        self.segment = Segment(fs, asked.directory, base_offset, 0, 0)
+        self.segment.start_indexes()
+        self._path = self.segment.path(LOG_SUFFIX) + CLEANED_SUFFIX
         self._file = fs.open(self._path, "create")
         self._file.truncate(0)
         self._pending: list[bytes] = []
@@ -432,7 +427,7 @@ class _Output:
         self._is_finished = False
 
     def append(self, header: BatchHeader, batch: Buffer) -> None:
-        self._segment.note_batch(header, self._written + self._pending_bytes, self._interval_bytes)
+        self.segment.note_batch(header, self._written + self._pending_bytes, self._interval_bytes)
         self._pending.append(bytes(batch))  # a view would keep the whole chunk it was read in
         self._pending_bytes += len(batch)
         if self._pending_bytes >= WRITE_BYTES:
@@ -455,12 +450,8 @@ class _Output:
         """`modified_ms` is of the files it replaces: records without times of their own are as old as those."""
         self._write()
         self._file.flush()
-        segment = self._segment
-        segment.finish_time_index()
-        for suffix, data in (
-            (INDEX_SUFFIX, segment.index.to_bytes()),
-            (TIME_INDEX_SUFFIX, segment.time_index.to_bytes()),
-        ):
+        segment = self.segment
+        for suffix, data in segment.index_files():
             _write_file(self._fs, segment.path(suffix) + CLEANED_SUFFIX, data)
         self._fs.set_modified_ms(self._path, modified_ms)
         self._is_finished = True

@@ -37,10 +37,9 @@ from holdfast.log.cleaner import CleanedSegment, LastRecord, Round, Source
 from holdfast.log.log import Log
 from holdfast.log.segment import (
     CLEANED_SUFFIX,
-    INDEX_SUFFIX,
+    INDEX_SUFFIXES,
     LOG_SUFFIX,
     SWAP_SUFFIX,
-    TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
     Segment,
 )
@@ -48,7 +47,6 @@ from holdfast.seams import FileSystem, Now
 from holdfast.wire.batch import NO_TIMESTAMP
 from holdfast.wire.positions import LogPosition
 
-INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)
 PART_BYTES_MIN: Final = 1024 * 1024 * 1024
 PARTS_MAX: Final = 8
 """Each part reads the dirty part again, and the log needs an eighth more room for a while."""

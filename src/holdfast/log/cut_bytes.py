@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.atomic import read_whole
-from holdfast.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, Segment
+from holdfast.log.segment import INDEX_SUFFIXES, LOG_SUFFIX, Segment
 from holdfast.seams import FileSystem
 
 CUT_SUFFIX: Final = ".cut"
@@ -42,7 +42,7 @@ def cut_off(
 def remove_files(fs: FileSystem, segment: Segment) -> None:
     """Everything of a segment but the state of producers at its beginning."""
     segment.close()
-    for path in map(segment.path, (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX)):
+    for path in map(segment.path, (LOG_SUFFIX, *INDEX_SUFFIXES)):
         if fs.exists(path):
             fs.remove(path)
 

@@ -10,14 +10,15 @@ ends that transaction for a state that was taken when it was open, and there is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from holdfast.errors import CorruptLog, InvalidRecords
+from holdfast.log.batches import walk_headers
 from holdfast.log.producer_state import CompletedTransaction, ProducerStateMap
-from holdfast.log.scan import Found
+from holdfast.log.segment import Segment
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.seams import Buffer, File
-from holdfast.wire.batch import CONTROL, BatchHeader, Record, build_batch, iterate_records
+from holdfast.wire.batch import CONTROL, TRANSACTIONAL, BatchHeader, Record, build_batch, iterate_records
 from holdfast.wire.control_records import EndTransactionMarker, decode_end_marker
 
 
@@ -73,19 +74,16 @@ def add_aborted(index: TransactionIndex, completed: CompletedTransaction | None)
         )
 
 
-def rebuild_transactions(
-    batches: Iterable[tuple[File, Found]], base_offset: int, end_offset: int
-) -> TransactionIndex:
-    """The index of the segment with the offsets from `base_offset` up to `end_offset`.
+def rebuild_transactions(segments: Iterable[Segment]) -> Iterator[TransactionIndex]:
+    """The index of each segment, from its batches and those before.
 
-    `batches` are those of the log from its beginning: any of them may belong to a transaction that ends there.
+    They must be those of the log from its beginning: any batch may belong to a transaction that ends later.
     """
     producers = ProducerStateMap()
-    index = TransactionIndex(base_offset)
-    for file, (position, header) in batches:
-        if header.base_offset >= end_offset:
-            break
-        completed = replay_batch(producers, header, file, position, 0)
-        if header.base_offset >= base_offset:
-            add_aborted(index, completed)
-    return index
+    for segment in segments:
+        index = TransactionIndex(segment.base_offset)
+        file = segment.file
+        for position, header in walk_headers(file, segment.size):
+            if header.attributes & TRANSACTIONAL:
+                add_aborted(index, replay_batch(producers, header, file, position, 0))
+        yield index

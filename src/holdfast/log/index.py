@@ -190,15 +190,6 @@ class OffsetIndex(EntryFile):
         """Forget the entries of `offset` and above."""
         self._truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
 
-    def check_within(self, end_offset: int, log_bytes: int) -> None:
-        """Raise unless every entry points into a log of `log_bytes` that ends before `end_offset`."""
-        offset, position = self.last_entry
-        if self._offsets and (offset >= end_offset or position >= log_bytes):
-            raise CorruptLog(
-                f"offset index from {self.base_offset}: its last entry, {offset} at {position}, lies past "
-                f"the log, which ends at offset {end_offset} and {log_bytes} bytes"
-            )
-
     @classmethod
     def from_bytes(cls, data: Buffer, base_offset: int) -> OffsetIndex:
         """Read a file's content; `CorruptLog` when no append could have written it."""
@@ -288,15 +279,6 @@ class TimeIndex(EntryFile):
     def truncate_to(self, offset: int) -> None:
         """Forget the entries of `offset` and above."""
         self._truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
-
-    def check_within(self, end_offset: int) -> None:
-        """Raise unless every entry names an offset below `end_offset`."""
-        timestamp, offset = self.last_entry
-        if self._offsets and offset >= end_offset:
-            raise CorruptLog(
-                f"time index from {self.base_offset}: its last entry {timestamp} names offset {offset}, "
-                f"past the end of the log at {end_offset}"
-            )
 
     @classmethod
     def from_bytes(cls, data: Buffer, base_offset: int) -> TimeIndex:

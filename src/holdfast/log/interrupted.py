@@ -12,6 +12,7 @@ from holdfast.log.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
+    SUMS_SUFFIX,
     SWAP_SUFFIX,
     TIME_INDEX_SUFFIX,
     TXN_INDEX_SUFFIX,
@@ -56,7 +57,7 @@ def _complete_swap(fs: FileSystem, directory: str, swap_name: str) -> None:
         stem, _, suffix = name.partition(".")
         if not stem.isdigit() or not base <= int(stem) <= last_offset:
             continue
-        is_index = "." + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)
+        is_index = "." + suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, SUMS_SUFFIX)
         # Indexes are rebuilt from the batches; of the rest, the segment's own files are replaced in one step.
         if is_index or (int(stem) > base and "." + suffix in (LOG_SUFFIX, TXN_INDEX_SUFFIX, SNAPSHOT_SUFFIX)):
             fs.remove(f"{directory}/{name}")

@@ -34,11 +34,9 @@ from holdfast.log.producer_state import ProducerStateMap
 from holdfast.log.scan import Found, header_at, scan_headers
 from holdfast.log.segment import (
     DELETED_SUFFIX,
-    INDEX_SUFFIX,
+    INDEX_SUFFIXES,
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    TXN_INDEX_SUFFIX,
     Segment,
     Slice,
     offset_name,
@@ -393,23 +391,19 @@ class Log:
         return found
 
     def transactions_of(self, segment: Segment) -> TransactionIndex:
-        """The segment's transaction index, rebuilt from the log when its file is damaged."""
+        """The segment's transaction index, rebuilt from the log when its file is lost or damaged."""
         self._keep_loaded(segment)
         try:
             return segment.transactions
         except (CorruptLog, FileNotFoundError):
-            at = self.segments.index(segment)
-            end = self._bases[at + 1] if at + 1 < len(self._bases) else self.end_offset
-            index = rebuild_transactions(self._batches_of(self.segments[: at + 1]), segment.base_offset, end)
+            *_, index = rebuild_transactions(self._used(self.segments[: self.segments.index(segment) + 1]))
             segment.set_transactions(index)
             return index
 
-    def _batches_of(self, segments: list[Segment]) -> Iterator[tuple[File, Found]]:
+    def _used(self, segments: list[Segment]) -> Iterator[Segment]:
         for segment in segments:
             self._keep_loaded(segment)
-            file = segment.file
-            for found in scan_headers(file, 0, segment.size):
-                yield file, found
+            yield segment
 
     def batches_from(self, offset: int, end: LogPosition | None = None) -> Iterator[Found]:
         """Headers of the batches that hold `offset` and later ones: for recovery, tools and lookups by time."""
@@ -476,7 +470,7 @@ class Log:
 
     def retirement(self, segment: Segment, *, with_snapshot: bool) -> list[tuple[str, str]]:
         """The renames that put a segment's files out of the way; recovery deletes what is left of them."""
-        suffixes = [LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX]
+        suffixes = [LOG_SUFFIX, *INDEX_SUFFIXES]
         if with_snapshot:
             suffixes.append(SNAPSHOT_SUFFIX)
         paths = [path for path in map(segment.path, suffixes) if self._fs.exists(path)]

@@ -24,19 +24,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from holdfast.atomic import flush_file, parent_of, read_whole
+from holdfast.atomic import flush_file, parent_of
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import CorruptLog
 from holdfast.log.checkpoints import PARTITION_METADATA_FILE, encode_partition_metadata
 from holdfast.log.cut_bytes import cut_off, remove_files
-from holdfast.log.end_markers import add_aborted, replay_batch
+from holdfast.log.end_markers import add_aborted, rebuild_transactions, replay_batch
 from holdfast.log.epoch_files import EpochFiles
 from holdfast.log.interrupted import finish_interrupted_work
 from holdfast.log.leader_epochs import LeaderEpochs
 from holdfast.log.log import Log
 from holdfast.log.lost_offsets import LostOffsets
 from holdfast.log.named_start import settle_start
-from holdfast.log.producer_snapshot import decode_snapshot, encode_snapshot
 from holdfast.log.producer_state import CompletedTransaction, ProducerStateMap
 from holdfast.log.scan import ANYWHERE, Damage, VerifiedScan, find_later_batch, header_at, scan_headers
 from holdfast.log.segment import (
@@ -47,6 +46,7 @@ from holdfast.log.segment import (
     offset_name,
     timestamp_of,
 )
+from holdfast.log.snapshots import Snapshots
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import content_end
 from holdfast.saying import Say, warn
@@ -127,7 +127,8 @@ def open_log(
         fs.flush_directory(parent_of(directory))
     finish_interrupted_work(fs, directory, say)
     trust = trust._replace(start_offset=settle_start(fs, directory, trust.start_offset))
-    segments = _find_segments(fs, directory, trust.start_offset)
+    snapshots = Snapshots(fs, directory, say)
+    segments = _find_segments(fs, directory, trust.start_offset, snapshots)
     segments = _with_the_first(fs, directory, segments, trust, lost, now)
     opening = _Opening(fs, directory, config, trust, segments, lost, now, say)
     if trust.clean:
@@ -137,7 +138,7 @@ def open_log(
     return opening.finish()
 
 
-def _find_segments(fs: FileSystem, directory: str, start_offset: int) -> list[Segment]:
+def _find_segments(fs: FileSystem, directory: str, start_offset: int, snapshots: Snapshots) -> list[Segment]:
     segments = []
     names = set(fs.list(directory))
     for name in sorted(names):
@@ -149,7 +150,7 @@ def _find_segments(fs: FileSystem, directory: str, start_offset: int) -> list[Se
     # A power failure may have kept any part of a deletion: what is below the log start is deleted again, as far as
     # what it tells of producers is written down.
     first = sum(segment.base_offset <= start_offset for segment in segments) - 1
-    while first > 0 and not _has_snapshot(fs, segments[first]):
+    while first > 0 and not snapshots.is_durable(segments[first].base_offset):
         first -= 1
     for gone in segments[: max(first, 0)]:
         remove_files(fs, gone)
@@ -176,18 +177,6 @@ def _with_the_first(
     return [segment, *segments]
 
 
-def _has_snapshot(fs: FileSystem, segment: Segment) -> bool:
-    """Whether the state of producers at the segment's beginning is on disk, whole; now, if not before."""
-    path = segment.path(SNAPSHOT_SUFFIX)
-    try:
-        decode_snapshot(read_whole(fs, path), path)
-    except (FileNotFoundError, CorruptLog):
-        return False
-    flush_file(fs, path)
-    fs.flush_directory(segment.directory)
-    return True
-
-
 class _Opening:
     """The state of one opening: filled segment by segment."""
 
@@ -211,14 +200,21 @@ class _Opening:
         self.lost = lost
         self.warn: Say = lambda text: say(warn(text))
         self.end_offset = segments[0].base_offset
+        self.snapshots = Snapshots(fs, directory, say)
         self.producers = ProducerStateMap(directory)
         self.epoch_files = EpochFiles(fs, directory)
         self.epochs = self.epoch_files.read(say)
         self.epochs_lost = not self.epochs.entries
+        self.unwritten: list[Segment] = []
+        """Sealed or closed segments whose index files were lost or damaged."""
+        self.unproven: list[Segment] = []
+        """Those of which no checksum proves the transaction index."""
         self.cut_bytes = 0
 
     def finish(self) -> Log:
         self._check_end()
+        self._rebuild_transactions()
+        is_changed = self._write_rebuilt_indexes()
         if self.end_offset < self.trust.recovery_point:
             self._go_on_at(self.trust.recovery_point)
         if self.end_offset < self.trust.start_offset:
@@ -241,7 +237,8 @@ class _Opening:
             producers=self.producers,
             epochs=self.epochs,
             epoch_files=self.epoch_files,
-            is_changed=not self.trust.clean and any(segment.size for segment in self.segments),
+            is_changed=is_changed
+            or (not self.trust.clean and any(segment.size for segment in self.segments)),
         )
         log.cut_bytes = self.cut_bytes
         log.transactions_of(log.active)  # appended to from now on: damage is found here or never
@@ -266,7 +263,7 @@ class _Opening:
     def _go_on_at(self, offset: int) -> None:
         """The end of the log is given up: seal what is left of it, and begin where no offset is given again."""
         self._write_sealed_indexes(self.segments[-1])
-        self._write_snapshot(offset)
+        self.snapshots.write(offset, self.producers)
         segment = Segment(self.fs, self.directory, offset, 0, self.now.wall_ms)
         segment.create()
         self.segments.append(segment)
@@ -311,11 +308,13 @@ class _Opening:
             last.bytes_since_index_entry = last.size - last.index.last_entry[1]
         else:
             self._is_behind_lost_tail(last)
-            last.start_indexes()  # its files may be of batches that were lost
+            # Its files may be of batches that were lost.
+            last.start_indexes()
+            last.set_transactions(TransactionIndex(last.base_offset))
             self.end_offset = last.base_offset
         self._check_end()
         self._rebuild_producers(self.end_offset)
-        self._remove_unused_snapshots()
+        self.snapshots.remove_unused({segment.base_offset for segment in self.segments}, self.end_offset)
 
     def _load_sealed(self, segment: Segment) -> None:
         self._is_behind_lost_tail(segment)
@@ -323,17 +322,20 @@ class _Opening:
         self.end_offset = segment.next_offset
         if segment.whole_bytes < segment.size:
             self._cut_short(segment)
+        if segment.size and not self._proves_transactions(segment):
+            self.unproven.append(segment)
         if not segment.size or not (len(times) or segment.has_untimed):
             if segment.size and segment.max_timestamp < 0:
                 segment.rebuild_indexes(self.config.index_interval_bytes)
             return
         segment.max_timestamp, segment.offset_of_max_timestamp = times.last_entry
         segment.first_timestamp = timestamp_of(header_at(segment.file, 0))
-        if segment is not self.segments[-1]:
-            if segment.indexes_rebuilt:
-                self._write_indexes(segment)
+        if segment.indexes_rebuilt:
+            self.warn(f"{segment.path()}: its index was lost or damaged, and is rebuilt")
+            self.unwritten.append(segment)
+        elif segment is not self.segments[-1]:
             segment.forget_indexes()
-            segment.close()
+        segment.close()
 
     def _cut_short(self, segment: Segment) -> None:
         """A file that was whole ends inside a batch: what is behind that was lost, and its remains are cut off."""
@@ -348,15 +350,46 @@ class _Opening:
         cut_off(self.fs, segment, position, segment.size, [])
         segment.size = position
 
-    def _write_indexes(self, segment: Segment) -> None:
-        """Replace lost index files. Without room for them the next lookup rebuilds them in memory once more."""
+    @staticmethod
+    def _proves_transactions(segment: Segment) -> bool:
         try:
-            for file in segment.write_indexes():
-                file.close()
-        except OSError as error:
-            self.warn(f"{segment.path()}: its indexes could not be written: {error}")
-        else:
-            segment.indexes_rebuilt = False
+            return segment.transactions is not None
+        except (FileNotFoundError, CorruptLog):
+            return False
+
+    def _rebuild_transactions(self) -> None:
+        """Rebuild transaction indexes that nothing proves: without them readers would see what was aborted."""
+        unproven = self.unproven
+        if not unproven:
+            return
+        self.warn(
+            f"{self.directory}: {len(unproven)} transaction indexes were lost, damaged or written without checksums, "
+            f"and are rebuilt; the first is that of {offset_name(unproven[0].base_offset)}{LOG_SUFFIX}"
+        )
+        segments = self.segments[: self.segments.index(unproven[-1]) + 1]
+        for segment, index in zip(segments, rebuild_transactions(segments), strict=True):
+            if segment in unproven:
+                segment.set_transactions(index)
+            segment.close()
+        self.unwritten += [segment for segment in unproven if segment not in self.unwritten]
+
+    def _write_rebuilt_indexes(self) -> bool:
+        """Replace lost index files; whether the active segment is among them, whose files follow when it is closed.
+
+        They are not flushed: checksums tell. Without room for them they are rebuilt again when they are needed.
+        """
+        for segment in self.unwritten:
+            if segment is self.segments[-1]:
+                continue
+            try:
+                for file in segment.write_indexes():
+                    file.close()
+            except OSError as error:
+                self.warn(f"{segment.path()}: its indexes could not be written: {error}")
+            else:
+                segment.indexes_rebuilt = False
+                segment.forget_indexes()
+        return self.segments[-1] in self.unwritten
 
     # Anything else
 
@@ -376,7 +409,7 @@ class _Opening:
                 segment.file.drop_cache()
         base = doubtful[0].base_offset
         self.epochs.truncate_from_end(max(base, self.trust.recovery_point))
-        self._remove_snapshots_above(max(base, self.trust.recovery_point))
+        self.snapshots.remove_above(max(base, self.trust.recovery_point))
         self._rebuild_producers(base)
         self.end_offset = base
         for index, segment in enumerate(doubtful):
@@ -385,7 +418,7 @@ class _Opening:
                 self._cut(first + index - 1, Damage(doubtful[index - 1].size, reason))
                 break
             if index and not self._has_state_of_roll(segment):
-                self._write_snapshot(segment.base_offset)
+                self.snapshots.write(segment.base_offset, self.producers)
             damage = self._verify(segment)
             if damage is not None and self._cut(first + index, damage):
                 break
@@ -432,19 +465,10 @@ class _Opening:
 
         The segment in front of it may have been compacted since: then its batches do not tell all any more.
         """
-        if segment.base_offset > self.trust.recovery_point or not self._load_snapshot(segment.base_offset):
+        if segment.base_offset > self.trust.recovery_point or not self._load_state(segment.base_offset):
             return False
         flush_file(self.fs, segment.path(SNAPSHOT_SUFFIX))
         return True
-
-    def _write_snapshot(self, offset: int) -> None:
-        """Producer state as of `offset`: the batches it came from may be deleted one day."""
-        file = self.fs.open(self._snapshot_path(offset), "create")
-        data = encode_snapshot(self.producers.to_snapshot())
-        file.pwritev([data], 0)
-        file.truncate(len(data))
-        file.flush()
-        file.close()
 
     def _first_to_verify(self) -> int:
         """The segment with the last offset below the recovery point: a flush may have ended there before the roll
@@ -531,9 +555,9 @@ class _Opening:
         removed everything since, the marker too.
         """
         start = self.segments[0].base_offset
-        if self._load_snapshot(end_offset) or end_offset <= start:
+        if self._load_state(end_offset) or end_offset <= start:
             return
-        if self._load_snapshot(start):
+        if self._load_state(start):
             # It alone knows of producers whose batches are deleted. Their transactions have nothing here that could
             # be shown too early, and are open again from their next batch on.
             self.producers.forget_transactions()
@@ -541,58 +565,16 @@ class _Opening:
             if segment.base_offset >= end_offset:
                 break
             if segment.base_offset > start:
-                self._replace_snapshot(segment.base_offset)
+                self.snapshots.replace(segment.base_offset, self.producers)
             for found in scan_headers(segment.file, 0, segment.size):
                 if found.header.base_offset >= end_offset:
                     break
                 replay_batch(self.producers, found.header, segment.file, found.position, self.now.wall_ms)
-        self._replace_snapshot(end_offset)
+        self.snapshots.replace(end_offset, self.producers)
 
-    def _replace_snapshot(self, offset: int) -> None:
-        """Write a lost snapshot anew. Without room for it, the next start replays once more."""
-        try:
-            self._write_snapshot(offset)
-            self.fs.flush_directory(self.directory)
-        except OSError as error:
-            self.warn(f"{self.directory}: the state of producers at {offset} could not be written: {error}")
-
-    def _load_snapshot(self, offset: int) -> bool:
-        """Take the state as of `offset` from its file, if there is one and it is sound."""
-        path = self._snapshot_path(offset)
-        try:
-            entries = decode_snapshot(read_whole(self.fs, path), path)
-        except FileNotFoundError:
-            return False
-        except CorruptLog as error:
-            self.warn(f"{error}; producer state is rebuilt from the log")
-            return False
-        self.producers = ProducerStateMap.from_snapshot(entries, self.directory)
-        return True
-
-    def _remove_unused_snapshots(self) -> None:
-        """Remove what earlier stops wrote at their ends, once there is one of this end."""
-        used = {segment.base_offset for segment in self.segments} | {self.end_offset}
-        found = self._snapshots()
-        if self.end_offset not in found:
-            return
-        try:
-            for offset in found:
-                if offset not in used:
-                    self.fs.remove(self._snapshot_path(offset))
-        except OSError as error:
-            self.warn(f"{self.directory}: an old state of producers could not be removed: {error}")
-
-    def _remove_snapshots_above(self, offset: int) -> None:
-        """Remove what may be of batches that were not flushed and are lost: their offsets are given again."""
-        for found in self._snapshots():
-            if found > offset:
-                self.fs.remove(self._snapshot_path(found))
-
-    def _snapshots(self) -> list[int]:
-        """The offsets there are states of producers of."""
-        names = [name for name in self.fs.list(self.directory) if name.endswith(SNAPSHOT_SUFFIX)]
-        stems = (name.removesuffix(SNAPSHOT_SUFFIX) for name in names)
-        return [int(stem) for stem in stems if stem.isdigit() and offset_name(int(stem)) == stem]
-
-    def _snapshot_path(self, offset: int) -> str:
-        return f"{self.directory}/{offset_name(offset)}{SNAPSHOT_SUFFIX}"
+    def _load_state(self, offset: int) -> bool:
+        """Take the state as of `offset` from its snapshot, if there is one and it is sound."""
+        producers = self.snapshots.load(offset)
+        if producers is not None:
+            self.producers = producers
+        return producers is not None

@@ -3,7 +3,8 @@
 The last segment of a log is active, appended to and indexed in memory; the others are sealed and never
 written again (compaction replaces them whole). Index entries of the active segment live in memory and
 reach their files when the segment is sealed or the log is closed, because recovery rebuilds them anyway.
-A segment in which no transaction was aborted has no transaction index file, or an empty one.
+A segment in which no transaction was aborted has no transaction index file, or an empty one; `index_sums` tells that
+from a lost one.
 
 The file of the active segment may be longer than the log: see `write_ahead`. A sealed one never is.
 
@@ -16,9 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 from holdfast.atomic import read_whole
 from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
+from holdfast.log.index_sums import NO_CONTENT, IndexSums, read_sums
 from holdfast.log.scan import Found, header_at, scan_headers
 from holdfast.log.transaction_index import TransactionIndex
 from holdfast.log.write_ahead import zeros
@@ -37,6 +41,8 @@ LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
 TXN_INDEX_SUFFIX: Final = ".txnindex"
+SUMS_SUFFIX: Final = ".sums"
+INDEX_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, SUMS_SUFFIX)
 SNAPSHOT_SUFFIX: Final = ".snapshot"
 CLEANED_SUFFIX: Final = ".cleaned"
 SWAP_SUFFIX: Final = ".swap"
@@ -172,12 +178,15 @@ class Segment:
 
     @property
     def transactions(self) -> TransactionIndex:
-        """The aborted transactions whose markers are here; `CorruptLog` or `OSError` when its file is damaged.
+        """The aborted transactions whose markers are here; `CorruptLog` or `OSError` when its file is lost or damaged.
 
         It cannot be rebuilt from this segment alone: where a transaction began may lie in an earlier one.
         """
         if self._transactions is None:
             data = read_whole(self._fs, self.path(TXN_INDEX_SUFFIX)) if self.has_transaction_file else b""
+            sums = read_sums(self._fs, self.path(SUMS_SUFFIX))
+            if sums is None or crc32c(data) != sums.transactions:
+                raise CorruptLog(f"{self.path(TXN_INDEX_SUFFIX)}: no checksum proves it")
             self._transactions = TransactionIndex.from_bytes(data, self.base_offset)
         return self._transactions
 
@@ -202,8 +211,12 @@ class Segment:
     def _load_indexes(self) -> None:
         """Read both index files; a missing or damaged one is rebuilt from the segment's batches."""
         try:
-            index = OffsetIndex.from_bytes(read_whole(self._fs, self.path(INDEX_SUFFIX)), self.base_offset)
-            times = TimeIndex.from_bytes(read_whole(self._fs, self.path(TIME_INDEX_SUFFIX)), self.base_offset)
+            files = [read_whole(self._fs, self.path(suffix)) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)]
+            sums = read_sums(self._fs, self.path(SUMS_SUFFIX))
+            if sums is not None and sums[:2] != tuple(map(crc32c, files)):
+                raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: it or the time index is not what was written")
+            index = OffsetIndex.from_bytes(files[0], self.base_offset)
+            times = TimeIndex.from_bytes(files[1], self.base_offset)
             self._check_indexes(index, times)
         except (FileNotFoundError, CorruptLog):
             self.rebuild_indexes(INDEX_INTERVAL_BYTES)
@@ -211,11 +224,13 @@ class Segment:
             return
         self._index, self._time_index = index, times
         self.has_untimed = times.has_untimed
+        if sums is not None and sums.transactions == NO_CONTENT and not self.has_transaction_file:
+            self._transactions = TransactionIndex(self.base_offset)
 
     def _check_indexes(self, index: OffsetIndex, times: TimeIndex) -> None:
         """Raise `CorruptLog` unless the last entries are true and nothing behind them is younger.
 
-        Index files have no checksum. Entries in the middle prove themselves where they lead (`find`); the last ones
+        Not every index has a checksum. Entries in the middle prove themselves where they lead (`find`); the last ones
         also tell where the log ends and how old the segment is, so they are proved here.
         """
         last_offset, position = index.last_entry
@@ -306,18 +321,19 @@ class Segment:
         if self.max_timestamp >= 0:
             self.time_index.append(self.max_timestamp, self.offset_of_max_timestamp)
 
+    def index_files(self) -> list[tuple[str, bytes]]:
+        """Suffix and content of the index files of a segment about to be sealed, and of their checksums."""
+        self.finish_time_index()
+        contents = (self.index.to_bytes(), self.time_index.to_bytes(), self.transactions.to_bytes())
+        files = list(zip(INDEX_SUFFIXES, contents, strict=False))
+        if not contents[-1] and not self.has_transaction_file:
+            files.pop()  # an earlier file is emptied rather than removed: that needs no flush but its own
+        return [*files, (SUMS_SUFFIX, IndexSums.of(*contents).to_bytes())]
+
     def write_indexes(self) -> list[File]:
         """Write the index files whole; the caller flushes them. Only for a segment about to be sealed."""
-        self.finish_time_index()
-        contents = [
-            (INDEX_SUFFIX, self.index.to_bytes()),
-            (TIME_INDEX_SUFFIX, self.time_index.to_bytes()),
-        ]
-        transactions = self._transactions
-        if transactions is not None and (len(transactions) or self.has_transaction_file):
-            # An earlier file is emptied rather than removed: that needs no flush but its own.
-            contents.append((TXN_INDEX_SUFFIX, transactions.to_bytes()))
-            self.has_transaction_file = True
+        contents = self.index_files()
+        self.has_transaction_file = len(contents) == len(INDEX_SUFFIXES)
         files = []
         for suffix, data in contents:
             file = self._fs.open(self.path(suffix), "create")
