@@ -41,6 +41,7 @@ from holdfast.log.scan import ANYWHERE, Damage, VerifiedScan, find_later_batch, 
 from holdfast.log.segment import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
+    SUMS_SUFFIX,
     TXN_INDEX_SUFFIX,
     Segment,
     offset_name,
@@ -198,6 +199,7 @@ class _Opening:
         self.trust = trust
         self.segments = segments
         self.lost = lost
+        self.say = say
         self.warn: Say = lambda text: say(warn(text))
         self.end_offset = segments[0].base_offset
         self.snapshots = Snapshots(fs, directory, say)
@@ -362,10 +364,16 @@ class _Opening:
         unproven = self.unproven
         if not unproven:
             return
-        self.warn(
-            f"{self.directory}: {len(unproven)} transaction indexes were lost, damaged or written without checksums, "
-            f"and are rebuilt; the first is that of {offset_name(unproven[0].base_offset)}{LOG_SUFFIX}"
-        )
+        first = f"the first is that of {offset_name(unproven[0].base_offset)}{LOG_SUFFIX}"
+        if any(self.fs.exists(segment.path(SUMS_SUFFIX)) for segment in self.segments):
+            self.warn(
+                f"{self.directory}: {len(unproven)} transaction indexes were lost or damaged, and are rebuilt; {first}"
+            )
+        else:
+            self.say(
+                f"{self.directory}: {len(unproven)} transaction indexes have no checksums, as those of earlier "
+                f"versions, and are rebuilt; {first}"
+            )
         segments = self.segments[: self.segments.index(unproven[-1]) + 1]
         for segment, index in zip(segments, rebuild_transactions(segments), strict=True):
             if segment in unproven:
