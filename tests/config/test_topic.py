@@ -131,3 +131,10 @@ def test_rules_count_what_the_topic_inherits() -> None:
     validate_topic_overrides({"min.compaction.lag.ms": "200"})
     with pytest.raises(ConfigError, match="must not be above"):
         config.validate_topic_overrides({"min.compaction.lag.ms": "200"})
+
+
+def test_a_segment_of_a_compacted_topic_leaves_room_to_grow_when_it_is_cleaned() -> None:
+    largest = {"segment.bytes": str(2**31 - 1)}
+    assert broker().topic_config(largest).segment_bytes == 2**31 - 1
+    for policy in ("compact", "compact,delete"):
+        assert broker().topic_config({**largest, "cleanup.policy": policy}).segment_bytes == 2**30

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from holdfast.config.catalog import SYNONYMS, TOPIC, nearest
 from holdfast.config.definitions import Value
 from holdfast.config.values import parse_value
 from holdfast.errors import ConfigError
+
+COMPACTED_SEGMENT_BYTES_MAX: Final = 2**30
+"""Cleaning may make batches larger, by the times of tombstones and by packing them again; positions in a segment end at
+2^31."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class TopicConfig:
     retention_ms: int
     """-1 for no limit."""
     segment_bytes: int
-    """`internal.segment.bytes` when that is set."""
+    """`internal.segment.bytes` when that is set; of a compacted topic at most `COMPACTED_SEGMENT_BYTES_MAX`."""
     segment_index_bytes: int
     segment_jitter_ms: int
     segment_ms: int
@@ -110,4 +114,6 @@ def topic_config(values: Mapping[str, Value]) -> TopicConfig:
     fields["cleanup_policy"] = frozenset(fields["cleanup_policy"])
     if fields["internal_segment_bytes"] is not None:
         fields["segment_bytes"] = fields["internal_segment_bytes"]
+    if "compact" in fields["cleanup_policy"]:
+        fields["segment_bytes"] = min(fields["segment_bytes"], COMPACTED_SEGMENT_BYTES_MAX)
     return TopicConfig(**fields)
