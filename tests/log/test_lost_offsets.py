@@ -98,7 +98,7 @@ def test_a_segment_that_is_gone_or_empty_is_missed(
             open_at(disk, recovery_point=closed.end_offset, **start)
         assert (missing.value.first, missing.value.end) == (base, end)
         assert f"from {base} to {end - 1}" in str(missing.value)
-        assert "--accept-loss t-0" in str(missing.value)
+        assert "Restore the files from a copy" in str(missing.value)
         assert logs(disk) == before
 
 

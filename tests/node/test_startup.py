@@ -11,7 +11,7 @@ from holdfast.errors import CorruptLog, DataDirectoryError, DataDirectoryLocked,
 from holdfast.node.node import CHECKPOINT_INTERVAL_MS
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
-from holdfast.wire.batch import make_batch
+from holdfast.wire.batch import make_batch, read_header
 
 SMALL_SEGMENTS = {"internal_segment_bytes": "400"}
 
@@ -423,3 +423,31 @@ def test_the_first_append_after_a_start_flushes_nothing_by_itself(node: BareNode
         if not again:
             node = node.stop()
             client = node.connect()
+
+
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_a_segment_that_is_gone_is_missed_until_it_is_given_up(node: BareNode, cleanly: bool) -> None:
+    client = node.connect()
+    client.create_topic("t", 1, **SMALL_SEGMENTS)
+    fill(client, "t", 20)
+    node.advance(CHECKPOINT_INTERVAL_MS)
+    node.settle()
+    lost, following = (segment.base_offset for segment in node.hosted("t").log.segments[1:3])
+
+    def lose(disk: SimulatedDisk) -> None:
+        disk.remove(f"/data/t-0/{lost:020d}.log")
+
+    node = (node.stop if cleanly else node.kill)(lose)
+    assert node.connect().produce("t", batch(b"x")).error_code is ErrorCode.kafka_storage_error
+    reason = str(node.node.partitions.offline_reason("t", 0))
+    assert f"from {lost} to {following - 1} are missing" in reason
+    assert "--accept-loss=t-0" in reason
+    node.node.stop(node.clock.now())
+    for accept_loss in (["t-0"], []):
+        node = BareNode(disk=node.disk, clock=node.clock, accept_loss=accept_loss)
+        client = node.connect()
+        assert read_header(client.fetch("t", lost - 1).records).base_offset == lost - 1
+        assert read_header(client.fetch("t", lost).records).base_offset == following
+        done = client.produce("t", batch(b"x"))
+        assert (done.error_code, done.base_offset) == (ErrorCode.none, 20 if accept_loss else 21)
+        node.node.stop(node.clock.now())

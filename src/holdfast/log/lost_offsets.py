@@ -54,9 +54,7 @@ class LostOffsets:
         if not self._accept_loss:
             raise MissingOffsets(
                 f"{self._directory}: the offsets from {first} to {end - 1} are missing: {reason}. Nothing was changed. "
-                "Restore the files from a copy and start again. Or, to go on without these records, start once "
-                f"with `holdfast serve --accept-loss {self._directory.rpartition('/')[2]}`: no offset of theirs is "
-                "given again",
+                "Restore the files from a copy and start again.",
                 first,
                 end,
             )

@@ -153,9 +153,10 @@ class Partitions:
         path, config = f"{place.path}/{name}", self._topic_config(topic.name)
         try:
             return open_log(self._fs, path, config, trust, now, self._say, accept_loss=placement.is_given_up)
-        except MissingOffsets:
+        except MissingOffsets as error:
             if placement.is_given_up or not self._accepted.covers(name):
-                raise
+                advice = f"Or go on without them with {flag(name)}: none of these offsets is given again."
+                raise MissingOffsets(f"{error} {advice}", error.first, error.end) from error
         except CorruptLog as error:
             if placement.is_given_up or not self._accepted.covers(name):
                 raise CorruptLog(f"{error} Or give all its messages up with {flag(name)}.") from error
