@@ -59,6 +59,7 @@ THINGS: Final = (
     Thing("`*.timeindex`", segment(22, ".timeindex")),
     Thing("`*.txnindex`", segment(5, ".txnindex")),
     Thing("`*.txnindex` of the last segment", segment(22, ".txnindex")),
+    Thing("`*.sums`", segment(5, ".sums")),
     Thing("`*.snapshot`", segment(28, ".snapshot")),
     Thing("`leader-epoch-checkpoint`", "/b/orders-1/leader-epoch-checkpoint"),
     Thing("`partition.metadata`", "/b/orders-1/partition.metadata"),
@@ -67,6 +68,7 @@ THINGS: Final = (
     Thing("`cleaner-offset-checkpoint`", "/a/cleaner-offset-checkpoint"),
     Thing("`.kafka_cleanshutdown`", "/b/.kafka_cleanshutdown"),
     Thing("`holdfast.session`", "/b/holdfast.session"),
+    Thing("`holdfast.clock`", "/a/holdfast.clock"),
     Thing("`.lock`", "/b/.lock"),
 )
 

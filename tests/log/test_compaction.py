@@ -404,7 +404,7 @@ def test_the_transaction_index_keeps_what_consumers_must_still_be_told() -> None
     path = subject.log.segments[0].path(".txnindex")
     index = TransactionIndex(0)
     index.append(7, 0, marker, marker + 1)
-    index.sync_to(subject.disk.open(path, "create"))
+    subject.disk.open(path, "create").pwritev([index.to_bytes()], 0)
 
     def told() -> list[int]:
         data = subject.disk.open(path, "read")

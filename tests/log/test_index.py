@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.index import NO_TIMESTAMP, POSITION_MAX, RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
-from holdfast.testing.disk import Fault, SimulatedDisk
 
 BASE = 5_000_000_000
 """Past 2^32: only relative offsets fit the file."""
@@ -71,7 +70,7 @@ def test_offset_at_or_after_a_position(increments: Pairs, data: st.DataObject) -
 def test_offset_index_survives_its_file(increments: Pairs) -> None:
     index = offset_index(increments)
     data = index.to_bytes()
-    assert len(data) == 8 * len(increments) == index.size_bytes
+    assert len(data) == 8 * len(increments)
     again = OffsetIndex.from_bytes(data, BASE)
     assert list(again.entries) == list(index.entries) == offset_pairs(increments)
     assert again.last_entry == index.last_entry
@@ -82,14 +81,6 @@ def test_offset_index_file_is_kafkas() -> None:
     index.append(109, 4200)
     index.append(100 + RELATIVE_OFFSET_MAX, POSITION_MAX)
     assert index.to_bytes() == bytes.fromhex("00000009 00001068 7fffffff 7fffffff")
-
-
-@given(steps, st.data())
-def test_offset_truncation_forgets_the_offset_and_above(increments: Pairs, data: st.DataObject) -> None:
-    offset = data.draw(near([BASE, *(offset for offset, _ in offset_pairs(increments))]))
-    index = offset_index(increments)
-    index.truncate_to(offset)
-    assert list(index.entries) == [pair for pair in offset_pairs(increments) if pair[0] < offset]
 
 
 @given(steps, st.integers(0, 50))
@@ -118,14 +109,6 @@ def test_an_entry_that_does_not_follow_or_fit_is_refused_and_changes_nothing(
     with pytest.raises(UsageError):
         index.append(offset, position)
     assert list(index.entries) == [(BASE + 10, 100)]
-
-
-def test_can_hold_says_when_a_segment_must_roll() -> None:
-    index = OffsetIndex(BASE)
-    assert index.can_hold(BASE)
-    assert index.can_hold(BASE + RELATIVE_OFFSET_MAX)
-    assert not index.can_hold(BASE + RELATIVE_OFFSET_MAX + 1)
-    assert not index.can_hold(BASE - 1)
 
 
 @pytest.mark.parametrize(
@@ -196,15 +179,6 @@ def test_a_single_time_entry_of_zeros_is_an_entry_and_many_are_none() -> None:
     assert not list(TimeIndex.from_bytes(bytes(12 * 3), BASE).entries)
 
 
-@given(steps, st.data())
-def test_time_truncation_forgets_the_offset_and_above(increments: Pairs, data: st.DataObject) -> None:
-    index = time_index(increments)
-    offset = data.draw(near([BASE, *(offset for _, offset in index.entries)]))
-    expected = [entry for entry in index.entries if entry[1] < offset]
-    index.truncate_to(offset)
-    assert list(index.entries) == expected
-
-
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -241,69 +215,3 @@ def test_a_damaged_file_gives_ordered_entries_or_corrupt(
         return
     assert entries == sorted(entries)
     assert all((entry[1] if is_time else entry[0]) >= BASE for entry in entries)
-
-
-@given(steps, st.data())
-def test_sync_writes_what_the_file_lacks_and_cuts_the_rest(increments: Pairs, data: st.DataObject) -> None:
-    disk = SimulatedDisk()
-    disk.prepare("/data")
-    file = disk.open("/data/index", "create")
-    file.pwritev([b"left over from before"], 0)
-    index = OffsetIndex(BASE)
-    for offset, position in offset_pairs(increments):
-        index.append(offset, position)
-        match data.draw(st.sampled_from(["append", "sync", "truncate"])):
-            case "sync":
-                index.sync_to(file)
-                assert file.pread(file.size(), 0) == index.to_bytes()
-                assert index.is_synced
-            case "truncate":
-                index.truncate_to(data.draw(st.integers(BASE, offset)))
-                if data.draw(st.booleans()):
-                    break
-    index.sync_to(file)
-    assert file.pread(file.size(), 0) == index.to_bytes()
-    reread = OffsetIndex.from_bytes(index.to_bytes(), BASE)
-    assert reread.is_synced
-
-
-def test_sync_costs_one_write_for_many_entries_and_none_without_news(disk: SimulatedDisk) -> None:
-    file = disk.open("/data/index", "create")
-    index = offset_index([(1, 1)] * 1000)
-    index.sync_to(file)
-    index.sync_to(file)
-    assert disk.operations["write"] == 1
-
-
-def test_a_sync_that_failed_half_way_is_repaired_by_the_next(disk: SimulatedDisk) -> None:
-    file = disk.open("/data/index", "create")
-    index = offset_index([(1, 1)] * 100)
-    index.sync_to(file)
-    index.append(BASE + 1000, 1000)
-    index.append(BASE + 2000, 2000)
-    disk.plan(Fault("write", partial=True))
-    with pytest.raises(OSError):
-        index.sync_to(file)
-    index.truncate_to(BASE + 2000)
-    index.sync_to(file)
-    assert file.pread(file.size(), 0) == index.to_bytes()
-
-
-def test_a_file_allocated_ahead_is_cut_by_the_next_sync(disk: SimulatedDisk) -> None:
-    file = disk.open("/data/index", "create")
-    file.pwritev([offset_index([(5, 5)]).to_bytes() + bytes(80)], 0)
-    index = OffsetIndex.from_bytes(file.pread(1000, 0), BASE)
-    index.sync_to(file)
-    assert file.size() == 8
-
-
-def test_a_forgotten_file_is_written_whole(disk: SimulatedDisk) -> None:
-    index = offset_index([(1, 1)] * 3)
-    index.sync_to(disk.open("/data/old", "create"))
-    index.forget_file()
-    file = disk.open("/data/new", "create")
-    index.sync_to(file)
-    assert file.pread(100, 0) == index.to_bytes()
-    index.clear()
-    index.sync_to(file)
-    assert file.size() == 0

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.transaction_index import AbortedEntry, AbortedTransaction, TransactionIndex
-from holdfast.testing.disk import SimulatedDisk
 
 
 def history(choices: list[tuple[int, str]]) -> tuple[list[AbortedEntry], int]:
@@ -93,32 +92,11 @@ def test_a_search_goes_on_while_an_older_transaction_is_undecided() -> None:
     assert not filled([AbortedEntry(2, 3, 5, 0)]).collect(0, 4).is_complete
 
 
-@given(histories, st.integers(0, 45))
-def test_truncation_forgets_markers_at_the_offset_and_above(
-    logged: tuple[list[AbortedEntry], int], offset: int
-) -> None:
-    index = filled(logged[0])
-    index.truncate_to(offset)
-    assert list(index.entries) == [entry for entry in logged[0] if entry.last_offset < offset]
-
-
 def test_a_marker_that_does_not_follow_is_refused() -> None:
     index = filled([AbortedEntry(1, 5, 9, 10)])
     with pytest.raises(UsageError):
         index.append(2, 6, 9, 10)
     assert len(index) == 1
-
-
-def test_sync_appends_to_the_file(disk: SimulatedDisk) -> None:
-    file = disk.open("/data/index", "create")
-    index = filled([AbortedEntry(1, 5, 9, 10)])
-    index.sync_to(file)
-    index.append(2, 10, 12, 13)
-    index.sync_to(file)
-    assert file.pread(1000, 0) == index.to_bytes()
-    index.truncate_to(12)
-    index.sync_to(file)
-    assert file.size() == index.entry_bytes
 
 
 GOOD = (0, 1, 105, 109, 110)

@@ -12,8 +12,7 @@ Rules the reader may rely on:
 - Keys grow strictly, in memory and in a file that `from_bytes` accepts. Positions grow strictly, the
   offsets of a time index never fall.
 - Entries live in packed arrays, 8 and 12 bytes each as in the file, and are found by bisection.
-- Nothing is written until `sync_to`, which writes the entries the file lacks in one call and cuts what it
-  has too much. Nothing is flushed here: the owner flushes when it seals a segment, and rebuilds after a
+- Nothing is written here: the owner writes and flushes the files when it seals a segment, and rebuilds them after a
   crash.
 
 A time index may begin with one entry that names no time, (−1, base offset): see `TimeIndex.has_untimed`. Kafka reads
@@ -35,7 +34,7 @@ from itertools import islice
 from operator import ge, gt
 
 from holdfast.errors import CorruptLog, UsageError
-from holdfast.seams import Buffer, File
+from holdfast.seams import Buffer
 
 RELATIVE_OFFSET_MAX = 2**31 - 1
 """Offsets of one segment span at most this much; the log rolls before."""
@@ -50,71 +49,16 @@ _HIGH_HALF, _LOW_HALF = (1, 0) if _SWAP_BYTES else (0, 1)
 
 
 class EntryFile(ABC):
-    """Entries of one size that are appended, cut at the end, and written to their file when asked."""
+    """Entries of one size, appended in memory, that make up a file."""
 
     entry_bytes: int
-
-    def __init__(self) -> None:
-        self._entries_in_file = 0  # the first so many entries are in the file, unchanged
-        self._file_may_be_longer = True  # the file may hold bytes past them
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def _encode(self, first: int) -> bytes:
-        """The file's bytes from entry number `first` on."""
-
-    @abstractmethod
-    def _drop_from(self, count: int) -> None:
-        """Forget all but the first `count` entries."""
-
     def to_bytes(self) -> bytes:
         """The whole file's content."""
-        return self._encode(0)
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self) * self.entry_bytes
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether `sync_to` would find nothing to write."""
-        return self._entries_in_file == len(self) and not self._file_may_be_longer
-
-    def sync_to(self, file: File) -> None:
-        """Make `file` hold exactly these entries, writing only what it lacks. It is not flushed."""
-        start = self._entries_in_file * self.entry_bytes
-        if self._file_may_be_longer:
-            if file.size() > start:
-                file.truncate(start)
-            self._file_may_be_longer = False
-        count = len(self)
-        if count > self._entries_in_file:
-            # A write that fails may leave a part of itself behind.
-            self._file_may_be_longer = True
-            file.pwritev([self._encode(self._entries_in_file)], start)
-            self._file_may_be_longer = False
-            self._entries_in_file = count
-
-    def forget_file(self) -> None:
-        """Take the file as unknown, as after it was replaced: the next `sync_to` writes everything."""
-        self._entries_in_file = 0
-        self._file_may_be_longer = True
-
-    def clear(self) -> None:
-        self._truncate_entries(0)
-
-    def _truncate_entries(self, count: int) -> None:
-        if count < len(self):
-            self._drop_from(count)
-            if count < self._entries_in_file:
-                self._entries_in_file = count
-                self._file_may_be_longer = True
-
-    def _loaded_from(self, file_bytes: int) -> None:
-        self._entries_in_file = len(self)
-        self._file_may_be_longer = file_bytes != self.size_bytes
 
     def _check_whole_entries(self, data: Buffer, what: str) -> None:
         if len(data) % self.entry_bytes:
@@ -134,7 +78,6 @@ class OffsetIndex(EntryFile):
     entry_bytes = 8
 
     def __init__(self, base_offset: int) -> None:
-        super().__init__()
         self.base_offset = base_offset
         self._offsets = array("i")
         self._positions = array("i")
@@ -157,10 +100,6 @@ class OffsetIndex(EntryFile):
         if not self._offsets:
             return self.base_offset, 0
         return self.base_offset + self._offsets[-1], self._positions[-1]
-
-    def can_hold(self, offset: int) -> bool:
-        """Whether `offset` is near enough to the base offset to be written down."""
-        return 0 <= offset - self.base_offset <= RELATIVE_OFFSET_MAX
 
     def append(self, offset: int, position: int) -> None:
         relative = offset - self.base_offset
@@ -186,10 +125,6 @@ class OffsetIndex(EntryFile):
         slot = bisect_left(self._positions, position)
         return self.base_offset + self._offsets[slot] if slot < len(self._positions) else None
 
-    def truncate_to(self, offset: int) -> None:
-        """Forget the entries of `offset` and above."""
-        self._truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
-
     @classmethod
     def from_bytes(cls, data: Buffer, base_offset: int) -> OffsetIndex:
         """Read a file's content; `CorruptLog` when no append could have written it."""
@@ -202,18 +137,13 @@ class OffsetIndex(EntryFile):
         for name, values in (("offset", index._offsets), ("position", index._positions)):
             if values and (values[0] < 0 or any(map(ge, values, islice(values, 1, None)))):
                 raise CorruptLog(f"{what}: its {name}s do not increase")
-        index._loaded_from(len(data))
         return index
 
-    def _encode(self, first: int) -> bytes:
-        words = array("i", bytes(8 * (len(self._offsets) - first)))
-        words[0::2] = self._offsets[first:]
-        words[1::2] = self._positions[first:]
+    def to_bytes(self) -> bytes:
+        words = array("i", bytes(8 * len(self._offsets)))
+        words[0::2] = self._offsets
+        words[1::2] = self._positions
         return _big_endian(words)
-
-    def _drop_from(self, count: int) -> None:
-        del self._offsets[count:]
-        del self._positions[count:]
 
 
 class TimeIndex(EntryFile):
@@ -222,7 +152,6 @@ class TimeIndex(EntryFile):
     entry_bytes = 12
 
     def __init__(self, base_offset: int) -> None:
-        super().__init__()
         self.base_offset = base_offset
         self.has_untimed = False
         """Whether the segment has batches whose age no timestamp tells: `UNTIMED` in front of the file says so."""
@@ -276,10 +205,6 @@ class TimeIndex(EntryFile):
             return NO_TIMESTAMP, self.base_offset
         return self._timestamps[slot - 1], self.base_offset + self._offsets[slot - 1]
 
-    def truncate_to(self, offset: int) -> None:
-        """Forget the entries of `offset` and above."""
-        self._truncate_entries(bisect_left(self._offsets, offset - self.base_offset))
-
     @classmethod
     def from_bytes(cls, data: Buffer, base_offset: int) -> TimeIndex:
         """Read a file's content; `CorruptLog` when no append could have written it."""
@@ -303,23 +228,15 @@ class TimeIndex(EntryFile):
             raise CorruptLog(f"{what}: its timestamps do not increase")
         if offsets and (offsets[0] < 0 or any(map(gt, offsets, islice(offsets, 1, None)))):
             raise CorruptLog(f"{what}: its offsets fall")
-        index._loaded_from(len(data))
         return index
 
     def to_bytes(self) -> bytes:
-        return UNTIMED + self._encode(0) if self.has_untimed else self._encode(0)
-
-    def _encode(self, first: int) -> bytes:
-        halves = array("i", self._timestamps[first:].tobytes())
-        words = array("i", bytes(12 * (len(self) - first)))
+        halves = array("i", self._timestamps.tobytes())
+        words = array("i", bytes(12 * len(self)))
         words[0::3] = halves[_HIGH_HALF::2]
         words[1::3] = halves[_LOW_HALF::2]
-        words[2::3] = self._offsets[first:]
-        return _big_endian(words)
-
-    def _drop_from(self, count: int) -> None:
-        del self._timestamps[count:]
-        del self._offsets[count:]
+        words[2::3] = self._offsets
+        return (UNTIMED if self.has_untimed else b"") + _big_endian(words)
 
 
 def _words_of(data: memoryview) -> array[int]:

@@ -27,7 +27,6 @@ from holdfast.errors import CorruptLog, UsageError
 from holdfast.log.index import EntryFile
 from holdfast.seams import Buffer
 
-TRANSACTION_INDEX_SUFFIX = ".txnindex"
 ENTRY_VERSION = 0
 
 _ENTRY = Struct(">hqqqq")
@@ -61,7 +60,6 @@ class TransactionIndex(EntryFile):
     entry_bytes = _ENTRY.size
 
     def __init__(self, base_offset: int = 0) -> None:
-        super().__init__()
         self.base_offset = base_offset
         self._producer_ids = array("q")
         self._first_offsets = array("q")
@@ -104,10 +102,6 @@ class TransactionIndex(EntryFile):
                 return AbortedSearch(found, True)
         return AbortedSearch(found, False)
 
-    def truncate_to(self, offset: int) -> None:
-        """Forget the transactions whose markers are at `offset` or above."""
-        self._truncate_entries(bisect_left(self._last_offsets, offset))
-
     @classmethod
     def from_bytes(cls, data: Buffer, base_offset: int) -> TransactionIndex:
         """Read a file's content; `CorruptLog` when no append could have written it."""
@@ -128,13 +122,7 @@ class TransactionIndex(EntryFile):
                 raise CorruptLog(f"{what}: entry {number} cannot be, {entry}")
             previous_offset = entry.last_offset
             index._add(*entry)
-        index._loaded_from(len(data))
         return index
 
-    def _encode(self, first: int) -> bytes:
-        rows = zip(*(column[first:] for column in self._columns), strict=True)
-        return b"".join(_ENTRY.pack(ENTRY_VERSION, *row) for row in rows)
-
-    def _drop_from(self, count: int) -> None:
-        for column in self._columns:
-            del column[count:]
+    def to_bytes(self) -> bytes:
+        return b"".join(_ENTRY.pack(ENTRY_VERSION, *entry) for entry in self.entries)
