@@ -109,6 +109,7 @@ LONG = (
     "tests/pipeline/test_golden.py::test_files",
     "tests/pipeline/test_golden.py::test_joins",
     "tests/pipeline/test_memory_guide.py",
+    "tests/simulator/test_absences.py::test_many_more",
     "tests/simulator/test_ageing.py::test_many_more",
 )
 """Minutes of processor time together: `make long` runs them, and `make test` what is like them and shorter."""

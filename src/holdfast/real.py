@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
-from holdfast.atomic import flush_each
+from holdfast.atomic import flush_each, parent_of
 from holdfast.seams import Buffer, FlushTarget, Now, OpenMode
 
 HEAP_KEPT_BYTES: Final = 16 * 1024 * 1024
@@ -126,12 +126,20 @@ class RealFile:
 
 
 class RealLock:
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, directory_fd: int, directory: str) -> None:
         self._fd = fd
+        self._directory_fd = directory_fd
+        """Open, so that no other directory can have its number."""
+        self._directory = directory
+
+    def is_in_place(self) -> bool:
+        found = _status_of(self._directory)
+        return found is not None and os.path.samestat(found, os.fstat(self._directory_fd))
 
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+            os.close(self._directory_fd)
             self._fd = -1
 
 
@@ -205,7 +213,8 @@ class RealFileSystem:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise BlockingIOError(errno.EAGAIN, "locked by another process", path) from None
             raise
-        return RealLock(fd)
+        directory = parent_of(path)
+        return RealLock(fd, os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), directory)
 
 
 def _status_of(path: str) -> os.stat_result | None:

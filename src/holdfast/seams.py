@@ -88,6 +88,10 @@ class File(Protocol):
 
 
 class Lock(Protocol):
+    def is_in_place(self) -> bool:
+        """Whether the path of the directory it locks still leads to that directory."""
+        ...
+
     def release(self) -> None: ...
 
 

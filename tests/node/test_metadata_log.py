@@ -110,3 +110,16 @@ def test_a_snapshot_without_its_end_is_not_used_and_a_gap_is_an_error() -> None:
     file.truncate(file.size() - 1)
     with pytest.raises(CorruptLog, match="no whole snapshot"):
         start(disk)
+
+
+def test_damage_in_the_metadata_log_names_the_file_and_what_to_do() -> None:
+    disk = SimulatedDisk()
+    disk.make_directory("/")
+    node = start(disk)
+    assert node.metadata is not None
+    path, size = node.metadata.log.active.path(), node.metadata.log.active.size
+    stop(node)
+    file = disk.open(path, "write")
+    file.pwritev([bytes([file.pread(1, size // 2)[0] ^ 1])], size // 2)
+    with pytest.raises(CorruptLog, match=r"00000000000000000000\.log: .* damaged.*restore"):
+        start(disk)

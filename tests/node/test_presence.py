@@ -85,3 +85,19 @@ def test_a_round_looks_at_a_bounded_number_of_partitions(
     assert not node.hosted("t", index).offline
     node.node.presence.look()
     assert node.hosted("t", index).offline
+
+
+def test_nothing_is_made_where_a_log_directory_was(node: BareNode, client: BareClient) -> None:
+    """A new topic would be acknowledged into a directory that the right one hides when it is back."""
+    path = node.hosted("t", where_the_metadata_is_not(node)).directory.path
+    taken = node.disk.take_away(path)
+    client.create_topic("new", 2)
+    codes = [client.produce("new", batch(), index).error_code for index in (0, 1)]
+    assert sorted(codes) == [ErrorCode.none, ErrorCode.kafka_storage_error]
+    assert not node.disk.exists(path)
+    second(node)
+    assert any(f"{path}" in line and "while in use" in line for line in node.said)
+    node = node.kill(lambda disk: disk.put_back(path, taken))
+    stored = codes.index(ErrorCode.none)
+    assert node.hosted("new", stored).log.end_offset == 1
+    assert [node.hosted("t", index).log.end_offset for index in (0, 1)] == [1, 1]

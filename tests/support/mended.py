@@ -1,6 +1,7 @@
-"""Defects that were mended, each put back for the length of a game, and the net that must notice it.
+"""Defects that were mended, each put back for the length of a game, and the game that must notice it.
 
-A net is a game with seeds, which notices or does not.
+Those that need many clients and faults at once are mutants of the simulator (`holdfast.testing.simulator.planted`);
+here a single broker and a few records will do, at a tenth of the time.
 """
 
 from __future__ import annotations
@@ -10,37 +11,27 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from tests.support import ageing, defects
+from tests.support import ageing, defects, estate
 
 from holdfast.errors import CorruptLog, InvalidRecords, StorageError
 from holdfast.groups.classic_members import ClassicMember
 from holdfast.groups.classic_time import Sessions
 from holdfast.log import cleaner
+from holdfast.log.lost_offsets import LostOffsets
 from holdfast.log.record_filter import note_keys
 from holdfast.log.segment import Segment
-from holdfast.metadata import changes
-from holdfast.node import intake
+from holdfast.node import intake, metadata_log, partitions, startup
 from holdfast.node.context import Later
-from holdfast.node.handlers import k27_write_txn_markers
+from holdfast.node.directories import LogDirectory
 from holdfast.node.node import Node
+from holdfast.node.placement import Survey
 from holdfast.node.wall_clock import WallClock
 from holdfast.seams import Now
-from holdfast.testing.simulator import SeedFailed, run_seed
-from holdfast.testing.simulator.mutants_coordinators import Patched
 from holdfast.transactions.coordinator import TransactionCoordinator
 
 Plant = Callable[[], AbstractContextManager[Any]]
 Net = Callable[[Plant, int], bool]
 """Whether a seed notices what is planted."""
-TORN = (
-    "aborted-shown",
-    "committed-hidden",
-    "fenced-ended",
-    "sequence-lost",
-    "torn-transaction",
-    "undecided-shown",
-)
-GROUP_LOST = ("position-lost", "member-lost", "given-before-release")
 
 
 class Mended(NamedTuple):
@@ -49,19 +40,6 @@ class Mended(NamedTuple):
     net: Net
     seed: int
     """The first seed that notices it, to save the seeds before; should it not any more, the others have their turn."""
-
-
-def simulated(*rules: str) -> Net:
-    """A seed of the simulator breaks one of these rules."""
-
-    def is_noticed(plant: Plant, seed: int) -> bool:
-        try:
-            run_seed(seed, Patched("put back", plant))
-        except SeedFailed as failure:
-            return failure.rule in rules
-        return False
-
-    return is_noticed
 
 
 def played(play: Callable[[int], object]) -> Net:
@@ -93,11 +71,6 @@ def _header_believed() -> Iterator[None]:
     unchecked = patch.object(intake, "_with_own_maximum", lambda header, batch, records: (header, batch))
     with unchecked, _untimed_as_old_as_segment():
         yield
-
-
-def _forged_marker_taken() -> AbstractContextManager[Any]:
-    """Whoever sends a marker ends a transaction, and fences whom it names."""
-    return patch.object(k27_write_txn_markers, "ends_hanging", lambda *arguments: True)
 
 
 def _wall_clock_believed() -> AbstractContextManager[Any]:
@@ -165,27 +138,80 @@ def _parked_for_ever() -> AbstractContextManager[Any]:
     return patch.object(Later, "take", lambda later, action, event: action(event))
 
 
-def _internal_topics_changed() -> AbstractContextManager[Any]:
-    """Internal topics can be grown and deleted like any other."""
-    return patch.object(changes, "refuse_internal", lambda *arguments: None)
+def _missing_counts_as_new() -> AbstractContextManager[Any]:
+    """A partition that is not found is made, wherever it was."""
+    return patch.object(Survey, "_missing", lambda *arguments: "")
+
+
+def _metadata_by_position() -> AbstractContextManager[Any]:
+    """The first log directory is the one with the metadata log."""
+    find = metadata_log.find_metadata
+
+    def first(node: Node) -> list[LogDirectory]:
+        return [directory for directory in find(node) if directory is node.directories[0]]
+
+    return patch.object(startup, "find_metadata", first)
+
+
+def _lost_segment_passed_over() -> AbstractContextManager[Any]:
+    """A log that lacks a segment goes on with the next one."""
+    return patch.object(LostOffsets, "check", lambda *arguments: None)
+
+
+def _names_not_cut() -> AbstractContextManager[Any]:
+    """What is deleted gets a longer name, whatever the file system allows, and must get it."""
+
+    def marked_name(topic: str, index: int, unique_id: str, mark: str) -> str:
+        return f"{topic}-{index}.{unique_id}{mark}"
+
+    return patch.multiple(partitions, marked_name=marked_name, OBSTINATE_ERRNOS=frozenset())
+
+
+def _late_failure_ends_the_start() -> AbstractContextManager[Any]:
+    """A log directory that fails once it is open ends the broker."""
+
+    def refused(node: Node, directory: LogDirectory, error: OSError) -> None:
+        raise error
+
+    return patch.object(Node, "refused", refused)
+
+
+def _damaged_id_is_a_stranger() -> AbstractContextManager[Any]:
+    """One flipped bit in partition.metadata, and the partition is a deleted one's."""
+    return patch.object(Survey, "_is_in_place_of", lambda *arguments: False)
+
+
+def _no_reserve() -> AbstractContextManager[Any]:
+    """A start has no room of its own on a full disk."""
+    return patch.object(LogDirectory, "give_up_reserve", lambda *arguments: False)
 
 
 def _tick_with_defect(number: int) -> None:
     defects.check_call(number * 7)
 
 
+def taken(kind: str, only: str = "") -> Net:
+    """Something of this kind is away for a while."""
+    return played(lambda seed: estate.play(seed, (kind,), 1, only))
+
+
 AGED = played(ageing.play)
 TICKED = played(_tick_with_defect)
 MENDED = (
+    Mended("missing-counts-as-new", _missing_counts_as_new, taken("partition"), 3),
+    Mended("metadata-by-position", _metadata_by_position, taken("swapped"), 4),
+    Mended("lost-segment-passed-over", _lost_segment_passed_over, taken("file missing", ".log"), 1),
+    Mended("names-not-cut", _names_not_cut, taken("swapped"), 4),
+    Mended("late-failure-ends-the-start", _late_failure_ends_the_start, taken("failing"), 0),
+    Mended("damaged-id-is-a-stranger", _damaged_id_is_a_stranger, taken("file flipped", "partition.m"), 3),
+    Mended("no-reserve", _no_reserve, taken("full"), 1),
     Mended("header-believed", _header_believed, AGED, 77),
     Mended("untimed-as-old-as-segment", _untimed_as_old_as_segment, AGED, 83),
     Mended("wall-clock-believed", _wall_clock_believed, AGED, 6),
     Mended("horizon-beyond-time", _horizon_beyond_time, AGED, 27),
     Mended("junk-ends-compaction", _junk_ends_compaction, AGED, 139),
     Mended("flip-flushes-nothing", _flip_flushes_nothing, AGED, 2),
-    Mended("session-watched-once", _session_watched_once, TICKED, 11),
-    Mended("time-outs-end-at-a-defect", _time_outs_end_at_a_defect, TICKED, 26),
+    Mended("session-watched-once", _session_watched_once, TICKED, 13),
+    Mended("time-outs-end-at-a-defect", _time_outs_end_at_a_defect, TICKED, 28),
     Mended("parked-for-ever", _parked_for_ever, TICKED, 1),
-    Mended("forged-marker-taken", _forged_marker_taken, simulated(*TORN), 1),
-    Mended("internal-topics-changed", _internal_topics_changed, simulated(*GROUP_LOST), 13),
 )

@@ -64,3 +64,22 @@ def test_an_open_file_knows_whether_its_path_leads_to_it(kind: str, tmp_path: Pa
     files.rename(f"{top}/moved", f"{top}/file")
     assert file.is_at_path()
     assert not other.is_at_path()
+
+
+@pytest.mark.parametrize("kind", ["real", "simulated"])
+def test_a_lock_knows_whether_its_directory_is_where_it_was(kind: str, tmp_path: Path) -> None:
+    files: FileSystem = RealFileSystem() if kind == "real" else SimulatedDisk()
+    top = str(tmp_path) if kind == "real" else "/top"
+    files.make_directory(f"{top}/data")
+    lock = files.lock(f"{top}/data/.lock")
+    assert lock.is_in_place()
+    files.remove(f"{top}/data/.lock")
+    assert lock.is_in_place()
+    files.rename(f"{top}/data", f"{top}/moved")
+    assert not lock.is_in_place()
+    files.make_directory(f"{top}/data")
+    assert not lock.is_in_place()
+    files.remove_tree(f"{top}/data")
+    files.rename(f"{top}/moved", f"{top}/data")
+    assert lock.is_in_place()
+    lock.release()

@@ -114,6 +114,13 @@ class LogDirectory:
         assert self.meta is not None
         return UUID(bytes=self.meta.directory_id)
 
+    def require_in_place(self) -> None:
+        """Raise where the path leads to nothing or to another directory now: what is made there is not kept here."""
+        if self._lock is not None and not self._lock.is_in_place():
+            raise OSError(
+                errno.ENOENT, "was moved, mounted over, removed or replaced while in use", self.path
+            )
+
     def open(self, boot_id: str, say: Callable[[str], None]) -> None:
         """Lock the directory and read what the last run left; the clean marker is used up."""
         fs = self._fs

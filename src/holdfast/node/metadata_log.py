@@ -106,10 +106,14 @@ def _replay(image: ClusterImage, log: Log, deleted: set[UUID]) -> int:
 
 def _records(batch: bytes, path: str) -> list[MetadataRecord]:
     records: list[MetadataRecord] = []
-    for record in iterate_records(batch):
-        if record.value is None:
-            raise CorruptLog(f"{path}: a metadata record without content")
-        records.append(decode_metadata_record(record.value))
+    try:
+        for record in iterate_records(batch):
+            if record.value is None:
+                raise CorruptLog(f"{path}: a metadata record without content")
+            records.append(decode_metadata_record(record.value))
+    except InvalidRecords as error:
+        advice = "restore the file or the directory from a copy"
+        raise CorruptLog(f"{path}: a batch of metadata is damaged: {error}; {advice}") from error
     return records
 
 

@@ -141,7 +141,7 @@ class Node:
         self.commit = GroupCommit(
             seams.flusher, seams.call_soon, self._flush_failed, self._flushed, self.report_defect
         )
-        self.presence = Presence(self.refused)
+        self.presence = Presence(self.directories, self.refused)
         self.producer_ids = ProducerIdSource(self)
         self.transactions = TransactionService(self)
         self.groups = GroupService(self)

@@ -133,6 +133,7 @@ class Partitions:
         )
 
     def _make_log(self, topic: TopicImage, partition: PartitionImage, place: LogDirectory, now: Now) -> Log:
+        place.require_in_place()
         path = f"{place.path}/{topic.name}-{partition.index}"
         if self._fs.exists(path):
             set_aside(self._fs, path, self._say)

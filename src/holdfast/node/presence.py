@@ -1,14 +1,14 @@
-"""Whether files in use are still where their names lead.
+"""Whether directories and files in use are still where their names lead.
 
 A file that is removed, or whose directory is mounted over, takes writes and flushes as before, and what it
-acknowledged is gone with the process. So once a second the active segments that were flushed since the last look are
-held against their paths; a directory where one of them is gone has failed.
+acknowledged is gone with the process. So once a second every log directory, and the active segments that were flushed
+since the last look, are held against their paths; a directory that is gone, or where one of them is, has failed.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from holdfast.node.directories import LogDirectory
@@ -19,7 +19,10 @@ LOOKED_AT_MAX: Final = 256
 
 
 class Presence:
-    def __init__(self, refused: Callable[[LogDirectory, OSError], bool]) -> None:
+    def __init__(
+        self, directories: Sequence[LogDirectory], refused: Callable[[LogDirectory, OSError], bool]
+    ) -> None:
+        self._directories = directories
         self._refused = refused
         self._due: dict[HostedPartition, None] = {}
 
@@ -27,6 +30,12 @@ class Presence:
         self._due[partition] = None
 
     def look(self) -> None:
+        for directory in self._directories:
+            if not directory.offline:
+                try:
+                    directory.require_in_place()
+                except OSError as error:
+                    self._refused(directory, error)
         for partition in list(self._due)[:LOOKED_AT_MAX]:
             del self._due[partition]
             if partition.offline or partition.is_deleted:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from os import strerror
 from typing import TYPE_CHECKING
 
+from holdfast.atomic import parent_of
 from holdfast.seams import Buffer
 from holdfast.testing.disk_pages import Inode
 
@@ -83,6 +84,10 @@ class SimulatedLock:
     def __init__(self, disk: SimulatedDisk, path: str) -> None:
         self._disk = disk
         self._path = path
+        self._directory = disk.find(parent_of(path))
+
+    def is_in_place(self) -> bool:
+        return self._disk.find(parent_of(self._path)) is self._directory
 
     def release(self) -> None:
         if self._disk.locks.get(self._path) is self:

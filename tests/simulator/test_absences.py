@@ -1,0 +1,27 @@
+"""What is away is missed and never replaced, and everything is there when it is back; see `tests.support.estate`."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.absences import KINDS
+from tests.support.estate import play
+
+SEEDS = 5
+MORE_SEEDS = 150
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_away_is_missed_and_never_replaced(kind: str) -> None:
+    for seed in range(SEEDS):
+        play(seed, (kind,), rounds=1)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_more_things_are_away(kind: str) -> None:
+    """One after the other, in a few lives of one broker: with `make long`."""
+    for seed in range(SEEDS, MORE_SEEDS):
+        play(seed, (kind,))
+    for seed in range(MORE_SEEDS):
+        play(seed, rounds=4)
