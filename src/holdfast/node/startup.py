@@ -250,7 +250,7 @@ def _check_ages(node: Node, metadata: LogDirectory) -> None:
         if known is not None and epoch > known.epoch and not node.accepted.covers(METADATA_LOG):
             raise DataDirectoryError(
                 f"the metadata log in {metadata.path} is older than {directory.path}: it was restored from a copy, and "
-                "what was made since is unknown to it. Restore both from one backup; or go on without it, with "
+                "what was made since is unknown to it. Restore both from one backup; or go on with the older one, with "
                 f"{flag(METADATA_LOG)}"
             )
         if directory.meta is None or not -1 < epoch < metadata.session.broker_epoch:
