@@ -291,10 +291,10 @@ class Survey:
         if recorded_id == LOST_DIRECTORY:
             return "its directory was missing at an earlier start"
         if recorded is None:
-            offline = [f"{each.path} ({each.failure})" for each in self._directories if each.offline]
+            offline = [each.path for each in self._directories if each.offline]
             return (
                 f"its log directory, of id {encode_uuid(recorded_id.bytes)}, is not among log.dirs or not online"
-                + (f", perhaps {' or '.join(offline)}" if offline else "")
+                + (f", perhaps {' or '.join(offline)}, of which the log tells more" if offline else "")
             )
         path = f"{recorded.path}/{key[0]}-{key[1]}"
         flushed, start = recorded.recovery_points.get(key, 0), recorded.log_starts.get(key, 0)
