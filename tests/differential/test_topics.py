@@ -251,7 +251,7 @@ def partitions_page_by_page(side: Side) -> None:
     ask("limit -1", "pages-a", limit=-1)
 
 
-def internal_topics(side: Side) -> None:
+def internal_topics_are_kept(side: Side) -> None:
     """Only asked about, and never done: the scripts behind this one need them."""
     for name in ("__consumer_offsets", "__transaction_state", "__cluster_metadata"):
         enlarge(side, f"more of {name}", {"name": name, "count": 9, "assignments": None}, validate=True)
@@ -265,7 +265,7 @@ def internal_topics(side: Side) -> None:
 
 
 SCRIPTS = (
-    internal_topics,
+    internal_topics_are_kept,
     creation,
     refused_creation,
     assignments,
