@@ -332,8 +332,8 @@ class _Opening:
             return
         segment.max_timestamp, segment.offset_of_max_timestamp = times.last_entry
         segment.first_timestamp = timestamp_of(header_at(segment.file, 0))
-        if segment.indexes_rebuilt:
-            self.warn(f"{segment.path()}: its index was lost or damaged, and is rebuilt")
+        if segment.index_damage is not None:
+            self.warn(f"{segment.index_damage}; rebuilt from the batches")
             self.unwritten.append(segment)
         elif segment is not self.segments[-1]:
             segment.forget_indexes()
@@ -364,16 +364,12 @@ class _Opening:
         unproven = self.unproven
         if not unproven:
             return
-        first = f"the first is that of {offset_name(unproven[0].base_offset)}{LOG_SUFFIX}"
+        others = f" and {len(unproven) - 1} others" if len(unproven) > 1 else ""
+        which = f"{unproven[0].path(TXN_INDEX_SUFFIX)}{others}"
         if any(self.fs.exists(segment.path(SUMS_SUFFIX)) for segment in self.segments):
-            self.warn(
-                f"{self.directory}: {len(unproven)} transaction indexes were lost or damaged, and are rebuilt; {first}"
-            )
+            self.warn(f"{which}: lost or damaged, or its checksum is; rebuilt from the batches")
         else:
-            self.say(
-                f"{self.directory}: {len(unproven)} transaction indexes have no checksums, as those of earlier "
-                f"versions, and are rebuilt; {first}"
-            )
+            self.say(f"{which}: without checksums, as earlier versions wrote them; rebuilt from the batches")
         segments = self.segments[: self.segments.index(unproven[-1]) + 1]
         for segment, index in zip(segments, rebuild_transactions(segments), strict=True):
             if segment in unproven:
@@ -395,7 +391,7 @@ class _Opening:
             except OSError as error:
                 self.warn(f"{segment.path()}: its indexes could not be written: {error}")
             else:
-                segment.indexes_rebuilt = False
+                segment.index_damage = None
                 segment.forget_indexes()
         return self.segments[-1] in self.unwritten
 

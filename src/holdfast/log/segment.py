@@ -85,7 +85,7 @@ class Segment:
         "first_timestamp",
         "has_transaction_file",
         "has_untimed",
-        "indexes_rebuilt",
+        "index_damage",
         "max_timestamp",
         "next_offset",
         "offset_of_max_timestamp",
@@ -114,8 +114,8 @@ class Segment:
         """Whether there is a batch here without a timestamp: its age is counted from `appended_ms`."""
         self.offset_of_max_timestamp = base_offset
         self.bytes_since_index_entry = 0
-        self.indexes_rebuilt = False
-        """Whether the index files are missing or damaged, so that they should be written anew."""
+        self.index_damage: str | None = None
+        """What is wrong with the index files, if anything is: then they should be written anew."""
         self.has_transaction_file = False
         """Whether there is a transaction index on disk, which may be older than the one in memory."""
         self._file: File | None = None
@@ -211,21 +211,24 @@ class Segment:
     def _load_indexes(self) -> None:
         """Read both index files; a missing or damaged one is rebuilt from the segment's batches."""
         try:
-            files = [read_whole(self._fs, self.path(suffix)) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX)]
             sums = read_sums(self._fs, self.path(SUMS_SUFFIX))
-            if sums is not None and sums[:2] != tuple(map(crc32c, files)):
-                raise CorruptLog(f"{self.path(INDEX_SUFFIX)}: it or the time index is not what was written")
-            index = OffsetIndex.from_bytes(files[0], self.base_offset)
-            times = TimeIndex.from_bytes(files[1], self.base_offset)
+            index = OffsetIndex.from_bytes(self._read_index(INDEX_SUFFIX, sums, 0), self.base_offset)
+            times = TimeIndex.from_bytes(self._read_index(TIME_INDEX_SUFFIX, sums, 1), self.base_offset)
             self._check_indexes(index, times)
-        except (FileNotFoundError, CorruptLog):
+        except (FileNotFoundError, CorruptLog) as error:
             self.rebuild_indexes(INDEX_INTERVAL_BYTES)
-            self.indexes_rebuilt = True
+            self.index_damage = str(error)
             return
         self._index, self._time_index = index, times
         self.has_untimed = times.has_untimed
         if sums is not None and sums.transactions == NO_CONTENT and not self.has_transaction_file:
             self._transactions = TransactionIndex(self.base_offset)
+
+    def _read_index(self, suffix: str, sums: IndexSums | None, which: int) -> bytes:
+        data = read_whole(self._fs, self.path(suffix))
+        if sums is not None and crc32c(data) != sums[which]:
+            raise CorruptLog(f"{self.path(suffix)}: not what was written, by its checksum")
+        return data
 
     def _check_indexes(self, index: OffsetIndex, times: TimeIndex) -> None:
         """Raise `CorruptLog` unless the last entries are true and nothing behind them is younger.
