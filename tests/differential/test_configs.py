@@ -193,6 +193,7 @@ def all_at_once(side: Side) -> None:
 def settings_of_the_cluster(side: Side) -> None:
     """Last of all a change of the default for every topic, taken back again."""
     side.create_topic("inherits")
+    alter(side, "nothing of its own", TOPIC, "inherits", ("retention.ms", DELETE, None))
     alter(side, "default", BROKER, "", ("log.retention.ms", SET, "999000"))
     show(side, "inherited", "inherits", retention_ms="999000")
     alter(side, "of this broker", BROKER, "1", ("log.retention.ms", SET, "888000"))

@@ -438,7 +438,8 @@ def sessions(side: Side) -> None:
     """A member that says nothing is out after its session; what it held goes to the others."""
     make_topic(side, "sessions", "sessions", 2)
     group = "sessions"
-    setting = {"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "700"}
+    # Long enough for the one that does speak, on a machine that stands still for a second.
+    setting = {"name": "consumer.session.timeout.ms", "config_operation": 0, "value": "3000"}
     resource = {"resource_type": 32, "resource_name": group, "configs": [setting]}
     side.ask("a short session", INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
     silent, other = (Member(side, group, name, ["sessions"]) for name in ("silent", "other"))
