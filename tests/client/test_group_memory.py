@@ -17,8 +17,6 @@ from holdfast.client.consuming.memory import (
     GroupMemory,
     Mark,
     decode_mark,
-    flagged,
-    without_flag,
 )
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import wait_until
@@ -266,11 +264,6 @@ def test_a_mark_is_read_as_it_was_written(group: str, topic: str, partition: int
 @given(st.none() | st.binary(), st.none() | st.binary())
 def test_what_is_no_mark_is_none(key: bytes | None, value: bytes | None) -> None:
     assert decode_mark(key, value) is None
-
-
-@given(st.text())
-def test_a_note_is_kept_under_its_flag(note: str) -> None:
-    assert without_flag(flagged(note)) == (note, True)
 
 
 def test_a_processor_whose_positions_vanished_stops_before_it_produces_anything_again(here: Scene) -> None:

@@ -22,15 +22,16 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
 from confluent_kafka import Consumer as RawConsumer
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from holdfast.client.consuming.assignment import Assignment, LostPositions, messages
 from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.consuming.member import dead_letters_of
-from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory, flagged
+from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
 from holdfast.client.consuming.seeking import is_member, seek
 from holdfast.client.dead_letter_dialects import Dialect, Headers
 from holdfast.client.dead_letters import failure_of, headers_of
@@ -277,6 +278,7 @@ class _Running:
                 self._producer.abort()
             finally:
                 self._consumer.close()
+                self._assignment.close()
                 self._letters.close()
                 if self._memory is not None:
                     self._memory.close()
@@ -306,16 +308,26 @@ class _Running:
 
     def _received(self, raw: Any) -> None:
         error = raw.error()
+        key = (raw.topic(), raw.partition())
+        if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET and key in self._starts:
+            self._out_of_range(key, raw.offset())
+            return
         if error is not None:
             self._error = self._error or self._assignment.judge(raw, error)
             return
-        key = (raw.topic(), raw.partition())
         if key not in self._starts or key in self._preparing or key in self._held:
             return
         if raw.offset() < self._next.get(key, self._starts[key]):
             # librdkafka may read a partition that came back from where an earlier assignment would have begun.
             return
         self._process(from_raw(raw))
+
+    def _out_of_range(self, key: PartitionKey, offset: int) -> None:
+        """The log does not hold what comes next any more, or the topic is another one of the same name."""
+        if self._next.get(key, self._starts[key]) == offset:
+            self._begin_anew({key: lambda: self._assignment.elsewhere(TopicPartition(*key, offset))})
+        else:
+            self._go_on(key)
 
     def _process(self, message: Message) -> None:
         # All that it makes before any of it is produced: a transform may fail in the middle.
@@ -420,6 +432,12 @@ class _Running:
     def _commit(self) -> None:
         if not self._producer.is_open:
             return
+        recreated = self._assignment.recreated(self._next, waits=True)
+        if recreated:
+            # What we read last may be of the new topic: nothing of it counts.
+            again = self._assignment.start_of_recreated
+            self._begin_anew({key: partial(again, key, new) for key, new in recreated.items()})
+            return
         try:
             self._commit_once()
         except TakenBack as taken_back:
@@ -440,6 +458,16 @@ class _Running:
         if self._companion is not None:
             self._hold_back(self._companion.committed())
 
+    def _begin_anew(self, starts: Mapping[PartitionKey, Callable[[], int]]) -> None:
+        """Take back what is open, and read these partitions from where somebody has decided; raises if nobody has."""
+        self._producer.abort()
+        for key, decide in starts.items():
+            self._starts[key] = decide()
+            self._unstored.add(key)
+        self._go_back(
+            TakenBack(f"{', '.join(f'{topic}-{number}' for topic, number in starts)} begins elsewhere")
+        )
+
     def _commit_once(self) -> None:
         metadata = self._consumer.consumer_group_metadata()
         if not is_member(self._consumer, metadata):
@@ -452,9 +480,8 @@ class _Running:
         self._producer.commit([self._asking(key, offset) for key, offset in positions.items()], metadata)
 
     def _asking(self, key: PartitionKey, offset: int) -> TopicPartition:
-        if self._memory is not None and self._memory.is_remembered(key):
-            return TopicPartition(*key, offset, metadata=flagged(""))
-        return TopicPartition(*key, offset)
+        note = self._assignment.note(key)
+        return TopicPartition(*key, offset, metadata=note) if note else TopicPartition(*key, offset)
 
     def _remember(self, positions: Mapping[PartitionKey, int]) -> None:
         """That this group has positions."""

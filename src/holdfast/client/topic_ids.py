@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -20,6 +21,8 @@ ANSWER_SECONDS: Final = 15.0
 CONNECTION: Final = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.id", "socket.", "oauth")
 """What the names of such settings begin with."""
 BITS: Final = 1 << 64
+NONE: Final = str(uuid.UUID(int=0))
+"""What a broker says that gives topics no ids."""
 
 
 def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,24 +31,55 @@ def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TopicMadeAnew(ClientError):
-    """A topic was deleted and made anew, so the stored positions are those of another topic."""
+    """A topic was deleted and recreated, so the stored positions are those of another topic."""
 
 
 class TopicIds:
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._admin = AdminClient(connection_settings(settings))
+        # Silent: whoever asks says what it needs to be said.
+        self._admin: AdminClient | None = AdminClient({**connection_settings(settings), "log_level": 0})
+        self._asked: Mapping[str, Future[Any]] = {}
 
     def ask(self, topics: Collection[str]) -> dict[str, str]:
         """The ids that these topics have now. Raises KafkaException when nobody answers."""
-        futures = self._admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=ANSWER_SECONDS)
+        return {topic: _text(future.result()) for topic, future in self._futures(topics).items()}
+
+    def known(self, topics: Collection[str]) -> dict[str, str]:
+        """The ids of those of them that there are; none when the broker gives topics no ids."""
         ids: dict[str, str] = {}
-        for topic, future in futures.items():
-            found = future.result().topic_id
-            number = (
-                found.get_most_significant_bits() % BITS * BITS + found.get_least_significant_bits() % BITS
-            )
-            ids[topic] = str(uuid.UUID(int=number))
-        return ids
+        for topic, future in self._futures(topics).items():
+            try:
+                ids[topic] = _text(future.result())
+            except KafkaException as error:
+                if not is_gone(error):
+                    raise
+        return {topic: found for topic, found in ids.items() if found != NONE}
+
+    def look(self, topics: Collection[str]) -> dict[str, str]:
+        """The ids that the last call has asked for, as far as they are known by now; asks again, and never waits."""
+        if not all(future.done() for future in self._asked.values()):
+            return {}
+        answers = {topic: future.result() for topic, future in self._asked.items() if not future.exception()}
+        self._asked = self._futures(topics)
+        return {topic: found for topic, answer in answers.items() if (found := _text(answer)) != NONE}
+
+    def close(self) -> None:
+        """Let the connection go; from now on no topic is known."""
+        self._admin, self._asked = None, {}
+
+    def _futures(self, topics: Collection[str]) -> Mapping[str, Future[Any]]:
+        if not topics or self._admin is None:
+            return {}
+        found: Mapping[str, Future[Any]] = self._admin.describe_topics(
+            TopicCollection(sorted(topics)), request_timeout=ANSWER_SECONDS
+        )
+        return found
+
+
+def _text(described: Any) -> str:
+    found = described.topic_id
+    number = found.get_most_significant_bits() % BITS * BITS + found.get_least_significant_bits() % BITS
+    return str(uuid.UUID(int=number))
 
 
 def is_gone(error: KafkaException) -> bool:

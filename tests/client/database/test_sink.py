@@ -222,9 +222,13 @@ def test_a_topic_made_anew_stops_it_at_its_start(
         sink.run(insert)
     make_anew(broker, topic)
     fill(broker, topic, range(100, 200))
-    with pytest.raises(TopicMadeAnew, match="made anew"):
+    with pytest.raises(TopicMadeAnew, match="recreated"):
         sink_of(broker, topic, database).run(insert)
     assert results(database) == list(range(30))
+    going_on = sink_of(broker, topic, database, lost_positions="earliest")
+    with Until(database_url, 130, going_on):
+        going_on.run(insert)
+    assert results(database) == [*range(30), *range(100, 200)]
     database.close()
 
 

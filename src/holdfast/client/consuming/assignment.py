@@ -3,23 +3,27 @@
 It begins at the group's committed position; where there is none, at the beginning, on partitions that were added later
 too (HF304). A position that the log does not hold any more means that messages expired before they were handled, or
 that the topic was made anew: the member stops and says so, unless it was told where to go on (HF305, HF206). So it does
-when the group has no position and had one before, as its memory tells.
+when the group has no position and had one before, as its memory tells, and when the position is of another topic of
+the same name: one that was deleted, and recreated since, before the member took it over or under its eyes. The topic's
+id is stored beside each position (see `notes`), so that is noticed whenever the topic is looked at next.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as RawConsumer
 
-from holdfast.client.consuming.memory import GroupMemory, Mark, without_flag
+from holdfast.client.consuming.memory import GroupMemory, Mark
+from holdfast.client.consuming.notes import Note
 from holdfast.client.errors import ClientError
 from holdfast.client.settings import shared_settings
 from holdfast.client.spool.format import PartitionKey
+from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
 
 LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
@@ -89,6 +93,11 @@ def messages(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
         raw = consumer.poll(0) if most > 0 else None
 
 
+def _differ(stored: str, now: str) -> bool:
+    """Whether two ids are of two topics; one that is not known tells nothing."""
+    return bool(stored and now) and stored != now
+
+
 def _without_position(committed: list[TopicPartition]) -> list[PartitionKey]:
     return [(each.topic, each.partition) for each in committed if each.error is None and each.offset < 0]
 
@@ -103,9 +112,14 @@ class Assignment:
         say: Callable[[str], None],
         memory: GroupMemory | None = None,
         settings: Mapping[str, Any] | None = None,
+        ids: TopicIds | None = None,
     ) -> None:
-        """`settings` are the consumer's own: with them another one can be made that asks in its place."""
+        """`settings` are the consumer's own: with them another one can be made that asks in its place, and somebody
+        who asks for topics' ids; without either, positions are not told from those of another topic of the name."""
         self._settings = settings
+        self._ids = TopicIds(settings) if ids is None and settings is not None else ids
+        self._id_of: dict[PartitionKey, str] = {}
+        """Which topic we believe to read, where that is known."""
         self._consumer = consumer
         self._lost_positions = lost_positions
         self._memory = memory
@@ -124,8 +138,10 @@ class Assignment:
                 committed = self._patiently(lambda: self._committed(partitions))
                 missing = set(_without_position(committed))
                 forgotten = {key: mark for key, mark in forgotten.items() if key in missing}
+            ids = self._patiently(lambda: self._topic_ids({each.topic for each in partitions}))
             for each in committed:
                 mark = forgotten.get((each.topic, each.partition))
+                self._id_of[each.topic, each.partition] = ids.get(each.topic, "")
                 starts[each.topic, each.partition] = (
                     self._patiently(partial(self._start_of, each, lookback))
                     if mark is None
@@ -190,16 +206,67 @@ class Assignment:
         return self._ends(TopicPartition(mark.topic, mark.partition))[1]
 
     def _start_of(self, committed: TopicPartition, lookback: int) -> Start:
+        key, note = (committed.topic, committed.partition), Note.decode(committed.metadata)
+        if committed.offset >= 0 and _differ(note.topic_id, self._id_of[key]):
+            return Start(self.start_of_recreated(key, self._id_of[key], note.topic_id), is_stored=False)
         position = self.start(committed)
-        note, is_remembered = without_flag(committed.metadata or "")
-        if self._memory is not None and is_remembered and committed.offset >= 0:
-            self._memory.known((committed.topic, committed.partition))
+        if self._memory is not None and note.is_remembered and committed.offset >= 0:
+            self._memory.known(key)
         is_stored = position == committed.offset
-        start = Start(position, note if is_stored else "", is_stored=is_stored)
+        start = Start(position, note.seen if is_stored else "", is_stored=is_stored)
         if position <= 0 or not lookback:
             return start
         low, _ = self._ends(committed)
         return start._replace(read_from=max(low, position - lookback))
+
+    # Topics that are recreated
+
+    def note(self, key: PartitionKey, *, seen: str = "", changelog: str = "") -> str:
+        """What to store beside a position of ours."""
+        is_remembered = self._memory is not None and self._memory.is_remembered(key)
+        return Note(is_remembered, self._id_of.get(key, ""), changelog, seen).encode()
+
+    def _topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
+        return {} if self._ids is None else self._ids.known(topics)
+
+    def recreated(self, keys: Collection[PartitionKey], *, waits: bool) -> dict[PartitionKey, str]:
+        """Partitions whose topic has another id than when we took them over, with that id.
+
+        Who does not wait gets the answer to the question before. Where there is no answer nothing is told: what is
+        committed meanwhile has the old id beside it.
+        """
+        topics = {topic for topic, _ in keys}
+        if self._ids is None:
+            return {}
+        try:
+            ids = self._ids.known(topics) if waits else self._ids.look(topics)
+        except KafkaException:
+            return {}
+        return {
+            key: ids[key[0]]
+            for key in keys
+            if key[0] in ids and _differ(self._id_of.get(key, ""), ids[key[0]])
+        }
+
+    def start_of_recreated(self, key: PartitionKey, new: str, old: str | None = None) -> int:
+        """Where to go on in a topic that took the place of the one we had; raises unless somebody has decided that."""
+        topic, partition = key
+        what = (
+            f"topic '{topic}' was deleted and recreated: this group's position of {topic}-{partition} is of the topic "
+            f"with id {old or self._id_of[key]}, and now the id is {new}"
+        )
+        if self._lost_positions == "stop":
+            raise TopicMadeAnew(
+                f"{what}. To go on there would skip the first messages of the new one. {WAY_OUT}"
+            )
+        low, high = self._patiently(lambda: self._ends(TopicPartition(*key)))
+        self._id_of[key] = new
+        self._say(f"{what}; going on at the {self._lost_positions}")
+        return int(low if self._lost_positions == "earliest" else high)
+
+    def close(self) -> None:
+        if self._ids is not None:
+            self._ids.close()
 
     def restart(self, starts: Mapping[PartitionKey, int], others: Mapping[PartitionKey, int]) -> None:
         """Read some of our partitions from elsewhere; `others` are the rest, with where each goes on."""
@@ -273,6 +340,9 @@ class Assignment:
 
     def elsewhere(self, lost: TopicPartition, low: int | None = None, high: int | None = None) -> int:
         """Where to go on when a position is not in the log; raises unless somebody has decided that."""
+        key = (lost.topic, lost.partition)
+        for new in self.recreated([key], waits=True).values():
+            return self.start_of_recreated(key, new)
         if low is None or high is None:
             low, high = self._patiently(lambda: self._ends(lost))
         place = f"{lost.topic}-{lost.partition}"

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
@@ -27,7 +28,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from holdfast.client.consuming.assignment import Assignment, LostPositions, Start
-from holdfast.client.consuming.memory import GroupMemory, flagged
+from holdfast.client.consuming.memory import GroupMemory
 from holdfast.client.consuming.positions import Positions
 from holdfast.client.consuming.runs import Pool, Reports
 from holdfast.client.consuming.tracker import PartitionTracker
@@ -137,6 +138,7 @@ class Loop:
                 self._resume()
                 if (now := time.monotonic()) >= commit_due or self._has_decided:
                     self._has_decided = False
+                    self._look_at_topics()
                     self._positions.commit_soon(self._trackers.values())
                     self._remember(self._trackers.values())
                     commit_due = now + self._limits.commit_seconds
@@ -169,6 +171,7 @@ class Loop:
             for pool in self._pools:
                 pool.close(CLOSE_SECONDS if is_drained else 0.0)
             self._consumer.close()
+            self._assignment.close()
             if self._memory is not None:
                 self._memory.close()
 
@@ -318,12 +321,21 @@ class Loop:
             # Retention took what was only to be read again, or the beginning has moved meanwhile.
             self._read_again({key: self._goes_on_at(key)})
             return
+        self._go_elsewhere(key, lambda: self._assignment.elsewhere(TopicPartition(*key, offset)))
+
+    def _look_at_topics(self) -> None:
+        """Notice, a moment later, that a topic was recreated: its messages have begun anew."""
+        going = {key: tracker for key, tracker in self._trackers.items() if not tracker.is_draining}
+        for key, new in self._assignment.recreated(going, waits=False).items():
+            self._go_elsewhere(key, partial(self._assignment.start_of_recreated, key, new))
+
+    def _go_elsewhere(self, key: PartitionKey, decide: Callable[[], int]) -> None:
         try:
-            start = self._assignment.elsewhere(TopicPartition(*key, offset))
+            start = decide()
         except (ClientError, KafkaException) as error:
             self._error = self._error or error
             return
-        tracker.close()
+        self._trackers[key].close()
         self._begin(key, Start(start, is_stored=False))
         self._read_again({key: start})
 
@@ -342,8 +354,7 @@ class Loop:
     def _note(self, tracker: PartitionTracker) -> str:
         key = (tracker.topic, tracker.partition)
         seen = self._seen.get(key)
-        note = seen.note(tracker.position) if seen is not None else ""
-        return flagged(note) if self._memory is not None and self._memory.is_remembered(key) else note
+        return self._assignment.note(key, seen=seen.note(tracker.position) if seen is not None else "")
 
     def _remember(self, trackers: Iterable[PartitionTracker]) -> None:
         """That this group has positions: those that are stored."""

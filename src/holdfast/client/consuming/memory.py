@@ -41,8 +41,6 @@ TOPIC_SETTINGS: Final = {
     # Small segments, so that compaction keeps up and reading stays short.
     "segment.bytes": str(16 * 1024 * 1024),
 }
-FLAG: Final = "hfk;"
-"""In front of the note beside a position: its mark is written."""
 ANSWER_SECONDS: Final = 10.0
 WRITE_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 30.0
@@ -88,15 +86,6 @@ def decode_mark(key: bytes | None, value: bytes | None) -> Mark | None:
         return None
 
 
-def flagged(note: str) -> str:
-    return FLAG + note
-
-
-def without_flag(note: str) -> tuple[str, bool]:
-    """The note itself, and whether it was flagged."""
-    return (note[len(FLAG) :], True) if note.startswith(FLAG) else (note, False)
-
-
 class GroupMemory:
     """The marks of one group. `find` is for the thread that asks; `remember` only asks a thread of its own to write."""
 
@@ -137,6 +126,10 @@ class GroupMemory:
             if not self._gives_up(problem):
                 raise
             return {}
+        for topic in sorted({topic for (topic, _), mark in marks.items() if mark.topic_id != ids[topic]}):
+            self._say(
+                f"topic '{topic}' was recreated since group '{self._group}' worked on it: beginning at its start"
+            )
         return {key: mark for key, mark in marks.items() if mark.topic_id == ids[key[0]]}
 
     def _read(self) -> dict[PartitionKey, Mark]:

@@ -235,6 +235,7 @@ class _Running:
             is_incremental=self._is_incremental,
             say=say,
             settings=sink.settings,
+            ids=self._ids,
         )
         self._shares: dict[PartitionKey, _Share] = {}
         self._pending: list[Message] = []
@@ -267,6 +268,7 @@ class _Running:
             self._show()
         finally:
             self._consumer.close()
+            self._assignment.close()
             self._database.close()
             self._sink.aside.close()
         if self._error is not None:
@@ -291,10 +293,14 @@ class _Running:
 
     def _received(self, raw: Any) -> None:
         error = raw.error()
+        share = self._shares.get((raw.topic(), raw.partition()))
+        if error is not None and error.code() == KafkaError._AUTO_OFFSET_RESET and share is not None:
+            # The log does not hold what comes next any more: who claims it anew decides where to go on.
+            self._retreat([(raw.topic(), raw.partition())], 0.0)
+            return
         if error is not None:
             self._error = self._error or self._assignment.judge(raw, error)
             return
-        share = self._shares.get((raw.topic(), raw.partition()))
         if share is None or not share.is_claimed or raw.offset() < share.next_offset:
             return
         if not self._pending:
@@ -432,7 +438,8 @@ class _Running:
             return False
         for topic, topic_id in expected.items():
             if ids[topic] != topic_id:
-                self._error = self._made_anew(topic, topic_id, ids[topic])
+                # What was read last may be of the new topic. Who claims it anew decides whether to go on there.
+                self._retreat([key for key in self._shares if key[0] == topic], 0.0)
                 return False
         return True
 
@@ -447,10 +454,10 @@ class _Running:
 
     def _made_anew(self, topic: str, stored: str, now: str) -> TopicMadeAnew:
         return TopicMadeAnew(
-            f"topic {topic} was deleted and made anew (id {now}; the positions of group {self._sink.group} in "
+            f"topic {topic} was deleted and recreated (id {now}; the positions of group {self._sink.group} in "
             f"{self._database.name} are of {stored}). Going on would skip or repeat messages. If the new topic is to "
-            f"be read from its beginning: delete from holdfast_positions where group_id = '{self._sink.group}' "
-            f"and topic = '{topic}'"
+            f"be read from its beginning: lost_positions='earliest', or delete from holdfast_positions "
+            f"where group_id = '{self._sink.group}' and topic = '{topic}'"
         )
 
     def _show(self) -> None:
@@ -549,9 +556,12 @@ class _Running:
     def _begin(self, key: PartitionKey, stored: Stored, topic_id: str) -> None:
         """Read on from the position in the database."""
         if stored.topic_id != topic_id:
-            raise self._made_anew(key[0], stored.topic_id, topic_id)
-        start = self._assignment.start(TopicPartition(*key, stored.position))
-        if start != stored.position:
+            if self._sink.lost_positions == "stop":
+                raise self._made_anew(key[0], stored.topic_id, topic_id)
+            start = self._assignment.start_of_recreated(key, topic_id, stored.topic_id)
+            begin = Start(*key, topic_id, start)
+            self._database.begin_anew(self._sink.group, self._owner, begin, stored.topic_id)
+        elif (start := self._assignment.start(TopicPartition(*key, stored.position))) != stored.position:
             # Somebody decided with `lost_positions` where to go on.
             step = Advance(*key, topic_id, stored.position, start)
             self._database.store(self._sink.group, self._owner, [step], lambda connection: None)

@@ -34,6 +34,10 @@ BEGIN: Final = (
 OWN: Final = f"update holdfast_positions set owner = :owner where {PARTITION}"
 LOOK: Final = f"select 1 from holdfast_positions where {EXPECTED}"
 ADVANCE: Final = f"update holdfast_positions set position = :new where {EXPECTED}"
+BEGIN_ANEW: Final = (
+    f"update holdfast_positions set topic_id = :topic_id, position = :position where {PARTITION} "
+    "and topic_id = :old_id and owner = :owner"
+)
 IDLE_TIMEOUT_MS: Final = 30_000
 _PARAMETER = re.compile(r":(\w+)")
 
@@ -67,7 +71,7 @@ class Stored(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where a partition begins that the database does not know yet."""
+    """Where a partition begins that the database does not know yet, or knows from another topic of the same name."""
 
     topic: str
     partition: int
@@ -179,6 +183,13 @@ class Database(ABC):
             for topic, partition in sorted(keys):
                 self.run(OWN, {"group_id": group, "owner": owner, "topic": topic, "partition": partition})
             return self.positions(group, keys)
+
+    def begin_anew(self, group: str, owner: str, start: Start, old_id: str) -> None:
+        """Let a partition of ours stand in another topic of the same name; raises `Superseded` when it is not ours."""
+        values = {"group_id": group, "owner": owner, "old_id": old_id, **start._asdict()}
+        with self.transaction():
+            if self.run(BEGIN_ANEW, values).rowcount != 1:
+                raise Superseded([(start.topic, start.partition)])
 
     def store(self, group: str, owner: str, advances: Iterable[Advance], work: Callable[[Any], None]) -> None:
         """Do the work and advance the positions, both or neither; raises `Superseded` where they are not ours."""
