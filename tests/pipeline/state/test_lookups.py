@@ -332,6 +332,18 @@ def test_rows_of_a_query_are_one_version_in_any_order(server: PostgresServer, ho
         assert pin(step, 2 * HOUR_MS, home) != first
 
 
+def test_a_query_is_read_to_its_end_or_refused(
+    server: PostgresServer, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "ROWS_AT_ONCE", 10)
+    monkeypatch.setattr(tables, "TABLE_BYTES_MAX", 10_000)
+    query = "SELECT n AS code, 'x' AS name, repeat('long', 1000) AS more FROM generate_series(1, 50) n"
+    step = countries(server.url, query=query)
+    assert len(held(home, pin(step, 0, home))) == 50  # What the step does not use counts for nothing.
+    with pytest.raises(StepError, match="10,000 at most"):
+        pin(replace(step, columns=("more",)), HOUR_MS, home)
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

@@ -143,14 +143,17 @@ class Table:
         keys = list(dict.fromkeys(self.step.on.values()))
         for key in keys:
             table = table.filter(pc.is_valid(table.column(key)))
-        if table.nbytes > TABLE_BYTES_MAX:
-            raise StepError(
-                self.step.name,
-                f"{self.shown} takes {table.nbytes:,} bytes, and a lookup {TABLE_BYTES_MAX:,} at most, since "
-                "every task gets it whole: take fewer columns or rows, or join two topics",
-            )
+        self._refuse_large(table.nbytes)
         self._refuse_two(table, keys)
         return table.sort_by([(key, "ascending") for key in keys]).combine_chunks()
+
+    def _refuse_large(self, size: int) -> None:
+        if size > TABLE_BYTES_MAX:
+            raise StepError(
+                self.step.name,
+                f"{self.shown} takes {size:,} bytes or more, and a lookup {TABLE_BYTES_MAX:,} at most, since "
+                "every task gets it whole: take fewer columns or rows, or join two topics",
+            )
 
     def _refuse_two(self, table: pa.Table, keys: list[str]) -> None:
         counted = table.select(keys).group_by(keys).aggregate([([], "count_all")])
@@ -278,17 +281,16 @@ class Table:
             schema, convert = self._postgres_schema(cursor)
             if is_schema_only:
                 return schema.empty_table()
+            places = [schema.get_field_index(name) for name in self._check_names(schema)]
+            used = pa.schema([schema.field(at) for at in places])
             batches, size = [], 0
             while rows := cursor.fetchmany(ROWS_AT_ONCE):
-                columns = [
-                    list(map(convert[at], column)) for at, column in enumerate(zip(*rows, strict=True))
-                ]
-                arrays = [pa.array(each, kind) for each, kind in zip(columns, schema.types, strict=True)]
-                batches.append(pa.record_batch(arrays, schema=schema))
+                columns = list(zip(*rows, strict=True))
+                arrays = [pa.array(map(convert[at], columns[at]), schema.field(at).type) for at in places]
+                batches.append(pa.record_batch(arrays, schema=used))
                 size += batches[-1].nbytes
-                if size > TABLE_BYTES_MAX:
-                    break
-            return pa.Table.from_batches(batches, schema)
+                self._refuse_large(size)
+            return pa.Table.from_batches(batches, used)
 
     def _postgres_schema(
         self, cursor: psycopg.ServerCursor[tuple[Any, ...]]
