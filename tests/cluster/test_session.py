@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,30 @@ def test_what_is_for_this_machine_is_not_set_for_a_cluster(tmp_path: Path) -> No
     assert far["spark.speculation"] == near["spark.speculation"] == "false"
     with pytest.raises(SettingFixed, match=r"spark\.speculation"):
         session_settings(str(tmp_path), "spark://elsewhere:7077", {"spark.speculation": "true"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark.sql.ansi.enabled", "false"),
+        ("spark.sql.files.ignoreCorruptFiles", "true"),
+        ("spark.sql.files.ignoreMissingFiles", "TRUE"),
+        ("spark.sql.session.timeZone", "Europe/Vienna"),
+        ("spark.sql.timestampType", "TIMESTAMP_NTZ"),
+        ("spark.sql.caseSensitive", "true"),
+        ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS"),
+        ("spark.sql.legacy.sizeOfNull", "false"),
+        ("spark.sql.optimizer.decorrelateSubqueryLegacyIncorrectCountHandling.enabled", "true"),
+    ],
+)
+def test_a_setting_that_results_rest_on_is_refused(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(SettingFixed, match=f"{re.escape(name)} to '{value}'"):
+        session_settings(str(tmp_path), "local[2]", {name: value})
+
+
+def test_a_setting_that_says_the_same_is_taken(tmp_path: Path) -> None:
+    same = {"spark.sql.session.timeZone": "Etc/UTC", "spark.sql.ansi.enabled": "TRUE", "spark.app.id": "x"}
+    assert session_settings(str(tmp_path), "local[2]", same)["spark.sql.ansi.enabled"] == "true"
 
 
 def test_java_options_of_the_definition_come_last_so_that_they_win(tmp_path: Path) -> None:

@@ -255,7 +255,15 @@ def test_all_errors_come_at_once_each_with_line_and_column() -> None:
         (("parquet: out", "postgres: {url: u, table: t, key: a}"), "a key is for 'mode: upsert'"),
         (("  - parquet: out", "  parquet: out"), "sinks: expected a list, found a mapping"),
         (("  - parquet: out", "  []"), "sinks: there is no sink; add one"),
-        (("sinks:", "spark: {spark.speculation: true}\nsinks:"), "exactly-once output rests on 'false'"),
+        (("sinks:", "spark: {spark.speculation: true}\nsinks:"), "guarantees and results rest on 'false'"),
+        (
+            ("sinks:", "spark: {spark.sql.ansi.enabled: false}\nsinks:"),
+            "guarantees and results rest on 'true'",
+        ),
+        (
+            ("sinks:", "spark: {spark.sql.legacy.timeParserPolicy: LEGACY}\nsinks:"),
+            "results rest on what Spark has of itself",
+        ),
         (("sinks:", "spark: {driver.memory: 2g}\nsinks:"), "settings of Spark begin with 'spark.'"),
         (("sinks:", "trigger: fast\nsinks:"), "expected 'available-now' or a duration such as 10s"),
         (("sinks:", "dead_letter: t\nsinks:"), "dead letters go to 't', which is also read"),

@@ -71,7 +71,7 @@ def audit_with_spark(
     spark: SparkSession | None = None,
 ) -> Report:
     """Audit a pipeline as its definition stands, by Spark jobs; without a session one is made, and ended."""
-    from holdfast.pipeline.session import spark_session
+    from holdfast.pipeline.session import refuse_session, spark_session
 
     options = options or AuditOptions()
     started = time.time()
@@ -82,6 +82,8 @@ def audit_with_spark(
         if spark is None:
             spark = spark_session(f"audit {definition.name}", directory, settings=expanded.spark)
             stack.callback(spark.stop)
+        else:
+            refuse_session(spark)
         readers = open_readers(expanded, settings, stack)
         cluster = stack.enter_context(Cluster(settings))
         audit = SparkAudit(expanded, fingerprint(definition), cluster, readers, options)

@@ -109,13 +109,13 @@ def _sinks(definition: PipelineDefinition) -> Iterator[Finding]:
 
 
 def _spark(settings: Mapping[str, str]) -> Iterator[Finding]:
-    from holdfast.pipeline.session import FIXED
+    from holdfast.pipeline.session import changed
 
-    for name, value in settings.items():
+    for name in settings:
         if not name.startswith("spark."):
             yield Finding(("spark", name), f"settings of Spark begin with 'spark.', as spark.{name}")
-        elif name in FIXED and value.lower() != FIXED[name].lower():
-            yield Finding(("spark", name), f"exactly-once output rests on {FIXED[name]!r}; leave it out")
+    for name, wanted in changed(settings):
+        yield Finding(("spark", name), f"guarantees and results rest on {wanted}; leave it out")
 
 
 def _sink(sink: SinkDefinition, path: Path) -> Iterator[Finding]:

@@ -194,12 +194,14 @@ def open_session(
     progress: Progress | None = None,
 ) -> Iterator[SparkSession]:
     """The one that is given; else one of our own, which ends with what it is for."""
-    if spark is not None:
-        yield spark
-        return
     from holdfast.pipeline.class_archive import class_archive
     from holdfast.pipeline.java import find_java
-    from holdfast.pipeline.session import spark_session
+    from holdfast.pipeline.session import refuse_session, spark_session
+
+    if spark is not None:
+        refuse_session(spark)
+        yield spark
+        return
 
     def tell(what: str) -> None:
         if progress is not None:
