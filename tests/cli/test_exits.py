@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from holdfast.cli import exits
 from holdfast.errors import ConfigError, CorruptLog
+from holdfast.testing.forked import open_process
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
+COMMAND = [sys.executable, "-m", "holdfast.cli"]
 
 
 @pytest.mark.parametrize(
@@ -186,3 +191,66 @@ def test_an_interrupt_is_130() -> None:
         raise KeyboardInterrupt
 
     assert exits.run(interrupt) == 130
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--help",), 0),
+        (("topics", "--help"), 0),
+        (("version",), 0),
+        (("lab", "list"), 0),
+        (("topics", "nonsense"), 2),
+        (("doctor", "--producer", "acks-0.properties"), 1),
+    ],
+)
+@pytest.mark.parametrize("unread", ["stdout", "both"])
+def test_output_that_nobody_reads_changes_no_exit_code(
+    arguments: tuple[str, ...], code: int, unread: str, tmp_path: Path
+) -> None:
+    (tmp_path / "acks-0.properties").write_text("acks=0\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    streams = {"stdout": writer, "stderr": writer if unread == "both" else subprocess.PIPE}
+    try:
+        with open_process([*COMMAND, *arguments], cwd=tmp_path, **streams) as process:
+            _, said = process.communicate(timeout=60)
+    finally:
+        os.close(writer)
+    assert (process.returncode, (said or b"").count(b"\n")) == (code, int(code == 2 and unread == "stdout"))
+
+
+def test_a_command_without_end_stops_when_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    with open_process(
+        [*COMMAND, "generate", "orders", "--to", "-", "--count", "100000000"], stdout=writer
+    ) as process:
+        os.close(writer)
+        os.read(reader, 1)
+        os.close(reader)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("version",), b"holdfast: standard output: No space left on device\n"),
+        (("topics", "nonsense"), None),
+    ],
+)
+def test_a_full_disk_behind_the_output_is_one_line_and_a_code(
+    arguments: tuple[str, ...], said: bytes | None
+) -> None:
+    with open("/dev/full", "wb") as full:
+        errors = full if said is None else subprocess.PIPE
+        with open_process([*COMMAND, *arguments], stdout=full, stderr=errors) as process:
+            _, heard = process.communicate(timeout=60)
+    assert (process.returncode, heard) == (1 if said else 2, said)
+
+
+def test_what_an_extra_brings_is_told_by_its_name() -> None:
+    missing = ModuleNotFoundError("No module named 'pyarrow.lib'", name="pyarrow.lib")
+    assert exits.explain(missing) == (
+        "this needs pyarrow, which is not installed: pip install 'holdfast[reader]'",
+        exits.ExitCode.CANNOT_CONNECT,
+    )

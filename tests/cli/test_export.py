@@ -34,7 +34,8 @@ def filled(bootstrap_servers: str) -> str:
 
     topic = f"export-{os.urandom(4).hex()}"
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
-    admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(30)
+    kept = NewTopic(topic, 2, 1, config={"retention.ms": "-1"})  # whenever its messages say they were made
+    admin.create_topics([kept])[topic].result(30)
     producer = Producer({"bootstrap.servers": bootstrap_servers, "log_level": 0, "linger.ms": 5})
     for number, value in enumerate(VALUES):
         headers: Any = [("h", b"x"), ("n", None)] if number == 0 else None

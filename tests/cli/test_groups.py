@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from holdfast.cli.groups_admin import GroupAdmin, Position
 from holdfast.testing.apache import CONSUMER_GROUPS, run_tool
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
@@ -294,6 +295,30 @@ def test_all_groups_are_described(run_here: Run, topic: str, group: str, commit:
     found = {each["group"]: each for each in json.loads(result.stdout)["groups"]}
     assert found[f"{group}-a"]["positions"][0]["current_offset"] == 1
     assert found[f"{group}-b"]["positions"][0]["current_offset"] == 2
+
+
+def test_a_group_that_goes_after_it_was_listed_is_left_out(
+    run_here: Run, topic: str, group: str, commit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(group, topic, {0: 1})
+    monkeypatch.setattr(GroupAdmin, "names", lambda admin: ["is-not-there-any-more", group])
+    result = run_here("groups", "describe", "--all-groups", "--output", "json")
+    assert [each["group"] for each in json.loads(result.stdout)["groups"]] == [group]
+    assert (result.returncode, result.stderr.decode()) == (
+        0,
+        f"holdfast: group '{group}' has no active members\n",
+    )
+
+
+def test_a_topic_that_goes_after_its_positions_were_read_has_no_end(
+    run_here: Run, topic: str, group: str, commit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(group, topic, {0: 1})
+    gone = {("is-not-there-any-more", 0): Position(7, None)}
+    monkeypatch.setattr(GroupAdmin, "positions", lambda admin, name: gone)
+    result = run_here("groups", "describe", "--group", group)
+    assert result.returncode == 0, result.stderr
+    assert rows_of(result.stdout)[1][:6] == [group, "is-not-there-any-more", "0", "7", "-", "-"]
 
 
 # ---------------------------------------------------------------------------- reset-offsets

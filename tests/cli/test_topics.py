@@ -160,3 +160,12 @@ def test_delete_takes_a_name_literally_and_a_pattern_as_one(run: Run, make_topic
 def test_deleting_what_is_not_there_fails_unless_told_otherwise(run: Run) -> None:
     assert run("topics", "delete", "--topic", "cli-is-not-there").returncode == 1
     assert run("topics", "delete", "--topic", "cli-is-not-there", "--if-exists").returncode == 0
+
+
+def test_deleting_or_altering_what_is_not_there_does_not_advise_to_create_it(run_here: Run) -> None:
+    for arguments in (("delete",), ("alter", "--partitions", "3")):
+        result = run_here("topics", *arguments, "--topic", "is-not-there")
+        assert result.returncode == 1
+        assert b"topics list" in result.stderr
+        assert b"--if-exists" in result.stderr
+        assert b"create" not in result.stderr

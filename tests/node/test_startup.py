@@ -256,6 +256,9 @@ def test_garbage_in_partition_metadata_is_told_and_the_partition_serves(
 ) -> None:
     node = tamper(node, "kill", "/data/t-0/partition.metadata", b"garbage")
     assert values(node, "t") == 20
+    (line,) = [line for line in node.said if "partition.metadata" in line]
+    assert line.startswith("damaged: /data/t-0/partition.metadata:")
+    assert "the broker writes the file again" in line
 
 
 def test_garbage_in_meta_properties_is_an_error_that_names_the_file(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import cast
@@ -10,7 +11,7 @@ from typing import cast
 import pytest
 
 from holdfast import Broker
-from holdfast.errors import StorageError
+from holdfast.errors import StorageError, UsageError
 from holdfast.real import RealFile
 from holdfast.testing.wire_client import CLOSED, CREATE_TOPICS, WireClient
 
@@ -76,3 +77,20 @@ def test_a_temporary_directory_goes_with_a_broker_that_failed() -> None:
     with pytest.raises(StorageError, match=WHY):
         broker.stop()
     assert not os.path.exists(broker.data_dir)
+
+
+def test_a_directory_may_be_a_path(tmp_path: Path) -> None:
+    with Broker(tmp_path / "data") as broker:
+        assert broker.data_dir == str(tmp_path / "data")
+    assert (tmp_path / "data" / "meta.properties").exists()
+
+
+def test_a_temporary_directory_is_made_by_the_start_and_goes_with_a_start_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    broker = Broker(listen="192.0.2.1:9092")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="cannot listen"):
+        broker.start()
+    assert list(tmp_path.iterdir()) == []

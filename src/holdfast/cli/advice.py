@@ -53,3 +53,11 @@ def failure(exception: KafkaException, subject: str, name: str) -> CommandFailed
 def no_such_topic(topic: str) -> CommandFailed:
     advice = ADVICE[KafkaError.UNKNOWN_TOPIC_OR_PART].format(name=topic)
     return CommandFailed(f"topic '{topic}' does not exist; {advice}")
+
+
+def no_topic_to_change(topic: str) -> CommandFailed:
+    """For commands that would change or delete it, and have --if-exists."""
+    return CommandFailed(
+        f"topic '{topic}' does not exist; 'holdfast topics list' shows which there are, and with --if-exists "
+        "this is no failure"
+    )

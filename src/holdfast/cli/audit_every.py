@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import ExitCode, complain, stop_when_unread
 from holdfast.cli.output import Output, json_line, print_json
 from holdfast.cli.pipeline_shared import located
 from holdfast.errors import UsageError
@@ -247,6 +247,7 @@ def _again_and_again(auditor: Auditor, wishes: Wishes) -> None:
     except ValueError as error:
         raise UsageError(f"--every: {error}") from error
     audits = _incremental(auditor, wishes)
+    stop_when_unread()
 
     def tell(report: Report) -> None:
         if wishes.output is Output.JSON:

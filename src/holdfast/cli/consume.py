@@ -13,7 +13,7 @@ from typer.exceptions import Exit
 from holdfast.cli.client import Connection
 from holdfast.cli.client_settings import parse_assignments, read_properties, whole_number
 from holdfast.cli.consuming import REFRESH_MS, MessageReader, Selection, parse_start
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import ExitCode, complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.message_format import MessageFormat, as_json_line
 from holdfast.cli.options import (
@@ -161,6 +161,7 @@ def consume(
         defaults["fetch.error.backoff.ms"] = SKIP_BACKOFF_MS
     consumer = connection.make(Consumer, defaults)
     connection.reach(consumer)
+    stop_when_unread()
     with Interrupts() as interrupts:
         reader = MessageReader(
             consumer,

@@ -80,8 +80,11 @@ def demo(
         return
     from holdfast.cli.demo_show import Show
     from holdfast.pipeline.java import find_java
+    from holdfast.pipeline.session import require_spark
 
-    find_java()  # before anything is started: nothing of this works without it
+    # Before anything is started: nothing of this works without them.
+    require_spark()
+    find_java()
     with ended_by_signals(), workplace(keep) as directory:
         show = Show(
             console, directory, certificates(keep), engine.value, orders, seed, is_kept=keep is not None

@@ -12,7 +12,7 @@ from typer.exceptions import Exit
 from holdfast.cli.client import Connection
 from holdfast.cli.dlq_filter import Filter, Letter
 from holdfast.cli.dlq_reading import TopicGone, TopicScan, make_reader
-from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.exits import CommandFailed, ExitCode, complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
@@ -181,6 +181,7 @@ def show(
     matches = Filter(filters or ())
     connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
     consumer = make_reader(connection, READER_GROUP)
+    stop_when_unread()
     shown = 0
     try:
         scan = TopicScan(consumer, connection, topic)

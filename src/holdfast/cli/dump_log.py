@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.dump_text import as_line
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import ExitCode, complain, stop_when_unread
 from holdfast.cli.options import examples
 from holdfast.cli.output import json_line
 from holdfast.errors import UsageError
@@ -114,6 +114,7 @@ def dump_log(
     write: Callable[[Event], str | None] = json_line
     if output is DumpOutput.TEXT:
         write = _text_writer(skip_record_metadata, verify)
+    stop_when_unread()
     findings = _dump(paths, options, write)
     if findings:
         complain(f"{findings} problem{'s' if findings > 1 else ''} found")

@@ -10,15 +10,21 @@ A command raises, `run` catches. The codes are a promise to scripts:
     130  interrupted by Ctrl-C or SIGTERM
 
 No traceback reaches the user; set HOLDFAST_TRACEBACK=1 to see one.
+
+Nobody has to read what a command prints: when the reader of standard output or standard error goes away (`| head`), the
+command does all of its work and its exit code is the same. Commands that only print, without an end, stop instead.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import IntEnum
+from typing import Any, Final
 
 from holdfast.errors import HoldfastError, UsageError
 
@@ -30,6 +36,17 @@ class ExitCode(IntEnum):
     CANNOT_CONNECT = 3
     INCONCLUSIVE = 4
     INTERRUPTED = 130
+
+
+EXTRAS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("numba", "numpy", "pyarrow"), "reader"),
+    "psycopg": "postgres",
+    **dict.fromkeys(("deltalake", "fastavro", "google", "jsonschema", "pandas", "pyspark"), "spark"),
+    **dict.fromkeys(
+        ("attr", "authlib", "avro", "cachetools", "certifi", "httpx2", "referencing"), "registry"
+    ),
+}
+"""By the module that is missing: the extra of ours that brings it."""
 
 
 class CommandFailed(HoldfastError):
@@ -44,16 +61,53 @@ class CannotConnect(CommandFailed):
     exit_code = ExitCode.CANNOT_CONNECT
 
 
+class _Unread(io.FileIO):
+    """A standard stream: what nobody reads any more is dropped; a full disk behind it is told once."""
+
+    stops_command = False
+    is_lost = False
+
+    def write(self, data: Any, /) -> Any:
+        try:
+            return super().write(data)
+        except OSError as error:
+            is_unread = isinstance(error, BrokenPipeError) and not self.stops_command
+            if not (is_unread or self.is_lost):
+                self.is_lost = True
+                error.filename = "standard output" if self.fileno() == 1 else "standard error"
+                raise
+            return memoryview(data).nbytes
+
+
+def take_standard_streams() -> None:
+    """For this process: let nobody who stops reading, or never did (`>&-`), change what a command does."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  as long as the process lives
+            continue
+        stream.flush()
+        buffer: Any = io.BufferedWriter(_Unread(descriptor, "w", closefd=False))
+        given = (stream.encoding, stream.errors, None, stream.line_buffering)
+        setattr(sys, name, io.TextIOWrapper(buffer, *given))
+
+
+def stop_when_unread() -> None:
+    """For a command that prints without an end: it stops, with exit code 0, when nobody reads on."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    if isinstance(raw, _Unread):
+        raw.stops_command = True
+
+
 def run(action: Callable[[], int | None]) -> int:
     """Run a command and turn whatever it raises into one line on standard error and an exit code."""
     try:
-        code = action() or ExitCode.FINE
+        code = int(action() or ExitCode.FINE)
         sys.stdout.flush()
-        return int(code)
+        return code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        _forget_standard_output()
         return ExitCode.FINE
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.FINDINGS
@@ -73,6 +127,8 @@ def explain(error: Exception) -> tuple[str, ExitCode]:
         return str(error), ExitCode.USAGE
     if isinstance(error, HoldfastError):
         return str(error), ExitCode(getattr(error, "exit_code", ExitCode.FINDINGS))
+    if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in EXTRAS:
+        return not_installed(missing), ExitCode.CANNOT_CONNECT
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}", ExitCode.FINDINGS
@@ -80,12 +136,10 @@ def explain(error: Exception) -> tuple[str, ExitCode]:
     return f"unexpected error, {what} (HOLDFAST_TRACEBACK=1 shows where)", ExitCode.FINDINGS
 
 
+def not_installed(module: str) -> str:
+    return f"this needs {module}, which is not installed: pip install 'holdfast[{EXTRAS[module]}]'"
+
+
 def complain(message: str) -> None:
-    print(f"holdfast: {message}", file=sys.stderr, flush=True)
-
-
-def _forget_standard_output() -> None:
-    """The reader of our output has gone (`| head`): the interpreter's last flush goes nowhere, in silence."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    with suppress(OSError):  # a full disk behind standard error, for one; the exit code tells too
+        print(f"holdfast: {message}", file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ import typer
 from holdfast.atomic import parent_of
 from holdfast.cli.client_settings import parse_assignments, read_properties
 from holdfast.cli.consume import ISOLATION_LEVELS
-from holdfast.cli.exits import CannotConnect, CommandFailed, complain
+from holdfast.cli.exits import CannotConnect, CommandFailed, complain, stop_when_unread
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
     DEFAULT_CONNECT_TIMEOUT_MS,
@@ -235,6 +235,7 @@ def _target(output: str, format_: ExportFormat, force: bool) -> Iterator[BinaryI
     if output == "-":
         if format_ is ExportFormat.PARQUET:
             raise UsageError("Parquet cannot be written to standard output; name a file with --output")
+        stop_when_unread()
         yield sys.stdout.buffer
         return
     if os.path.isdir(output):
@@ -315,14 +316,10 @@ def _summary(topic: str, reports: list[RangeReport], took_s: float, where: str) 
 @contextmanager
 def _reader_errors(topic: str) -> Iterator[None]:
     """The reader's errors under the exit codes of commands."""
-    try:
-        import pyarrow  # noqa: F401  asked for here so that its absence is told in one line
+    import pyarrow  # noqa: F401  asked for here, before anything is begun
 
-        from holdfast.reader import NotAuthorised, TopicMissing, Unreachable
-    except ImportError as error:
-        raise CommandFailed(
-            f"export needs what is not installed here ({error.name}): pip install 'holdfast[reader]'"
-        ) from None
+    from holdfast.reader import NotAuthorised, TopicMissing, Unreachable
+
     try:
         yield
     except TopicMissing as error:

@@ -19,7 +19,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.advice import describe_error, no_such_topic
 from holdfast.cli.client import Connection
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import ExitCode, complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
@@ -187,6 +187,7 @@ def _paced(generator: Generator, rate: float | None, interrupts: Interrupts) -> 
 
 
 def _write(messages: Iterator[Generated], to: str, with_keys: bool) -> None:
+    stop_when_unread()
     file = sys.stdout.buffer if to == STANDARD_OUTPUT else open(to, "wb")  # noqa: SIM115  closed below
     try:
         for message in messages:

@@ -172,7 +172,9 @@ def describe(
     names = admin.names() if all_groups else group or []
     found = admin.describe(names, with_epochs=verbose or output is Output.JSON)
     present = [each for each in found.values() if each is not None]
-    for name in found.keys() - {each.group for each in present}:
+    # With --all-groups nobody named those that have gone since they were listed.
+    absent = [] if all_groups else [name for name, each in found.items() if each is None]
+    for name in absent:
         complain(f"group '{name}' does not exist; 'holdfast groups list' shows which there are")
     for index, each in enumerate(present):
         _tell_state(each)
@@ -182,7 +184,7 @@ def describe(
             _show(admin, each, members=members, state=state, verbose=verbose)
     if output is Output.JSON:
         print_json({"groups": [_document(admin, each, members=members, state=state) for each in present]})
-    if len(present) < len(found):
+    if absent:
         raise Exit(ExitCode.FINDINGS)
 
 

@@ -292,11 +292,18 @@ class GroupAdmin:
             try:
                 offsets[each.topic, each.partition] = future.result().offset
             except KafkaException as error:
-                if error.args[0].code() not in NOT_THERE:
+                if not self._has_gone(each.topic, error.args[0]):
                     what = f"cannot find the offsets of {each.topic}-{each.partition}"
                     raise failure(error, what, each.topic) from error
                 offsets[each.topic, each.partition] = None
         return offsets
+
+    def _has_gone(self, topic: str, error: KafkaError) -> bool:
+        if (
+            error.code() == KafkaError._NOENT
+        ):  # no partition that was asked for has a leader: there may be none
+            return topic not in self.admin.list_topics(timeout=self._timeout_s).topics
+        return error.code() in NOT_THERE
 
 
 def _result(future: Future[T], subject: str, name: str) -> T:

@@ -52,11 +52,8 @@ class LacksSomething(CommandFailed):
 
 def require_extra() -> None:
     """What pipelines need beside the broker and its tools is an extra, and the error says so."""
-    missing = [name for name in ("yaml", "pyarrow") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise LacksSomething(
-            f"{' and '.join(missing)} not installed; pip install 'holdfast[spark]' brings it"
-        )
+    if importlib.util.find_spec("pyarrow") is None:
+        raise LacksSomething("pipelines need pyarrow, which is not installed: pip install 'holdfast[spark]'")
 
 
 def load(file: str) -> Loaded:

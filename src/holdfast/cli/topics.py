@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from typer.exceptions import Exit
 
-from holdfast.cli.advice import describe_error, failure, no_such_topic
+from holdfast.cli.advice import describe_error, failure, no_such_topic, no_topic_to_change
 from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
 from holdfast.cli.client_settings import parse_assignments
 from holdfast.cli.exits import CommandFailed, ExitCode, complain
@@ -257,7 +257,7 @@ def alter(
     admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
     names = select_topics(_all_names(admin), pattern)
     if not names and not if_exists:
-        raise no_such_topic(topic)
+        raise no_topic_to_change(topic)
     counts = {name: len(view.partitions) for name, view in describe_topics(admin, names).items()}
     requests = [
         NewPartitions(
@@ -287,7 +287,7 @@ def delete(
     admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
     names = select_topics(_all_names(admin), pattern)
     if not names and not if_exists:
-        raise no_such_topic(topic)
+        raise no_topic_to_change(topic)
     futures = admin.delete_topics(names, request_timeout=REQUEST_TIMEOUT_S) if names else {}
     _report(_outcomes(futures, "deleted"), output)
 

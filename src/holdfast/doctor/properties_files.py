@@ -160,12 +160,8 @@ def _walk_json(
 
 
 def _yaml_documents(path: str, text: str) -> Iterator[list[Entry]]:
-    try:
-        import yaml
-    except ImportError as error:
-        raise UnreadableFile(
-            f"{path}: reading YAML needs PyYAML; pip install 'holdfast[spark]' brings it"
-        ) from error
+    import yaml
+
     try:
         nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
         for node in nodes:

@@ -52,12 +52,8 @@ class Suppression:
 
 def read_suppressions(path: str) -> list[Suppression]:
     """DoctorError, with the entry, for a file that is not as it must be."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise DoctorError(
-            f"{path}: reading YAML needs PyYAML; pip install 'holdfast[spark]' brings it"
-        ) from error
+    import yaml
+
     try:
         document = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -170,12 +170,15 @@ class Engines:
 
     def spark(self) -> SparkSession:
         if self._spark is None:
-            from holdfast.pipeline.session import spark_session
+            from holdfast.pipeline.java import JavaMissing, find_java
+            from holdfast.pipeline.session import SparkUnusable, require_spark, spark_session
             from holdfast.testing.spark_connector import ConnectorUnavailable, connector_jars
 
             try:
+                require_spark()
+                find_java()
                 settings = {"spark.jars": ",".join(map(str, connector_jars()))}
-            except ConnectorUnavailable as missing:
+            except (SparkUnusable, JavaMissing, ConnectorUnavailable) as missing:
                 raise EngineUnavailable(str(missing)) from missing
             home = str(self.directory / "spark")
             self._spark = spark_session("lab", home, master="local[2]", settings=settings)

@@ -223,7 +223,8 @@ class Survey:
         except (CorruptLog, OSError) as error:
             if isinstance(error, OSError) and not is_recorded:
                 raise
-            self._say(warn(f"{error}; whose {path} is, its record tells"))
+            rewritten = "and the broker writes the file again" if is_recorded else "which places it elsewhere"
+            self._say(warn(f"damaged: {error}; the cluster's metadata decides whose it is, {rewritten}"))
             topic_id = None
         if topic_id is not None:
             return UUID(bytes=topic_id) == topic.topic_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 import threading
@@ -35,12 +36,12 @@ class Broker:
     A broker whose metadata cannot be written any more ends at once, as `holdfast serve` does: its clients are cut off,
     nobody is served by half a broker. `stop`, `restart` and leaving the `with` block then raise `StorageError` with the
     reason; an exception that leaves the block anyway passes, with the reason as a note. After that it may be started
-    again, unless its directory was temporary.
+    again; where its directory was temporary, with nothing in it.
     """
 
     def __init__(
         self,
-        data_dir: str | None = None,
+        data_dir: str | os.PathLike[str] | None = None,
         *,
         listen: str = "127.0.0.1:0",
         settings: Mapping[str, str] | None = None,
@@ -48,8 +49,9 @@ class Broker:
         accept_loss: Sequence[str] = (),
     ) -> None:
         self._is_temporary = data_dir is None
-        self.data_dir = data_dir or tempfile.mkdtemp(prefix="holdfast-")
-        self._settings = {**(settings or {}), "log.dirs": self.data_dir}
+        self._data_dir = None if data_dir is None else os.fspath(data_dir)
+        self._has_directory = not self._is_temporary
+        self._settings = dict(settings or {})
         self._listen = listen
         self._user_says = say
         self._say: Say = lambda line: None
@@ -60,6 +62,12 @@ class Broker:
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self.server: Server | None = None
+
+    @property
+    def data_dir(self) -> str:
+        if self._data_dir is None:
+            raise UsageError("the broker makes its temporary directory when it starts")
+        return self._data_dir
 
     @property
     def bootstrap_servers(self) -> str:
@@ -74,10 +82,19 @@ class Broker:
             raise UsageError("the broker is already running")
         self._ready.clear()
         self._failure = None
+        is_made = not self._has_directory  # before the first start, and after `stop`, which has removed it
+        if is_made:
+            self._data_dir = tempfile.mkdtemp(prefix="holdfast-")
+            self._has_directory = True
         self._thread = threading.Thread(target=self._run, name="holdfast-broker", daemon=True)
         self._thread.start()
         self._ready.wait(START_SECONDS_MAX)
-        self._raise_failure()
+        try:
+            self._raise_failure()
+        except BaseException:
+            if is_made:
+                self._forget_temporary()
+            raise
         if self.server is None:
             raise UsageError(f"the broker was not ready within {START_SECONDS_MAX:.0f} seconds")
         # A restart comes back where clients know it.
@@ -89,8 +106,12 @@ class Broker:
         try:
             self._halt()
         finally:
-            if self._is_temporary:
-                shutil.rmtree(self.data_dir, ignore_errors=True)
+            self._forget_temporary()
+
+    def _forget_temporary(self) -> None:
+        if self._is_temporary and self._has_directory:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+            self._has_directory = False
 
     def restart(self) -> None:
         self._halt()
@@ -132,7 +153,7 @@ class Broker:
 
     async def _serve(self) -> None:
         config, notices = BrokerConfig.load(
-            {}, {**self._settings, "listeners": f"PLAINTEXT://{self._listen}"}
+            {}, {**self._settings, "log.dirs": self.data_dir, "listeners": f"PLAINTEXT://{self._listen}"}
         )
         for notice in notices:
             self._say(notice)

@@ -32,20 +32,20 @@ class BrokerProcess:
 
     def __init__(
         self,
-        data_dir: str,
+        data_dir: str | os.PathLike[str],
         *,
         settings: Mapping[str, str] | None = None,
         listen: str = "127.0.0.1:0",
         prefix: tuple[str, ...] = (),
     ) -> None:
-        self.data_dir = data_dir
+        self.data_dir = os.fspath(data_dir)
         self.settings = dict(settings or {})
         self._listen = listen
         self._prefix = prefix
         """A command to run the broker under, such as strace."""
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
-        self.log_path = f"{data_dir.rstrip('/')}.log"
+        self.log_path = f"{self.data_dir.rstrip('/')}.log"
 
     @property
     def bootstrap_servers(self) -> str:

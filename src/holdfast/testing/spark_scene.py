@@ -18,7 +18,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from holdfast.pipeline.definition.model import Decoding, Field, ParquetSink, PipelineDefinition, Source
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.progress import Summary
-from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.reader import read
 from holdfast.testing.decided import await_decided
 from holdfast.testing.engines import QUIET, NotComeAbout
@@ -119,6 +118,10 @@ class SparkScene:
         return PipelineDefinition(name=self.topic, **values)
 
     def run(self, faults: Faults = no_faults, **changes: Any) -> Summary:
+        from holdfast.pipeline.engine.running import (
+            run_pipeline,
+        )  # with Arrow, which other experiments do without
+
         definition = self.definition(**changes)
         return run_pipeline(definition, spark=self.spark, signals=False, faults=faults)
 
