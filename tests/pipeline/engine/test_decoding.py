@@ -72,6 +72,11 @@ class TestEventTime:
         assert found["_seen"] == [None, 12_000, 12_000]
         assert found["_event_time"][1] == 13_000_000
 
+    def test_a_record_without_a_time_moves_event_time_by_its_event(self) -> None:
+        each = decoder(EventTime("at", ahead="2s"))
+        found = decoded(each, batch([at(12), at(30), at(1)], [10_000_000, -1_000, -1_000]))
+        assert found["_seen"] == [None, 12_000, 30_000]
+
     def test_the_record_s_own_time(self) -> None:
         each = decoder(EventTime("_timestamp"))
         found = decoded(each, batch([at(0), b"broken", at(0), at(0)], [5_000, 9_000, -1_000, 7_000]))

@@ -5,20 +5,25 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer
 
 import holdfast.pipeline.engine.staging as staging
-from holdfast.pipeline.definition.model import Decoding, EventTime, Field
+from holdfast.pipeline.definition.model import Decoding, EventTime, Field, Source
+from holdfast.pipeline.engine.decoding import Decodings
 from holdfast.pipeline.engine.failures import EnvironmentFails, Unbalanced
 from holdfast.pipeline.ledger import Intake
 from holdfast.pipeline.packing import pack
 from holdfast.pipeline.positions import BatchRange, Place, Span
 from holdfast.reader import Cluster, TopicPartition, TopicRecreated
+from holdfast.reader.arrow import SCHEMA
 
 if TYPE_CHECKING:
     from .conftest import Bench
@@ -42,6 +47,26 @@ def spec_of(bench: Bench, directory: Path, **changes: Any) -> staging.StageSpec:
     directory.mkdir(exist_ok=True)
     spec = staging.stage_spec(bench.definition, {"bootstrap.servers": bench.broker.bootstrap_servers})
     return replace(spec, directory=str(directory), **changes)
+
+
+def test_a_record_without_a_time_has_none(tmp_path: Path) -> None:
+    source = Source(("t",))
+    record = {
+        "topic": "t",
+        "partition": 0,
+        "offset": 7,
+        "value": b"x",
+        "timestampType": 0,
+        "headers": [],
+    }
+    times = [datetime.fromtimestamp(5, UTC), datetime.fromtimestamp(-0.001, UTC)]  # Kafka's -1
+    batch = pa.RecordBatch.from_pylist([record | {"timestamp": time} for time in times], SCHEMA())
+    file = staging._StageFile(
+        staging.StageSpec({}, Decodings.of(source), False, str(tmp_path)), {("t", 0): 0}
+    )
+    file.add(batch)
+    file.finish()
+    assert pq.read_table(file.path).column("_timestamp").to_pylist() == [times[0], None]
 
 
 def test_workers_and_the_driver_stage_the_same(

@@ -163,7 +163,8 @@ class Recorder:
         else:
             events = _milliseconds(found.columns[self._clock.field])
         part.events.append(events)
-        counting = np.where(events <= times + self._clock.ahead_ms, events, NOTHING)
+        # A record without a time (-1) has nothing that its event could be ahead of.
+        counting = np.where((times < 0) | (events <= times + self._clock.ahead_ms), events, NOTHING)
         running = np.maximum.accumulate(np.concatenate(([part.greatest], counting)))
         part.seen.append(running[:-1])
         part.greatest = int(running[-1])

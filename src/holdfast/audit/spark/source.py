@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.pipeline.definition.model import Source
@@ -108,13 +109,14 @@ def _records(reading: Reading, decoder: SourceDecoder, batch: pa.RecordBatch) ->
     decoded = decoder.decode(topic, batch)
     offsets = batch.column("offset").to_numpy(zero_copy_only=False)
     times_ms, is_current = _of_batches(reading.taken.get((topic, partition), ()), offsets)
+    times = batch.column("timestamp").cast(TIME)
     columns: list[Any] = [
         pa.repeat(topic, rows),
         pa.array(np.full(rows, partition, np.int32)),
         pa.array(offsets),
         pa.repeat("record", rows),
         pa.array(is_current),
-        batch.column("timestamp").cast(TIME),
+        pc.replace_with_mask(times, pc.less(times.cast(pa.int64()), 0), pa.scalar(None, TIME)),  # -1: no time
         batch.column("key").cast(pa.binary()),
         batch.column("value").cast(pa.binary()),
         batch.column("headers").cast(HEADERS),

@@ -179,10 +179,9 @@ class _EventTimes:
         import numpy as np
         import pyarrow as pa
 
-        timestamps_us = _microseconds(batch.column("timestamp"))
+        timestamps_us = _microseconds(record_times(batch))
         if self._field == RECORD_TIME:
-            events_us = np.where(timestamps_us >= 0, timestamps_us, NOTHING)  # -1: the record has none
-            events_us = np.where(errors.is_null().to_numpy(zero_copy_only=False), events_us, NOTHING)
+            events_us = np.where(errors.is_null().to_numpy(zero_copy_only=False), timestamps_us, NOTHING)
         else:
             events_us = _microseconds(columns[self._field])  # null where the record could not be decoded
         is_known = events_us != NOTHING
@@ -194,6 +193,16 @@ class _EventTimes:
             pa.array(seen, pa.int64(), mask=seen == NOTHING),
             pa.array(np.full(len(seen), piece, np.int32)),
         ]
+
+
+def record_times(batch: pa.RecordBatch) -> pa.Array:
+    """The times that Kafka keeps with the records; null where it keeps none (it then says -1)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    times = batch.column("timestamp")
+    is_none = pc.less(times.cast(pa.int64()), 0)
+    return times if not pc.any(is_none).as_py() else pc.if_else(is_none, pa.scalar(None, times.type), times)
 
 
 def _microseconds(times: pa.Array) -> Any:

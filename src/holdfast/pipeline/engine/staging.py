@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinition, Source
 from holdfast.pipeline.digest import MASK, digest_of_offsets
-from holdfast.pipeline.engine.decoding import EVENT_DDL, Decodings, RowDecoder, decoded_ddl
+from holdfast.pipeline.engine.decoding import EVENT_DDL, Decodings, RowDecoder, decoded_ddl, record_times
 from holdfast.pipeline.engine.failures import Unbalanced
 from holdfast.pipeline.ledger import Intake
 from holdfast.pipeline.packing import Task, pack
@@ -380,7 +380,8 @@ class _StageFile:
         if not self._spec.keeps_raw:
             raw = pc.if_else(failed, values, pa.scalar(None, values.type))
         common = [
-            *(batch.column(name) for name in ("topic", "partition", "offset", "timestamp")),
+            *(batch.column(name) for name in ("topic", "partition", "offset")),
+            record_times(batch),
             batch.column("key"),
             raw,
             batch.column("headers"),

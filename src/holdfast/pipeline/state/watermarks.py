@@ -9,7 +9,8 @@
 - A row is late for something that ends at `e` when e <= max(own watermark, the pipeline's where the batch began).
   Without idle partitions the second is never greater than the first, so what is late depends on the log alone; and
   nothing that is not late can belong to something that was closed.
-- An event further ahead of its record's own time than `ahead` moves no watermark: its clock is wrong.
+- An event further ahead of its record's own time than `ahead` moves no watermark: its clock is wrong. A record that has
+  no time of its own has nothing to be ahead of: its event counts.
 
 Times are whole milliseconds, rounded down: the same number whether a value came through a row, a report or a version.
 """
@@ -130,12 +131,15 @@ def running(events_ms: Any, before_ms: int = NOTHING) -> tuple[Any, int]:
 
 
 def counted(events_ms: Any, timestamps_ms: Any, clock: Clock) -> Any:
-    """The events that move the watermark; `NOTHING` in place of those whose clock is ahead of their record's."""
+    """The events that move the watermark; `NOTHING` in place of those whose clock is ahead of their record's.
+
+    A negative timestamp is none.
+    """
     import numpy as np
 
     # Written so that no difference overflows: an event may lie anywhere in 64 bits.
     limits = timestamps_ms + np.int64(clock.ahead_ms)
-    return np.where(events_ms <= limits, events_ms, np.int64(NOTHING))
+    return np.where((events_ms <= limits) | (timestamps_ms < 0), events_ms, np.int64(NOTHING))
 
 
 def _least(places: Mapping[Place, Seen], clock: Clock, batch_time_ms: int) -> int | None:
