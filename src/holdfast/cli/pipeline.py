@@ -186,6 +186,7 @@ def explain(
         "holdfast pipeline run orders.yaml --bootstrap-server kafka:9092 --master 'local[4]'",
         "holdfast pipeline run orders.yaml --master spark://host:7077 --shared-filesystem",
         "holdfast pipeline run orders.yaml --once --output json",
+        "holdfast pipeline run orders.yaml --accept-loss=parquet",
     ),
 )
 def run(
@@ -197,9 +198,18 @@ def run(
         bool,
         typer.Option("--once", help="End when what is there now is done, whatever the trigger says."),
     ] = False,
+    accept_loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-loss",
+            metavar="SINK",
+            help="If this sink has lost what it had, let it go on where the other sinks stand; may be repeated.",
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     loaded = load(file)
+    _require_sinks(loaded, accept_loss)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
     from holdfast.pipeline.engine.running import run_pipeline
 
@@ -212,6 +222,7 @@ def run(
             shared_filesystem=shared_filesystem,
             once=True if once else None,
             progress=progress,
+            accept_loss=accept_loss or (),
         )
     if output is Output.JSON:
         from holdfast.cli.output import json_line

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions
@@ -99,6 +99,16 @@ class Intake:
         return cls(**document)
 
 
+class Reached(NamedTuple):
+    """How far a sink had come, as somebody outside it says. Compared in this order."""
+
+    generation: int
+    number: int
+    """Of its newest entry; -1: its ledger was forgotten, on purpose."""
+    place: str
+    """Which place the definition named for its rows: at another one the sink is another."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One entry of one sink's ledger: the batch it describes is in that sink, whole and once."""
@@ -129,6 +139,11 @@ class Entry:
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of the rows of each route that had some, in hexadecimal: `main`, `dead_letter`, `filtered`, `duplicate`, `late`,
     and `late-for:<step>` of those that were late for a tap. Entries of an earlier holdfast have none."""
+    generation: int = 0
+    """Counts how often the sink was made to begin anew, or again from an earlier place, on purpose."""
+    others: Mapping[str, Reached] = field(default_factory=dict)
+    """By name, how far the pipeline's other sinks had come when this entry was made: a sink that is lost later is known
+    by the ledgers of those that are not. Entries of an earlier holdfast have none."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -146,6 +161,8 @@ class Entry:
             "watermark_ms": self.watermark_ms,
             **self._memory(),
             **({"digests": dict(self.digests)} if self.digests else {}),
+            **({"generation": self.generation} if self.generation else {}),
+            **({"others": {name: list(each) for name, each in self.others.items()}} if self.others else {}),
         }
 
     def _memory(self) -> dict[str, Any]:
@@ -182,6 +199,8 @@ class Entry:
             lookups=document.get("lookups", {}),
             taps=document.get("taps", {}),
             digests=document.get("digests", {}),
+            generation=document.get("generation", 0),
+            others={name: Reached(*each) for name, each in document.get("others", {}).items()},
         )
 
 

@@ -89,6 +89,9 @@ class MemorySink:
     def unfinished(self) -> Entry | None:
         return None
 
+    def missing(self) -> str | None:
+        return None
+
     def forget(self) -> None:
         self.ledger.clear()
 

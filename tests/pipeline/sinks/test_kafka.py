@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
@@ -66,7 +67,7 @@ def make(
     opened: list[KafkaSinkWriter] = []
 
     def build(*, is_open: bool = True, **settings: Any) -> KafkaSinkWriter:
-        sink = KafkaSinkWriter(KafkaSink("out", **settings), "shop")
+        sink = KafkaSinkWriter(KafkaSink(**{"topic": "out", "name": "kafka", **settings}), "shop")
         if is_open:
             home = f"{context.home}-{len(opened)}"
             sink.open(replace(context, source={"bootstrap.servers": bootstrap}, home=home), spark)
@@ -310,3 +311,49 @@ def test_expressions_are_checked_without_a_broker(rows: Any) -> None:
     problems = {problem.where: problem.message for problem in sink.check(rows([]).schema)}
     assert set(problems) == {"key", "value", "headers.h", "writers"}
     assert "to_json" in problems["value"]
+
+
+class TestALostTopic:
+    def written(self, make: Any, rows: Any, batches: Any) -> KafkaSinkWriter:
+        sink: KafkaSinkWriter = make()
+        batches(sink.name).write(sink, batches(sink.name).at(0, 1), rows([{"id": 1}]))
+        sink.close()
+        return sink
+
+    def test_one_that_is_gone_is_not_made_anew(
+        self, make: Any, rows: Any, batches: Any, bootstrap: str
+    ) -> None:
+        self.written(make, rows, batches)
+        delete(bootstrap, "out")
+        again = make()
+        assert again.missing() == (
+            "the topic 'out', which the ledger says has records of this pipeline, is gone"
+        )
+        assert "out" not in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).topics
+
+    def test_one_that_was_created_again_is_another(
+        self, make: Any, rows: Any, batches: Any, bootstrap: str, context: SinkContext
+    ) -> None:
+        self.written(make, rows, batches)
+        delete(bootstrap, "out")
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        admin.create_topics([NewTopic("out", 1)])["out"].result(10)
+        again = make()
+        assert "was deleted and created again" in again.missing()
+        again.forget()
+        assert again.missing() is None
+        reader = make(is_open=False)
+        reader.open(replace(context, source={"bootstrap.servers": bootstrap}), None)
+        assert (reader.missing(), reader.last_entry()) == (None, None)
+
+    def test_another_topic_of_the_definition_is_a_new_one(self, make: Any, rows: Any, batches: Any) -> None:
+        self.written(make, rows, batches)
+        moved = make(topic="elsewhere")
+        assert moved.missing() is None
+        assert moved.last_entry() is not None
+        assert moved.partitions > 0
+
+
+def delete(bootstrap: str, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([topic])[topic].result(10)

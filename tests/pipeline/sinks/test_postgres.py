@@ -389,7 +389,9 @@ def test_a_table_that_was_dropped_stops_the_pipeline(
 ) -> None:
     sink, cut = make(), batches("postgres")
     cut.write(sink, cut.at(0, 1), rows(ids(1)))
+    assert sink.missing() is None
     database.execute("DROP TABLE orders")
+    assert sink.missing() == "the table public.orders is gone, and the ledger says that it has rows"
     with pytest.raises(SinkError, match="is gone"):
         sink.prepare(cut.at(1, 2), rows(ids(2), start=1))
 

@@ -21,7 +21,7 @@ so: the others catch up alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from holdfast.pipeline.engine.aside import AsideFiles, collect_rows
 from holdfast.pipeline.engine.failures import PipelineError, Unbalanced
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost
 from holdfast.pipeline.engine.planning import Plan, opening_range
 from holdfast.pipeline.engine.routing import MAIN, Routed, Router, Stream
 from holdfast.pipeline.engine.source_view import read_places
@@ -91,9 +92,13 @@ class Workshop:
     spec: StageSpec
     sinks: Mapping[str, Sink]
     """By name, the dead letter first: the order in which they prepare and commit."""
+    known: KnownSinks
     memory: Memory | None = None
     """Of a pipeline that has steps with one."""
     faults: Faults = no_faults
+    accepted: frozenset[str] = frozenset()
+    """Sinks that may have lost what they had (`--accept-loss`)."""
+    warn: Callable[[str], None] = lambda _: None
     ledgers: dict[str, Entry | None] = field(default_factory=dict)
     """The newest entry of each sink, as the sinks said or we committed."""
     aside: AsideFiles = field(init=False)
@@ -109,6 +114,17 @@ class Workshop:
                     f"sink {name!r} holds the ledger of pipeline {entry.pipeline!r}, not of {self.definition.name!r}: "
                     "two pipelines cannot share a sink; give this one a place of its own"
                 )
+        lost = self.known.lost(self.sinks, self.ledgers)
+        for name in lost.keys() & self.accepted:
+            self._begin_anew(name, lost.pop(name))
+        refuse_lost(lost, has_others=any(entry is not None for entry in self.ledgers.values()))
+
+    def _begin_anew(self, name: str, why: str) -> None:
+        """Let a sink go on without what it had, as the user said."""
+        self.sinks[name].forget()
+        self.ledgers[name] = None
+        self.known.begin_anew(name, self.ledgers)
+        self.warn(f"sink {name!r} begins anew, as --accept-loss says: {why}")
 
     def unfinished(self) -> dict[str, Entry]:
         found = {}
@@ -166,6 +182,8 @@ class Workshop:
             positions=standing.moved(batch),
             batch_time_ms=batch_time_ms,
             fingerprint=self.fingerprint,
+            generation=self.known.generation(name, self.ledgers),
+            others=self.known.others(name, self.ledgers),
         )
 
     # -------------------------------------------------------------------- batches

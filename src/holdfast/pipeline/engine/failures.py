@@ -6,6 +6,7 @@
         │   └── StepError    2     names the step
         ├── EnvironmentFails 3     a broker, a disk, Java or a permission
         │   ├── AlreadyRunning     another copy has the pipeline's home
+        │   ├── SinkLost           a sink has vanished, has gone back, or is another's
         │   └── StateMissing       sinks stand where there is no state
         │       └── StateOutdated  the state was made by other steps
         ├── RuleBroken       1     an expectation with `fail` did not hold
@@ -73,6 +74,10 @@ class EnvironmentFails(PipelineError):
 
 class AlreadyRunning(EnvironmentFails):
     """Another process runs this pipeline."""
+
+
+class SinkLost(EnvironmentFails):
+    """A sink no longer has what this pipeline wrote to it. Nothing was read, and nothing was written to any sink."""
 
 
 class StateMissing(EnvironmentFails):

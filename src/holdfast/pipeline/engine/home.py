@@ -6,6 +6,7 @@
     stage/<label>/  the rows of a batch while it is under way; removed after it
     state/          what steps remember, in versions (`state.store`)
     aside/          which rows left the chain, batch by batch (`pipeline.aside`): what an audit asks for
+    sinks.json      how far each sink had come (`engine.known_sinks`)
     log.jsonl       one line per batch
     spark.log       Spark's own words
 

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.pipeline.changes.classifying import without_sinks
+from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.engine.aside import forget_aside
 from holdfast.pipeline.engine.failures import DefinitionWrong
 from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.planning import Ledgers, Log, openings
 from holdfast.pipeline.engine.running import build_sinks, own_topics
 from holdfast.pipeline.engine.source_view import SourceView
@@ -114,12 +116,17 @@ def perform_reset(plan: ResetPlan) -> None:
     """Forget the ledgers. A copy that runs keeps its home locked, and this is refused."""
     expanded, _ = expand_definition(plan.definition)
     settings = client_settings(expanded, plan.bootstrap)
-    names = {sink.name for sink in plan.sinks if sink.stands is not None}
+    names = {sink.name for sink in plan.sinks}
     with Home(home_of(expanded), expanded.name) as home, _opened(expanded, settings) as opened:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(home.path, "plan.json"))
+        known = KnownSinks(home, canonical(plan.definition))
+        ledgers = {name: sink.last_entry() for name, sink in opened.items()}
         for name in names:
-            opened[name].forget()
+            if ledgers[name] is not None:
+                opened[name].forget()
+                ledgers[name] = None
+            known.begin_anew(name, ledgers)
         _forget_definition(home, names, opened)
         home.log({"event": "reset", "pipeline": expanded.name, "sinks": sorted(names)})
 

@@ -14,7 +14,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -38,6 +38,7 @@ from holdfast.pipeline.engine.batches import BatchResult, Workshop
 from holdfast.pipeline.engine.failures import DefinitionWrong, explain_failure, is_transient
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.monitoring import Monitoring
 from holdfast.pipeline.engine.planning import Bounds, Limits, Log, Plan, openings, plan_batch, remaining
@@ -111,10 +112,12 @@ def run_pipeline(
     stop: Stop | None = None,
     build: Callable[[PipelineDefinition], dict[str, Sink]] | None = None,
     bounds: Bounds | None = None,
+    accept_loss: Collection[str] = (),
 ) -> Summary:
     """Run until the end its trigger means, or until it is stopped; `once` decides where given.
 
     With `bounds` the pipeline is about that part of the source alone: the same in every run of it.
+    `accept_loss` names sinks that go on where the others stand if they have lost what they had.
     Whatever goes wrong is raised as a `HoldfastError` whose text says what to do and holds no secret.
     """
     redactor = Redactor()
@@ -144,6 +147,7 @@ def run_pipeline(
                 progress,
                 redactor,
                 bounds,
+                frozenset(accept_loss),
             )
             return loop.run(_interval_ms(expanded, once))
     except Exception as error:
@@ -262,6 +266,7 @@ class Loop:
     progress: Progress | None
     redactor: Redactor
     bounds: Bounds | None = None
+    accept_loss: frozenset[str] = frozenset()
     summary: Summary = field(init=False)
     growth: Growth = field(default_factory=Growth)
 
@@ -282,6 +287,7 @@ class Loop:
                 self.monitoring = Monitoring(self.settings, monitoring_group(self.definition), self.warn)
                 self.monitoring.refuse_members()
                 self._open_sinks(opened)
+                self.known = KnownSinks(self.home, self.canonical)
                 self.workshop = Workshop(
                     self.spark,
                     cluster,
@@ -291,8 +297,11 @@ class Loop:
                     router,
                     spec,
                     self.sinks,
+                    self.known,
                     self._memory(router),
                     self.faults,
+                    self.accept_loss,
+                    self.warn,
                 )
                 self.workshop.read_ledgers()
                 self.noted = self.home.unfinished_plan(self.fingerprint)
@@ -379,6 +388,8 @@ class Loop:
         needed = openings(ledgers, logs, beginning)
         for name, positions in needed.items():
             self.workshop.open_at(name, positions, _now_ms())
+        if needed:
+            self.known.note(self.workshop.ledgers)
 
     def _one_batch(self, logs: Mapping[Place, Log], until: Mapping[Place, int] | None) -> bool:
         began = time.monotonic()
@@ -407,6 +418,7 @@ class Loop:
         positions = {name: entry.positions for name, entry in self._entries().items()}
         self.monitoring.show(lowest(positions))
         self.faults("monitored")
+        self.known.note(self.workshop.ledgers)
         self.home.note_done(plan, self.fingerprint)
         self.home.note_definition(self.canonical)
         done = BatchDone(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.definition.fingerprint import fingerprint
+from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import (
     DEAD_LETTER_NAME,
@@ -19,8 +19,9 @@ from holdfast.pipeline.definition.naming import (
     monitoring_group,
 )
 from holdfast.pipeline.definition.secrets import Redactor, expand_definition
-from holdfast.pipeline.engine.failures import explain_failure
-from holdfast.pipeline.engine.home import holder, last_logged
+from holdfast.pipeline.engine.failures import EnvironmentFails, explain_failure
+from holdfast.pipeline.engine.home import Home, holder, last_logged
+from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.planning import Ledgers
 from holdfast.pipeline.engine.progress import StateNow
 from holdfast.pipeline.engine.running import build_sinks, own_topics, redacted
@@ -126,9 +127,16 @@ def read_status(definition: PipelineDefinition, *, bootstrap: str | None = None)
             problems[name] = unreachable
             continue
         try:
-            entries[name] = _entry_of(sink, context)
+            entries[name], missing = _entry_of(sink, context)
+            if missing is not None:
+                problems[name] = missing
         except (HoldfastError, OSError) as error:
             problems[name] = str(redacted(explain_failure(error), redactor))
+    try:
+        known = KnownSinks(Home(home, expanded.name), canonical(definition))
+        problems |= {name: why for name in entries if (why := known.behind(name, entries)) is not None}
+    except EnvironmentFails as error:
+        problems |= dict.fromkeys(entries, str(error))
     ends, source_problem = (
         (None, unreachable) if unreachable else _ends(expanded, settings, entries, redactor)
     )
@@ -184,10 +192,11 @@ def sinks_beside_source(definition: PipelineDefinition, bootstrap: str) -> set[s
     return {name for name, place in places.items() if place is None or place == bootstrap}
 
 
-def _entry_of(sink: Sink, context: SinkContext) -> Entry | None:
+def _entry_of(sink: Sink, context: SinkContext) -> tuple[Entry | None, str | None]:
+    """The newest entry, and what is missing of what it speaks of."""
     try:
         sink.open(context, None)
-        return sink.last_entry()
+        return sink.last_entry(), sink.missing()
     finally:
         sink.close()
 

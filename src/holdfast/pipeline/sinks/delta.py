@@ -194,6 +194,9 @@ class DeltaSinkWriter:
     def unfinished(self) -> Entry | None:
         return None
 
+    def missing(self) -> str | None:
+        return None
+
     def forget(self) -> None:
         table = self.ledger.table()
         if table is not None and self.ledger.number(table) is not None:

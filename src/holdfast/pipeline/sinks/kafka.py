@@ -32,7 +32,7 @@ from holdfast.pipeline.sinks.base import (
     SinkFenced,
 )
 from holdfast.pipeline.sinks.columns import is_stored, quoted
-from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, standing_of
+from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, Topic, standing_of
 from holdfast.pipeline.sinks.kafka_records import Records, set_aside
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
 
@@ -84,6 +84,9 @@ class KafkaSinkWriter:
         self._is_writing = False
         self._fenced: SinkFenced | None = None
         self._standing: Standing | None = None
+        self._missing: str | None = None
+        self._holds: Topic | None = None
+        """The topic as it was when it was opened."""
         self._scratch = ""
         self.partitions = 0
         self.batch_time_ms = 0
@@ -135,7 +138,6 @@ class KafkaSinkWriter:
             return
         self._is_writing = True
         shutil.rmtree(self._scratch, ignore_errors=True)  # of a run that was cut short
-        self._ensure_topic()
         self._take_over()
 
     @property
@@ -146,8 +148,12 @@ class KafkaSinkWriter:
     def topic(self) -> str:
         return self._definition.topic
 
-    def _ensure_topic(self) -> None:
+    def _ensure_topic(self, had: Topic | None) -> None:
+        """Make the topic where it is missing, unless the ledger knows it: then it is lost, and not new."""
         assert self._ledger is not None
+        self._missing = self._lost_topic(had)
+        if self._missing is not None:
+            return
         if self._ledger.partitions(self.topic) == 0:
             self._ledger.create(self.topic, -1, self.topic_config)
         self.partitions = self._ledger.partitions(self.topic)
@@ -155,11 +161,29 @@ class KafkaSinkWriter:
         if limit is not None:
             # Brokers refuse a batch as a whole: one made of small records must not be too large.
             self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
+        topic_id = self._ledger.topic_id(self.topic)
+        self._holds = Topic(self.topic, topic_id) if topic_id else None
+
+    def _lost_topic(self, had: Topic | None) -> str | None:
+        assert self._ledger is not None
+        if had is None or had.name != self.topic:
+            return None
+        now = self._ledger.topic_id(self.topic)
+        if now in (had.id, ""):
+            return None
+        what = (
+            "is gone" if now is None else f"was deleted and created again (its id is {now}, and was {had.id})"
+        )
+        return f"the topic {self.topic!r}, which the ledger says has records of this pipeline, {what}"
 
     def _take_over(self) -> None:
         """Fence every writer there ever was, then read what they have committed."""
         assert self._ledger is not None
-        standing_of(self._ledger.read())  # a ledger of somebody else's is found before anybody is fenced
+        known = standing_of(
+            self._ledger.read()
+        )  # a ledger of somebody else's is found before anybody is fenced
+        if self._is_writing:
+            self._ensure_topic(known.topic)
         count = self._ledger.ensure(self._definition.writers)
         self._writers = [
             Writer(
@@ -194,6 +218,10 @@ class KafkaSinkWriter:
         record = self._current().unfinished
         return None if record is None else record.entry
 
+    def missing(self) -> str | None:
+        standing = self._current()
+        return self._missing if self._is_writing else self._lost_topic(standing.topic)
+
     def forget(self) -> None:
         """Every transactional id is held by now, so nobody writes to the ledger behind the first writer's back."""
         assert self._ledger is not None
@@ -208,7 +236,9 @@ class KafkaSinkWriter:
             self.close()
             raise
         self._standing = Standing()
-        if not was_writing:
+        if was_writing:
+            self._ensure_topic(None)
+        else:
             self.close()
 
     def close(self) -> None:
@@ -293,7 +323,7 @@ class KafkaSinkWriter:
         elif entry.number != (0 if previous is None else previous.number + 1):
             raise SinkFenced(f"sink {self.name!r}: entry {entry.number} does not follow the ledger")
         self.batch_time_ms = entry.batch_time_ms
-        record = LedgerRecord(entry, records.writers, previous).encode()
+        record = LedgerRecord(entry, records.writers, previous, self._holds).encode()
         missing = [number for number in range(records.writers) if number not in done]
         try:
             self._run(missing, records, record)
@@ -305,7 +335,7 @@ class KafkaSinkWriter:
             # What is committed is not known here; the next look takes the ids again and reads the ledger.
             self.close()
             raise
-        self._standing = Standing(entry)
+        self._standing = Standing(entry, topic=self._holds)
 
     def _run(self, writers: list[int], records: Records, record: bytes) -> None:
         def write(number: int) -> int:

@@ -3,7 +3,7 @@
 The last committed record of partition w says which batch writer w has; it was written in the transaction that wrote the
 rows. A record holds the entry, the number of writers the batch was made with, and the entry before it: when only some
 of its writers have a batch, the sink as a whole stands at the one before, and the batch is finished with its own number
-of writers.
+of writers. It also names the topic of the rows with its id: one that was deleted, or created again, lacks them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from holdfast.client.settings import RECOVERY, shared_settings
@@ -30,6 +30,13 @@ LOOK_BACK = 64
 """Offsets read from the end first; a transaction of a writer takes two. Compaction keeps the rest short."""
 
 
+class Topic(NamedTuple):
+    """One incarnation of a topic."""
+
+    name: str
+    id: str
+
+
 @dataclass(frozen=True)
 class LedgerRecord:
     """What one writer wrote last."""
@@ -37,10 +44,13 @@ class LedgerRecord:
     entry: Entry
     writers: int
     previous: Entry | None
+    topic: Topic | None = None
+    """That has the rows; nothing: an earlier holdfast wrote this, or the brokers give no ids."""
 
     def encode(self) -> bytes:
         return to_text(
             {
+                **({} if self.topic is None else {"topic": list(self.topic)}),
                 "entry": self.entry.as_json(),
                 "writers": self.writers,
                 "previous": None if self.previous is None else self.previous.as_json(),
@@ -55,6 +65,7 @@ class LedgerRecord:
             Entry.from_json(document["entry"]),
             int(document["writers"]),
             None if previous is None else Entry.from_json(previous),
+            Topic(*document["topic"]) if "topic" in document else None,
         )
 
 
@@ -68,6 +79,8 @@ class Standing:
     """A batch some of its writers have and others have not."""
     done: frozenset[int] = frozenset()
     """Those that have it."""
+    topic: Topic | None = None
+    """That has the rows."""
 
 
 def standing_of(records: Sequence[LedgerRecord | None]) -> Standing:
@@ -81,8 +94,8 @@ def standing_of(records: Sequence[LedgerRecord | None]) -> Standing:
         writer for writer, record in enumerate(records) if record and record.entry.number == number
     )
     if done >= set(range(newest.writers)):
-        return Standing(newest.entry)
-    return Standing(newest.previous, newest, done)
+        return Standing(newest.entry, topic=newest.topic)
+    return Standing(newest.previous, newest, done, newest.topic)
 
 
 class LedgerTopic:
@@ -116,6 +129,18 @@ class LedgerTopic:
                 raise SinkError(f"sink {self._sink!r}: topic {topic!r}: {found.error.str()}")
             return 0
         return len(found.partitions)
+
+    def topic_id(self, topic: str) -> str | None:
+        """Nothing when there is no such topic; empty when its brokers give no ids."""
+        asked = self.admin.describe_topics(TopicCollection([topic]), request_timeout=self._seconds)
+        try:
+            found = asked[topic].result(self._seconds).topic_id
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise self._said(error, "the brokers do not answer") from error
+        has_id = found.get_most_significant_bits() or found.get_least_significant_bits()
+        return str(found) if has_id else ""
 
     def create(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
         """Make a topic with the cluster's default of replicas; one that is there already is fine."""

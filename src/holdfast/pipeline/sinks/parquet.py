@@ -300,6 +300,9 @@ class ParquetSinkWriter:
     def unfinished(self) -> Entry | None:
         return None
 
+    def missing(self) -> str | None:
+        return None
+
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
         store = self._store
         text = store.held_schema()

@@ -211,6 +211,13 @@ class PostgresSinkWriter:
     def unfinished(self) -> Entry | None:
         return None
 
+    def missing(self) -> str | None:
+        with self._explained() as connection:
+            is_there = self._oid(connection, self._definition.table) is not None
+            if is_there or self._newest(connection, "columns") is None:
+                return None
+        return f"the table {self._table} is gone, and the ledger says that it has rows"
+
     def _newest(self, connection: Connection, column: str) -> Any:
         if self._oid(connection, "holdfast_ledger") is None:
             return None
