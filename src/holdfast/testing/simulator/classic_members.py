@@ -114,17 +114,24 @@ class ClassicMember(Member):
 
     def _release(self) -> None:
         """It joins with what it owns; a static one that comes back replaces what it was before."""
-        before = self.book.instances.get(self.instance or "")
-        if before is not None and not self.member_id:
-            self.world.observe(history.MemberLeaving(self.group, before))
         if self.member_id:
             self.world.observe(history.PartitionsHeld(self.group, self.member_id, self.owned))
+        else:
+            self._replace_predecessor()
+
+    def _replace_predecessor(self) -> None:
+        """When the broker does so is not seen: after the request has left, and before its answer is there."""
+        before = self.book.instances.get(self.instance or "")
+        if before is not None and before != self.member_id:
+            self.world.observe(history.MemberLeaving(self.group, before))
 
     def _join_answered(self, version: int, response: Any) -> ErrorCode:
         error: ErrorCode = response.error_code
         if error == ErrorCode.none:
             self.member_id = response.member_id
             if self.instance is not None:
+                if self._is_mixed:
+                    self._replace_predecessor()
                 self.book.instances[self.instance] = self.member_id
             self._generation = response.generation_id
             self._joined = response

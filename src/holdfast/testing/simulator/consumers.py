@@ -163,7 +163,7 @@ class Consumer:
         elif error in _UNKNOWN_TOPIC:
             self.world.observe(history.PartitionMissing(self.name, known.partition))
         elif error == ErrorCode.kafka_storage_error:
-            self.world.storage_error(f"{self.name}: fetch of {known}")
+            self.world.storage_error(f"{self.name}: fetch of {known}", known)
         elif error not in _NOT_NOW:
             self.world.unexpected(f"{self.name}: fetch of {known} was answered {error.name}")
 
@@ -248,7 +248,7 @@ class Consumer:
                 elif answer.error_code in _UNKNOWN_TOPIC:
                     self.world.observe(history.PartitionMissing(self.name, known.partition))
                 elif answer.error_code == ErrorCode.kafka_storage_error:
-                    self.world.storage_error(f"{self.name}: offsets of {known}")
+                    self.world.storage_error(f"{self.name}: offsets of {known}", known)
                 elif answer.error_code not in _NOT_NOW:
                     self.world.unexpected(f"{self.name}: offsets of {known}: {answer.error_code.name}")
 

@@ -47,6 +47,7 @@ class Faults:
             self.cut_write_short,
             self.fill_disk,
             self.turn_read_only,
+            self.move_directory,
             self.cut_connections,
             self.slow_flush,
             self.stall_disk,
@@ -148,6 +149,11 @@ class Faults:
         self._world.say("*** the disk turns read-only")
         self._world.storage_trouble = True
         self._world.disk.read_only = True
+
+    def move_directory(self) -> None:
+        """One directory is gone from its place; whoever has its files open writes to them, and finds them again."""
+        self._world.take_away(("away",))
+        self._world.storage_trouble = True
 
     def cut_connections(self) -> None:
         rng = self._world.rng

@@ -258,7 +258,7 @@ class IdempotentProducer:
             if batch.sent_as_first and queue and queue[0] is batch:
                 self._out_of_sequence(known, batch, error)
         elif error == ErrorCode.kafka_storage_error:
-            self.world.storage_error(f"{self.name}: produce to {known}")
+            self.world.storage_error(f"{self.name}: produce to {known}", known)
         elif error not in _RETRIABLE:
             self.world.unexpected(f"{self.name}: produce to {known} was answered {error.name}")
 
@@ -343,6 +343,6 @@ class PlainProducer:
                 self.world.observe(history.PartitionMissing(self.name, known.partition))
                 self.world.observe(history.BatchRefused(known.partition, self.name, batch.number))
             elif error == ErrorCode.kafka_storage_error:
-                self.world.storage_error(f"{self.name}: produce to {known}")
+                self.world.storage_error(f"{self.name}: produce to {known}", known)
             elif error not in _RETRIABLE:
                 self.world.unexpected(f"{self.name}: produce to {known} was answered {error.name}")

@@ -71,6 +71,8 @@ class Session:
         self._transaction: str | None = None
         self._transactions = 0
         self._begun_at_ms = 0
+        self._may_be_begun = False
+        """The coordinator was asked to enrol something since the last end: it may have begun what this forgets."""
         self._number = 0
         self._queues: dict[Partition, list[SimulatedBatch]] = {}
         self._next_sequence: dict[Partition, int] = {}
@@ -164,7 +166,8 @@ class Session:
     def _begin(self) -> None:
         self._transactions += 1
         self._transaction = f"{self.name}#{self._transactions}"
-        self._begun_at_ms = self.world.clock.now().monotonic_ms
+        if not self._may_be_begun:
+            self._begun_at_ms = self.world.clock.now().monotonic_ms
         self.world.observe(history.TransactionBegun(self._transaction, self.transactional_id, self.name))
 
     def _forget_transaction(self) -> None:
@@ -343,7 +346,7 @@ class Session:
             if batch.sent_as_first and queue[0] is batch:
                 self._out_of_sequence(known, batch, error)
         elif error not in NOT_NOW:
-            self.world.refused(f"{self.name}: produce to {known}", error)
+            self.world.refused(f"{self.name}: produce to {known}", error, known)
 
     def _out_of_sequence(self, known: KnownPartition, batch: SimulatedBatch, error: ErrorCode) -> None:
         if self._settled.get(known.partition) == batch.sequence and not self._may_have_timed_out:
@@ -376,6 +379,7 @@ class Session:
             return str(error.name)
 
         version = self.world.rng.choice((0, 2, 3))
+        self._may_be_begun = True
         self._ask("add partitions to txn", ADD_PARTITIONS_TO_TXN, version, fields, then)
         return True
 
@@ -451,6 +455,7 @@ class Session:
 
         version = self.world.rng.choice((2, 3, 4))
         fields = {**self._identity(), "group_id": book.group}
+        self._may_be_begun = True
         self._ask("add offsets to txn", ADD_OFFSETS_TO_TXN, version, fields, then)
         return True
 
@@ -497,9 +502,10 @@ class Session:
         error = response.error_code
         if error == ErrorCode.none:
             assert self._transaction is not None
-            complete = not self.world.storage_trouble
+            complete = not self.world.storage_trouble and self.world.absence is None
             self.world.observe(history.TransactionEnded(self._transaction, commit, complete))
             self._forget_transaction()
+            self._may_be_begun = False
             if self._implicit:
                 self._given(response.producer_id, response.producer_epoch)
         elif error == ErrorCode.producer_fenced and self._implicit and not self._has_content:

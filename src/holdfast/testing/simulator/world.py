@@ -11,13 +11,15 @@ from __future__ import annotations
 import random
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.errors import CorruptLog, DataDirectoryError
 from holdfast.testing import history
+from holdfast.testing.absences import Absence, Environment
 from holdfast.testing.checkers import Checkers, Violation
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import PowerLost, SimulatedDisk
@@ -34,6 +36,11 @@ from holdfast.testing.simulator.report import Report, SeedFailed
 from holdfast.testing.simulator.workloads import Workload
 
 OPERATIONS_MIN = 200
+TAKEN_LIKELIHOOD = 0.1
+"""Of a start that finds something away."""
+DIRECTORIES_TAKEN = ("away", "empty", "swapped", "unreadable", "read-only")
+FILES_TAKEN = ("partition", "file missing", "file empty", "file flipped")
+"""What can be missed only while the checkpoints tell of all that is flushed."""
 SETTLE_STEPS_MAX = 4_000
 """Steps without faults after which every request must have been answered."""
 
@@ -97,6 +104,11 @@ class World:
         self.storage_trouble = False
         """The disk was made to fail in this life of the broker."""
         self.disk_was_full = False
+        self.absence: Absence | None = None
+        """What the environment has taken: of what it concerns errors are excused, wrong answers never."""
+        self._environment = Environment(self.disk, random.Random(seed + 3), DATA_DIRECTORIES)
+        self._was_stopped = True
+        """The last stop was clean."""
         self._defect: str | None = None
         self._randomness = SeededRandomness(random.Random(seed + 2))
         self._boot = 1
@@ -123,15 +135,17 @@ class World:
     def unexpected(self, message: str) -> None:
         raise Violation("unexpected-answer", message)
 
-    def refused(self, what: str, error: ErrorCode) -> None:
+    def refused(self, what: str, error: ErrorCode, known: KnownPartition | None = None) -> None:
         """A client was told something that only a failing disk excuses."""
         if error != ErrorCode.kafka_storage_error:
             self.unexpected(f"{what} was answered {error.name}")
-        self.storage_error(what)
+        self.storage_error(what, known)
 
-    def storage_error(self, where: str) -> None:
-        """A client was told that the disk failed."""
-        if not self.storage_trouble:
+    def storage_error(self, where: str, known: KnownPartition | None = None) -> None:
+        """A client was told that the disk failed, of one partition if `known`."""
+        absence = self.absence
+        is_excused = absence is not None and (known is None or absence.concerns(str(known)))
+        if not self.storage_trouble and not is_excused:
             raise Violation("offline", f"{where}: the broker says that the disk failed, and it is fine")
 
     def acknowledged(
@@ -223,11 +237,46 @@ class World:
         if self._operations < OPERATIONS_MIN and self.rng.random() < 0.15:
             self.dies_by_kill = self.rng.random() < 0.3
             self.disk.lose_power_after(self.rng.randrange(60))
+        if (
+            self.report.restarts
+            and self._operations < OPERATIONS_MIN
+            and self.rng.random() < TAKEN_LIKELIHOOD
+        ):
+            self.take_away(DIRECTORIES_TAKEN + (FILES_TAKEN if self._was_stopped else ()))
         self.say("the broker starts")
-        self.broker = self.mutant.start(start_node, self._seams(self.flusher, self.worker))
+        try:
+            self.broker = self.mutant.start(start_node, self._seams(self.flusher, self.worker))
+        except (DataDirectoryError, CorruptLog) as refusal:
+            self._start_refused(refusal)
+            return
         self.report.restarts += 1
         self.observe(history.BrokerStarted())
         self.say("the broker serves")
+
+    def take_away(self, kinds: Sequence[str]) -> None:
+        """Let something of these kinds be away, until some death of the broker."""
+        if self.absence is None:
+            self.absence = self._environment.take(kinds)
+            if self.absence is not None:
+                self.say(f"*** {self.absence.what}")
+                self.report.faults["something is away"] += 1
+
+    def _give_back(self) -> None:
+        if self.absence is not None:
+            self.say(f"*** no longer: {self.absence.what}")
+            self.absence.give_back()
+            self.absence = None
+
+    def _start_refused(self, refusal: Exception) -> None:
+        """The broker will not start without what is away, and says so; the operator brings it back."""
+        absence = self.absence
+        if absence is None or not absence.concern.may_refuse:
+            raise refusal
+        self.say(f"the broker refuses to start: {refusal}")
+        self.report.faults["start refused"] += 1
+        self.disk.kill_handles()
+        self._give_back()
+        self._after_death()
 
     def start_another(self) -> None:
         """Start a second broker beside the first; raises what it raises."""
@@ -237,6 +286,7 @@ class World:
         self.say("*** power loss")
         self.disk.crash()
         self._boot += 1
+        self._was_stopped = False
         self.observe(history.PageCacheLost())
         self._after_death()
 
@@ -251,6 +301,7 @@ class World:
         self.say("*** process killed")
         if self.storage_trouble:
             self.observe(history.PageCacheLost())  # a flush that failed may have taken pages with it
+        self._was_stopped = False
         self.mutant.kill(self.disk)
         self.disk.clear_faults()
         self._after_death()
@@ -264,6 +315,7 @@ class World:
         self.broker.stop_cleanly(self.clock.now())
         self.pump()
         self.report.faults["clean restart"] += 1
+        self._was_stopped = not self.broker.is_failed
         if self.storage_trouble:
             self.observe(history.PageCacheLost())
         self.disk.kill_handles()
@@ -278,6 +330,8 @@ class World:
         for link in list(self.links):
             link.forget()
         self._later.clear()
+        if self.absence is not None and self.rng.random() < 0.6:
+            self._give_back()
         self._restart_at = self.steps + self.rng.randint(1, 8)
 
     def _died(self) -> None:
@@ -356,7 +410,7 @@ class World:
 
     def _watch_failed(self) -> None:
         """The disk failed the broker: after a while somebody restarts it."""
-        if not self.storage_trouble:
+        if not self.storage_trouble and self.absence is None:
             raise Violation(
                 "offline", "the broker took its log directory out of service, and the disk is fine"
             )
@@ -397,8 +451,9 @@ class World:
         """No more faults; a broker whose disk failed it is restarted."""
         self.disk.clear_faults()
         self._later.clear()
-        if self.broker is not None and (self.broker.is_failed or self.storage_trouble):
+        if self.broker is not None and (self.broker.is_failed or self.storage_trouble or self.absence):
             self.kill()
+        self._give_back()
 
     def _settle(self) -> None:
         """Retry until every batch is acknowledged and every request answered."""
