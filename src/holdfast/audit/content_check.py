@@ -30,7 +30,6 @@ from holdfast.audit.content import (
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
-from holdfast.audit.plain_columns import plain_columns
 from holdfast.audit.sinks.base import SinkScope
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -42,6 +41,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
+from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.definition.streams import is_tap
 from holdfast.pipeline.formats import compile_decoder
 from holdfast.pipeline.ledger import Entry

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.audit.decoding import SourceDecoder
-from holdfast.audit.plain_columns import plain_columns
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink, Window
+from holdfast.pipeline.definition.plain_columns import plain_columns
 
 RECORD_TIME = "_timestamp"
 

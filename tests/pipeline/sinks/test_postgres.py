@@ -206,6 +206,17 @@ def test_upsert_deletes_the_keys_whose_last_row_says_so(
     assert table(database, "id, name") == [(2, "back"), (3, "n3")]
 
 
+def test_a_tombstone_deletes_by_the_key_of_its_record(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(mode="upsert", key=("id",), delete_when="_tombstone"), batches("postgres")
+    cut.write(sink, cut.at(0, 3), rows(ids(1, 2, 3)))
+    columns = "id bigint, name string, _key_id bigint"
+    gone = [{"_key_id": 1, "_tombstone": True}, {"id": 2, "name": "kept", "_key_id": 3}]
+    cut.write(sink, cut.at(3, 5), rows(gone, columns, start=3))
+    assert table(database, "id, name") == [(2, "kept"), (3, "n3")]
+
+
 def test_a_server_that_crashes_between_copy_and_merge_takes_nothing_in_half(
     server: PostgresServer, make: Make, database: Any, rows: Any, batches: Any
 ) -> None:

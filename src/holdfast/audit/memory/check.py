@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.audit.aggregates import columns_needed
-from holdfast.audit.decoding import Observer, SourceDecoder
+from holdfast.audit.decoding import KEY_PREFIX, Observer, SourceDecoder
 from holdfast.audit.memory.dedupe import judge
 from holdfast.audit.memory.keys import KeySpace
 from holdfast.audit.memory.lateness import Measure, is_past, reach_ms
@@ -37,10 +37,9 @@ from holdfast.audit.memory.turns import (
     own_watermarks,
     with_watermarks,
 )
-from holdfast.audit.memory.upserts import UpsertCheck
+from holdfast.audit.memory.upserts import UpsertCheck, keys_of_tombstones
 from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
-from holdfast.audit.plain_columns import plain_columns
 from holdfast.audit.sinks.base import SinkReader
 from holdfast.pipeline.definition.model import (
     Dedupe,
@@ -54,6 +53,7 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
+from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.definition.streams import DUPLICATES, LATE, has_memory
 from holdfast.pipeline.positions import Place
 
@@ -139,6 +139,7 @@ class MemoryCheck:
         for sink in self._upserts:
             plain = self._plain(sink.rows)
             yield from (plain[name] for name in sink.key if name in plain)
+            yield from (KEY_PREFIX + name for name in sink.key)
             if sink.delete_when is not None:
                 yield from (field for name, field in plain.items() if name in sink.delete_when)
 
@@ -496,6 +497,7 @@ class _Examination:
             for name, field in self._check._plain(sink.rows).items()
             if field in self._rows.columns
         }
+        columns |= keys_of_tombstones(sink, self._rows, columns)
         chain = self._chains[sink.name]
         turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None
         check = UpsertCheck(sink, reader, self._rows, columns, np.flatnonzero(reaching), turns, self._ends)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.audit.decoding import KEY_PREFIX
 from holdfast.audit.memory.keys import Codes, KeysDiffer, KeySpace, key_text, sorting
 from holdfast.audit.memory.rows import Flags, Numbers, Rows
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
@@ -86,6 +87,21 @@ def condition_flags(sql: str, rows: Rows, columns: Mapping[str, pa.ChunkedArray]
 
 def _flags(column: pa.ChunkedArray) -> Flags:
     return np.asarray(column.to_numpy(), np.bool_)
+
+
+def keys_of_tombstones(
+    sink: PostgresSink, rows: Rows, columns: Mapping[str, pa.ChunkedArray]
+) -> dict[str, pa.ChunkedArray]:
+    """The columns of the key in which records that delete and have no value take the record's key for it."""
+    if sink.delete_when is None:
+        return {}
+    flags = condition_flags(sink.delete_when, rows, columns)
+    deletes = pa.array(rows.is_tombstone if flags is None else rows.is_tombstone & flags)
+    return {
+        name: pc.if_else(deletes, pc.coalesce(columns[name], columns[KEY_PREFIX + name]), columns[name])
+        for name in sink.key
+        if name in columns and KEY_PREFIX + name in columns
+    }
 
 
 def standing(keys: Codes, reaching: Numbers, turns: Numbers) -> Numbers:

@@ -11,6 +11,8 @@ from holdfast.pipeline.definition.streams import decodings_of
 
 RECORD_TIME: Final = "_timestamp"
 """The time Kafka keeps with a record, under the name that steps know it by."""
+KEY_PREFIX: Final = "_key_"
+"""Before the names of a decoded key's fields."""
 WINDOW_COLUMNS: Final = ("window_start", "window_end")
 """What every row of a window step has beside its key and its aggregates."""
 
@@ -32,6 +34,13 @@ def columns_of(decoding: Decoding) -> Mapping[str, str] | None:
     except HoldfastError:
         return None
     return {column.name: column.type.ddl for column in columns}
+
+
+def key_columns(source: Source) -> Mapping[str, str]:
+    """Of the record's key, by the names that steps know; none where it is left as bytes, or only the registry knows."""
+    if source.key.format == "bytes" and not source.key.fields:
+        return {}
+    return {KEY_PREFIX + name: type_ for name, type_ in (columns_of(source.key) or {}).items()}
 
 
 def source_columns(source: Source) -> Mapping[str, str] | None:

@@ -1,9 +1,10 @@
-"""Rules of who takes which rows: what a sink's `rows` may name, and what an append can keep."""
+"""Rules of who takes which rows: what a sink's `rows` may name, what an append can keep, what an upsert can delete."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.pipeline.definition.columns import KEY_PREFIX, key_columns, source_columns
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.model import (
     KafkaSink,
@@ -13,6 +14,7 @@ from holdfast.pipeline.definition.model import (
     Window,
 )
 from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.definition.streams import (
     LATE,
     MAIN,
@@ -38,6 +40,8 @@ def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
         step = steps.get(stream.step)
         if isinstance(step, Window) and not stream.kind:
             yield from _window_rows(step, sink, path)
+        if isinstance(sink, PostgresSink) and (stream.kind or not stream.step):
+            yield from _deletes(definition, sink, path)
     yield from _untaken(definition)
 
 
@@ -89,6 +93,33 @@ def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Fin
                 (*path, "key"),
                 f"windows would replace each other: a window of {step.name!r} is known by "
                 f"{', '.join((*step.key, 'window_start'))}; add {', '.join(lacking)}",
+            )
+
+
+def _deletes(definition: PipelineDefinition, sink: PostgresSink, path: Path) -> Iterator[Finding]:
+    """A tombstone has no value, so a key that is made of the value's columns is null, and would delete nothing."""
+    values, keys = source_columns(definition.source), key_columns(definition.source)
+    if sink.mode != "upsert" or "_tombstone" not in (sink.delete_when or "") or values is None:
+        return
+    plain = plain_columns(definition, [*values, *keys], sink.rows).columns
+    for name in sink.key:
+        if plain.get(name) not in values:
+            continue  # a step makes it, or it is the key's own
+        own, type_ = KEY_PREFIX + name, values[plain[name]]
+        if plain.get(own) != own:
+            yield Finding(
+                (*path, "delete_when"),
+                f"a tombstone has no value, so its {name!r} is null and it would delete nothing: decode the record's "
+                f"key with a field {name!r} (source.key, as {{format: json, fields: {{{name}: {type_}}}}}) and keep "
+                f"{own!r} in every step, or make {name!r} of the key in a step",
+                rests_on=(("source",), ("steps",)),
+            )
+        elif keys[own] != type_:
+            yield Finding(
+                (*path, "delete_when"),
+                f"{name!r} is {type_} in the value and {keys[own]} in the record's key, where a "
+                "tombstone has it: give both the same type",
+                rests_on=(("source",),),
             )
 
 

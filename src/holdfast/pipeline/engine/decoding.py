@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Decoding, EventTime, Source
 from holdfast.pipeline.engine.failures import DefinitionWrong
 from holdfast.pipeline.state.watermarks import NOTHING, Clock, counted, running
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from holdfast.pipeline.formats import Decoder
     from holdfast.pipeline.formats.types import Type
 
-KEY_PREFIX: Final = "_key_"
 RECORD_TIME: Final = "_timestamp"
 EVENT_NAMES: Final = ("_event_time", "_seen", "_piece")
 EVENT_DDL: Final = "_event_time timestamp, _seen bigint, _piece int"

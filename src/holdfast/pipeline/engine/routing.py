@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final, cast
 
+from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
 from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.engine.aside import Gathering, gather, route_digests
 from holdfast.pipeline.engine.counting import count_links
-from holdfast.pipeline.engine.decoding import KEY_PREFIX
 from holdfast.pipeline.engine.failures import DefinitionWrong, StepError, Unbalanced, spark_message
 from holdfast.pipeline.engine.inspection import Shape, inspect, quiet_spark, run_query
 from holdfast.pipeline.engine.lookups import Lookups

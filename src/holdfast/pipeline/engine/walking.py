@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final, cast
 
+from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, Python, Sql, Step
 from holdfast.pipeline.digest import hash_sql
-from holdfast.pipeline.engine.decoding import KEY_PREFIX
 from holdfast.pipeline.engine.inspection import run_query
 from holdfast.pipeline.engine.python_steps import apply_python
 from holdfast.pipeline.engine.staging import Tally

@@ -10,7 +10,8 @@ reports how many. The driver's transaction
 3. makes or widens the table, merges the reported attempts and no others, and drops the staging table.
 
 `append` adds rows. `upsert` keeps the last row of each key by topic, partition and offset, never lets an older offset
-of a partition overwrite a newer one, and deletes keys whose last row `delete_when` is true for. Places are compared
+of a partition overwrite a newer one, and deletes keys whose last row `delete_when` is true for. A row that deletes and
+has no key among its columns, as a tombstone, takes it from the record's key, where that is decoded. Places are compared
 within one life of the ledger only: when it is forgotten, so are the places of the rows, in the same transaction. A
 topic that was made anew counts from the beginning, and a pipeline that was mended has other rows for the same places.
 """
@@ -27,6 +28,7 @@ import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
+from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry
@@ -344,16 +346,21 @@ class PostgresSinkWriter:
         url = self._definition.url
         present = set(rows.columns)
         columns = [functions.col(LINEAGE)]
+        deletes = functions.coalesce(
+            functions.expr(self._definition.delete_when or "false"), functions.lit(False)
+        )
         for name in target.columns:
             if name in LINEAGE_COLUMNS:
                 columns.append(functions.col(f"{LINEAGE}.{name.removeprefix('_hf_')}").alias(name))
                 continue
             kind = schema[name].dataType
             value = quoted(name) if name in present else functions.lit(None).cast(kind)
+            if target.has_deletes and name in target.key and KEY_PREFIX + name in present:
+                of_record = quoted(KEY_PREFIX + name).cast(kind)
+                value = functions.when(deletes, functions.coalesce(value, of_record)).otherwise(value)
             columns.append(travelling(value, kind).alias(name))
         if target.has_deletes:
-            condition = functions.expr(self._definition.delete_when or "false")
-            columns.append(functions.coalesce(condition, functions.lit(False)).alias(DELETE))
+            columns.append(deletes.alias(DELETE))
 
         with self._explained() as connection:
             statement = target.copy(stage).as_string(connection)

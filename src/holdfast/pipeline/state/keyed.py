@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.functions import load_function, name_of
 from holdfast.pipeline.definition.model import EventTime, Keyed
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hash_sql
-from holdfast.pipeline.engine.decoding import KEY_PREFIX
 from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
 from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally, ddl_schema

@@ -1,4 +1,4 @@
-"""Which columns of a sink are fields of the record, unchanged: what the audit can compare without running a step.
+"""Which columns of a sink are fields of the record, unchanged: what is known of them without running a step.
 
 Rules, filters, deduplication and taps let rows pass as they are. A lookup adds columns. A query is followed where it
 selects from `input` by plain words: `*`, `* EXCEPT (…)`, names, names under another name; whatever else it selects is
