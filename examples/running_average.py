@@ -51,7 +51,7 @@ def main() -> None:
         group="running-average",
         topics=["readings"],
         directory=options.directory,
-        consumer_config=dict(each.split("=", 1) for each in options.set),
+        config=dict(each.split("=", 1) for each in options.set),
     ).run(average)
 
 

@@ -56,14 +56,14 @@ def main() -> None:
     server = options.bootstrap_server
     settings = dict(each.split("=", 1) for each in options.set)
     if options.step == "split":
-        Processor(server, group="word-splitter", topics=["lines"], consumer_config=settings).run(split)
+        Processor(server, group="word-splitter", topics=["lines"], config=settings).run(split)
     else:
         StatefulProcessor(
             server,
             group="word-counter",
             topics=["words"],
             directory=options.directory,
-            consumer_config=settings,
+            config=settings,
         ).run(count)
 
 

@@ -145,7 +145,7 @@ def test_a_failure_takes_its_transaction_back_and_the_next_run_goes_on(broker: B
             topics=["fragile"],
             commit_seconds=0.0,
             commit_messages=7,
-            consumer_config={"session.timeout.ms": 6000},
+            config={"session.timeout.ms": 6000},
         )
         stopper = stop_after(processor, 60 - already) if not broken[0] else None
         processor.run(halve)
@@ -171,6 +171,17 @@ def test_a_transaction_that_could_outlive_its_member_is_refused(broker: BrokerPr
             topics=["numbers"],
             producer_config={"transaction.timeout.ms": 60_000},
         )
+
+
+def test_settings_have_the_name_they_have_everywhere_and_the_older_one_works() -> None:
+    secret = {"sasl.password": "s"}
+    named = Processor("b:9092", group="g", topics=["t"], config={**secret, "max.poll.interval.ms": 9})
+    older = Processor("b:9092", group="g", topics=["t"], consumer_config=secret)
+    for each in (named, older):
+        assert each._consumer_settings["sasl.password"] == each._producer_settings["sasl.password"] == "s"
+    assert "max.poll.interval.ms" not in named._producer_settings
+    with pytest.raises(UsageError, match="two names"):
+        Processor("b:9092", group="g", topics=["t"], config=secret, consumer_config=secret)
 
 
 def test_a_transaction_that_is_used_longer_than_it_lasts_is_refused(broker: BrokerProcess) -> None:
@@ -261,7 +272,7 @@ def test_members_that_come_and_go_process_each_message_once(broker: BrokerProces
             group=source,
             topics=[source],
             commit_seconds=0.2,
-            consumer_config={"partition.assignment.strategy": strategy},
+            config={"partition.assignment.strategy": strategy},
         )
 
     first, second, third = member(), member(), member()
@@ -295,7 +306,7 @@ def copy(message):
     time.sleep(float(pause))
     return [Output(target, message.value)]
 Processor(bootstrap, group=source, topics=[source], commit_seconds=0.1,
-    consumer_config={"session.timeout.ms": 2000, "heartbeat.interval.ms": 300}).run(copy)
+    config={"session.timeout.ms": 2000, "heartbeat.interval.ms": 300}).run(copy)
 """
 
 

@@ -61,7 +61,7 @@ class Scene:
             group=self.topic,
             topics=[self.topic],
             retry=retry,
-            **{"commit_seconds": 0.02, "commit_messages": 7, "consumer_config": SOON, **arguments},
+            **{"commit_seconds": 0.02, "commit_messages": 7, "config": SOON, **arguments},
         )
 
     def copying(self, fail: Callable[[int], None]) -> Callable[[Message], list[Output]]:

@@ -87,7 +87,7 @@ class Scene:
             group=self.topic,
             topics=[self.topic],
             commit_seconds=0.02,
-            consumer_config=SOON,
+            config=SOON,
             **arguments,
         )
 

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from holdfast.client.changelog import Extent, StateLost
 from holdfast.client.messages import DeadLetter, Message
 from holdfast.client.processor import Output
 from holdfast.client.retries import RetryPolicy
@@ -29,6 +30,7 @@ SETTINGS = {
     "group.min.session.timeout.ms": "1000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
+SOON = {"session.timeout.ms": 3000, "heartbeat.interval.ms": 300, "fetch.wait.max.ms": 50}
 PARTITIONS = 2
 KEYS = 5
 
@@ -107,8 +109,7 @@ def processor(broker: BrokerProcess, topic: str, directory: Path, **arguments: A
         directory=str(directory),
         commit_seconds=0.05,
         commit_messages=20,
-        consumer_config={"session.timeout.ms": 3000, "heartbeat.interval.ms": 300, "fetch.wait.max.ms": 50},
-        **arguments,
+        **{"config": SOON, **arguments},
     )
 
 
@@ -189,6 +190,67 @@ def test_a_message_that_fails_has_changed_nothing_and_is_tried_again_or_set_asid
     assert [value for _, value in read(broker, "fragile-dlt")] == [b"39"]
 
 
+def test_an_input_topic_that_grows_stops_nobody(
+    broker: BrokerProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    create(broker, "growing", "growing-totals")
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    fill(broker, "growing", range(20))
+    running = processor(
+        broker, "growing", tmp_path, config={"topic.metadata.refresh.interval.ms": 100, **SOON}
+    )
+
+    def watch() -> None:
+        pause = threading.Event()
+        while running.committed < 20:
+            pause.wait(0.01)
+        admin.create_partitions([NewPartitions("growing", PARTITIONS + 1)])["growing"].result()
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all"})
+        for partition in range(PARTITIONS + 1):
+            for number in range(5):
+                producer.produce("growing", b"%d" % number, key=b"k%d" % partition, partition=partition)
+        assert producer.flush(30) == 0
+        while running.committed < 20 + 5 * (PARTITIONS + 1):
+            pause.wait(0.01)
+        running.stop()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    running.run(total)
+    watcher.join()
+    last = dict(read(broker, "growing-totals"))
+    assert [last[b"k%d" % partition] for partition in range(PARTITIONS + 1)] == [b"10 5"] * (PARTITIONS + 1)
+    assert "begin there without state" in capfd.readouterr().err
+
+
+def test_a_changelog_that_lost_state_stops_it(broker: BrokerProcess, tmp_path: Path) -> None:
+    create(broker, "robbed", "robbed-totals")
+    fill(broker, "robbed", range(20))
+    run_until(processor(broker, "robbed", tmp_path / "one"), 20)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    changelog = "robbed-group-robbed-changelog"
+    admin.delete_topics([changelog])[changelog].result()
+    with pytest.raises(StateLost, match=f"{changelog}.*recreated"):
+        processor(broker, "robbed", tmp_path / "two").run(total)
+
+
+@pytest.mark.parametrize(
+    ("now", "word"),
+    [
+        (Extent("a", 0, 10), None),
+        (Extent("a", 0, 99), None),
+        (Extent("b", 0, 10), "recreated"),
+        (Extent("a", 0, 9), "cut off"),
+        (Extent("a", 1, 10), "emptied"),
+    ],
+)
+def test_what_is_missing_from_a_changelog_is_named(now: Extent, word: str | None) -> None:
+    before = Extent("a", 0, 10)
+    assert Extent.decode(before.encode()) == before
+    what = now.lost_since(before)
+    assert what is None if word is None else word in (what or "")
+
+
 def test_deleted_state_stays_deleted(broker: BrokerProcess, tmp_path: Path) -> None:
     create(broker, "visits", "visits-totals")
 
@@ -228,7 +290,7 @@ def total(message, state):
     time.sleep(float(pause))
     return [Output(topic + "-totals", state[message.key], key=message.key)]
 StatefulProcessor(bootstrap, group=topic + "-group", topics=[topic], directory=directory, commit_seconds=0.1,
-    consumer_config={"session.timeout.ms": 2000, "heartbeat.interval.ms": 300}).run(total)
+    config={"session.timeout.ms": 2000, "heartbeat.interval.ms": 300}).run(total)
 """
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from holdfast.client.aio import AsyncDelivery, AsyncProducer
     from holdfast.client.app import App
+    from holdfast.client.changelog import StateLost
     from holdfast.client.consumer import Consumer, HandlerFailed
     from holdfast.client.consuming.assignment import PositionLost, UnreadableMessages
     from holdfast.client.consuming.positions import PositionsNotCommitted
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _PLACES: Final = {
     "aio": ("AsyncDelivery", "AsyncProducer"),
     "app": ("App",),
+    "changelog": ("StateLost",),
     "consumer": ("Consumer", "HandlerFailed"),
     "consuming.assignment": ("PositionLost", "UnreadableMessages"),
     "consuming.positions": ("PositionsNotCommitted",),
@@ -109,6 +111,7 @@ __all__ = [
     "SideTopicMissing",
     "SpoolFull",
     "State",
+    "StateLost",
     "StatefulProcessor",
     "TooLargeToSetAside",
     "TopicMadeAnew",

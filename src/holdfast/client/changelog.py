@@ -3,10 +3,15 @@
 Restoring reads it up to its end: the end of all that was written, by transactions that have not ended too. Only what is
 committed is read, so a transaction that a dead member left open is waited for; its time-out is short. Then the state is
 the one that belongs to the group's positions.
+
+Beside each position stands which changelog belongs to it and how far that had been written (`Extent`). A changelog that
+was recreated, cut off at its end or emptied at its beginning since then has lost state: that is an error, and never an
+empty state.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -22,7 +27,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from holdfast.client.errors import ClientError
 from holdfast.client.settings import Settings
+from holdfast.client.signals import say
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.state_cache import StateCache
 from holdfast.client.topic_ids import TopicIds, connection_settings
@@ -33,8 +40,39 @@ STEP_MESSAGES: Final = 5000
 """How much is read before others have their turn, and how much a transaction of the cache holds at most."""
 FIRST: Final = OffsetSpec._earliest
 LATEST: Final = OffsetSpec._latest
+_EXTENT = re.compile("(.+)@([0-9]+)-([0-9]+)")
 DELETIONS_KEPT_MS: Final = 7 * 86_400_000
 """How long a deletion stays in a changelog of ours: a cache may sleep half as long and still catch up."""
+
+
+class StateLost(ClientError):
+    """A changelog does not hold any more what belongs to the group's positions."""
+
+
+class Extent(NamedTuple):
+    """What a partition of a changelog holds, or held once."""
+
+    topic_id: str
+    first: int
+    end: int
+
+    def encode(self) -> str:
+        return f"{self.topic_id}@{self.first}-{self.end}"
+
+    @classmethod
+    def decode(cls, text: str) -> Extent | None:
+        found = _EXTENT.fullmatch(text)
+        return None if found is None else cls(found[1], int(found[2]), int(found[3]))
+
+    def lost_since(self, before: Extent) -> str | None:
+        """Why state is missing that was there before; none when nothing is."""
+        if self.topic_id != before.topic_id:
+            return f"was deleted and recreated (its id was {before.topic_id} and is {self.topic_id})"
+        if self.end < before.end:
+            return f"was cut off: it had been written up to {before.end} and ends at {self.end}"
+        if self.first > before.first:
+            return f"was emptied at its beginning: it began at {before.first} and begins at {self.first}"
+        return None
 
 
 class Changelogs:
@@ -51,9 +89,15 @@ class Changelogs:
             raise UsageError(f"there is no topic {source}")
         found = self._partitions(changelog)
         if found == 0:
+            # One that is missing and has held state is noticed: its id is beside the group's positions.
             config = {"cleanup.policy": "compact", "delete.retention.ms": str(DELETIONS_KEPT_MS)}
             self._done(self._admin.create_topics([NewTopic(changelog, wanted, config=config)])[changelog])
         elif found < wanted:
+            say(
+                f"topic '{source}' has {wanted} partitions and its changelog {found}: the changelog gets as many. Keys "
+                "whose messages go to other partitions from now on begin there without state; their old state stays "
+                f"in '{changelog}', in the partitions it was in"
+            )
             self._done(self._admin.create_partitions([NewPartitions(changelog, wanted)])[changelog])
         if self.setting(changelog, "cleanup.policy") != "compact":
             raise UsageError(
@@ -79,14 +123,14 @@ class Changelogs:
         found = self._admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)[resource].result()
         return str(found[name].value)
 
-    def id_of(self, topic: str) -> str:
-        return self._ids.ask([topic])[topic]
-
-    def ends(self, topic: str, partition: int) -> tuple[int, int]:
-        """The first offset, and the one behind the last, of whatever transaction it is."""
-        return (
-            self._offset(topic, partition, FIRST),
-            self._offset(topic, partition, LATEST),
+    def extent(self, changelog: str, source: str, partition: int) -> Extent:
+        """What a partition of a changelog holds now; the changelog grows along with its source."""
+        if partition >= self._partitions(changelog):
+            self.ensure(changelog, source)
+        return Extent(
+            self._ids.ask([changelog])[changelog],
+            self._offset(changelog, partition, FIRST),
+            self._offset(changelog, partition, LATEST),
         )
 
     def _offset(self, topic: str, partition: int, which: Any) -> int:

@@ -40,7 +40,13 @@ from holdfast.client.failures import Failures
 from holdfast.client.handlers import check_handler, check_outcome, described
 from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.retries import Again, RetryPolicy
-from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental, producer_settings
+from holdfast.client.settings import (
+    SESSION_TIMEOUT_MS,
+    consumer_settings,
+    is_incremental,
+    producer_settings,
+    shared_settings,
+)
 from holdfast.client.side_topics import TOO_LARGE, SideTopics, TooLargeToSetAside
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
@@ -73,15 +79,21 @@ class Processor:
         create_topics: bool = False,
         lost_positions: LostPositions = "stop",
         memory_topic: str | None = MEMORY_TOPIC,
-        consumer_config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
+        consumer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
         """A transaction ends after `commit_seconds` or `commit_messages`, whichever comes first.
 
         Without `retry` an exception of the transform stops the processor; the arguments beside it are those of
-        `Consumer`.
+        `Consumer`. `config` are settings of its consumer; those that say how to reach the brokers, such as `sasl.` and
+        `ssl.`, hold for its producer too, which gets `producer_config` besides. `consumer_config` is an older name
+        of `config`.
         """
+        if config is not None and consumer_config is not None:
+            raise UsageError("config and consumer_config are one argument with two names: give config alone")
+        config = dict(config or consumer_config or {})
         if not topics:
             raise UsageError("a processor needs a topic")
         self._topics = list(topics)
@@ -94,9 +106,9 @@ class Processor:
         self._dead_letter_topic = dead_letter_topic
         self._dead_letter_dialect: Dialect = dead_letter_dialect
         self._create_topics = create_topics
-        self._consumer_settings = consumer_settings(bootstrap, group, dict(consumer_config or {}), unsafe)
+        self._consumer_settings = consumer_settings(bootstrap, group, config, unsafe)
         session_ms = int(self._consumer_settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
-        given = dict(producer_config or {})
+        given = {**shared_settings(config), **(producer_config or {})}
         given.setdefault("transactional.id", f"{group}-{uuid.uuid4().hex[:12]}")
         given.setdefault("transaction.timeout.ms", max(1000, session_ms * 2 // 3))
         if int(given["transaction.timeout.ms"]) >= session_ms:
@@ -156,6 +168,13 @@ def made(outcome: Outcome) -> list[Output]:
 
 class Companion(Protocol):
     """Something that goes along with the transactions of a run: the state of a stateful one."""
+
+    def noted(self, key: PartitionKey, note: str) -> None:
+        """What it gave to be stored beside the position that a partition begins at; nothing is stored beside a first
+        one."""
+
+    def note(self, key: PartitionKey) -> str:
+        """What to store beside a position."""
 
     def given(self, keys: Collection[PartitionKey]) -> None:
         """Partitions were assigned; none of their messages comes before they are ready."""
@@ -480,7 +499,8 @@ class _Running:
         self._producer.commit([self._asking(key, offset) for key, offset in positions.items()], metadata)
 
     def _asking(self, key: PartitionKey, offset: int) -> TopicPartition:
-        note = self._assignment.note(key)
+        changelog = self._companion.note(key) if self._companion is not None else ""
+        note = self._assignment.note(key, changelog=changelog)
         return TopicPartition(*key, offset, metadata=note) if note else TopicPartition(*key, offset)
 
     def _remember(self, positions: Mapping[PartitionKey, int]) -> None:
@@ -549,6 +569,8 @@ class _Running:
             )
             self._remember({key: position for key, position in starts.items() if key not in self._unstored})
             if self._companion is not None:
+                for key, start in taken.items():
+                    self._companion.noted(key, start.changelog)
                 self._hold_back(list(starts))
         except (KafkaException, HoldfastError) as error:
             self._error = self._error or error

@@ -28,7 +28,7 @@ from typing import Any, Final, TypeAlias
 
 from confluent_kafka import KafkaException
 
-from holdfast.client.changelog import DELETIONS_KEPT_MS, Changelogs, Restoration, Target
+from holdfast.client.changelog import DELETIONS_KEPT_MS, Changelogs, Extent, Restoration, StateLost, Target
 from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.memory import MEMORY_TOPIC
@@ -132,8 +132,9 @@ class StatefulProcessor:
         create_topics: bool = False,
         lost_positions: LostPositions = "stop",
         memory_topic: str | None = MEMORY_TOPIC,
-        consumer_config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
         producer_config: Mapping[str, Any] | None = None,
+        consumer_config: Mapping[str, Any] | None = None,
         unsafe: Collection[str] = (),
     ) -> None:
         """As `Processor`; the changelog of a topic is `<group>-<topic>-changelog`, made when it is missing.
@@ -152,8 +153,9 @@ class StatefulProcessor:
             create_topics=create_topics,
             lost_positions=lost_positions,
             memory_topic=memory_topic,
-            consumer_config=consumer_config,
+            config=config,
             producer_config=producer_config,
+            consumer_config=consumer_config,
             unsafe=unsafe,
         )
         self._group = group
@@ -207,6 +209,12 @@ class _States:
         self._restoring: dict[PartitionKey, PartitionKey] = {}
         """By the partition of the changelog: which partition waits for it."""
         self._open_at = 0.0
+        self._failing: set[PartitionKey] = set()
+        """Of those given, whose changelog or cache could not be had at the last attempt."""
+        self._noted: dict[PartitionKey, Extent | None] = {}
+        """What stood beside the position that each partition of ours began at."""
+        self._extents: dict[PartitionKey, Extent] = {}
+        """What each partition's changelog is known to hold."""
 
     def changelog(self, topic: str) -> str:
         return f"{self._group}-{topic}-changelog"
@@ -220,36 +228,67 @@ class _States:
         self.let_go(keys)
         self._given.update(keys)
 
+    def noted(self, key: PartitionKey, note: str) -> None:
+        self._noted[key] = Extent.decode(note)
+
+    def note(self, key: PartitionKey) -> str:
+        extent, noted = self._extents.get(key), self._noted.get(key)
+        if extent is None:
+            return "" if noted is None else noted.encode()
+        reached = self._states[key].cache.position
+        return extent._replace(end=max(reached, noted.end if noted is not None else 0)).encode()
+
     def prepare(self) -> Collection[PartitionKey]:
+        key: PartitionKey | None = None
         try:
             if self._given and time.monotonic() >= self._open_at:
-                for key in sorted(self._given):
+                # Those that failed come last: they hold nobody back.
+                for key in sorted(self._given, key=lambda each: (each in self._failing, each)):
                     self._open(key)
+                    self._failing.discard(key)
+            key = None
             finished = self._restoration.step(STEP_SECONDS)
         except (KafkaException, CacheTaken) as error:
-            say(f"state cannot be restored: {error}; trying again")
+            which = "state" if key is None else f"the state of {key[0]}-{key[1]}"
+            say(f"{which} cannot be restored: {error}; trying again")
             self._open_at = time.monotonic() + RETRY_SECONDS
-            self.given([*self._given, *self._restoring.values()])
+            if key is not None:
+                self._failing.add(key)
+            self.given(list(self._restoring.values()) if key is None else [key])
             return ()
         return [self._restoring.pop(each) for each in finished]
 
     def _open(self, key: PartitionKey) -> None:
         topic, partition = key
         changelog = self.changelog(topic)
+        extent = self.changelogs.extent(changelog, topic, partition)
+        self._check(key, extent, self._noted.get(key))
         cache = StateCache(
             os.path.join(self._directory, f"{topic}-{partition}.sqlite"),
-            self.changelogs.id_of(changelog),
+            extent.topic_id,
             age_ms_max=min(DELETIONS_KEPT_MS, int(self.changelogs.setting(changelog, "delete.retention.ms")))
             // 2,
         )
         self._states[key] = State(cache)
-        first, end = self.changelogs.ends(changelog, partition)
-        if cache.position and not first <= cache.position <= end:
-            say(f"the cache of {topic}-{partition} does not fit its changelog and is thrown away")
+        if cache.position:
+            # The cache is never ahead of its changelog.
+            self._check(key, extent, extent._replace(end=cache.position))
+        if cache.position < extent.first:
             cache.throw_away()
-        self._restoration.add(changelog, partition, Target(cache, first, end))
+        self._extents[key] = extent
+        self._restoration.add(changelog, partition, Target(cache, extent.first, extent.end))
         self._restoring[changelog, partition] = key
         self._given.discard(key)
+
+    def _check(self, key: PartitionKey, now: Extent, before: Extent | None) -> None:
+        what = None if before is None else now.lost_since(before)
+        if what is not None:
+            raise StateLost(
+                f"the state of {key[0]}-{key[1]} in group '{self._group}' is lost, at least in part: its changelog "
+                f"'{self.changelog(key[0])}' {what}. Bring the changelog back, or decide to go on without: delete "
+                f"{self._directory}, and set the group's positions anew with `holdfast groups reset-offsets`, "
+                "--to-earliest to compute the state again, --to-current to go on with what is left"
+            )
 
     def changes(self) -> Iterable[tuple[Output, Callable[[Any, Any], None]]]:
         for (topic, partition), state in self._states.items():
@@ -276,6 +315,7 @@ class _States:
     def let_go(self, keys: Collection[PartitionKey]) -> None:
         for key in keys:
             self._given.discard(key)
+            self._extents.pop(key, None)
             state = self._states.pop(key, None)
             place = (self.changelog(key[0]), key[1])
             self._restoring.pop(place, None)

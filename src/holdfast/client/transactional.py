@@ -105,17 +105,34 @@ class TransactionalProducer:
         if on_delivery is not None:
             # It is called instead of the one that hears of refusals.
             arguments["on_delivery"] = partial(self._reported, on_delivery)
+        is_fresh = False
         while True:
             try:
                 self._raw.produce(output.topic, output.value, **arguments)
             except BufferError:
                 self._raw.poll(POLL_SECONDS)
             except KafkaException as refused:
+                if refused.args[0].code() == KafkaError._UNKNOWN_PARTITION and not is_fresh:
+                    # The topic may have grown since the client looked at it.
+                    self._look_at(output.topic)
+                    is_fresh = True
+                    continue
                 if refused.args[0].code() not in (KafkaError._STATE, KafkaError._FATAL):
                     raise self._as_refusal(refused.args[0], output.topic, output.partition) from refused
                 self._judge(refused)
             else:
                 self._raw.poll(0)
+                return
+
+    def _look_at(self, topic: str) -> None:
+        """Have the client learn of a topic's partitions anew."""
+        while True:
+            try:
+                self._raw.list_topics(topic, ANSWER_SECONDS)
+            except KafkaException as away:
+                if self._is_stopping():
+                    raise TransactionUnanswered(str(away.args[0])) from away
+            else:
                 return
 
     def commit(self, offsets: Sequence[TopicPartition], group_metadata: bytes) -> None:

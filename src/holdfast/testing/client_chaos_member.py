@@ -155,7 +155,7 @@ def process(options: Mapping[str, Any], history: History) -> None:
         topics=[options["topic"]],
         commit_seconds=0.1,
         retry=Trouble.RETRY,
-        consumer_config=_consuming(options),
+        config=_consuming(options),
         producer_config={**IMPATIENT, "linger.ms": 2, "socket.timeout.ms": SESSION_MS // 2},
     ).run(copy)
 

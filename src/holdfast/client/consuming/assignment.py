@@ -78,6 +78,8 @@ class Start(NamedTuple):
     """An offset before the position, when something before it is to be read again."""
     is_stored: bool = True
     """False: it was decided on now, and what comes behind it is lost if it is decided on once more."""
+    changelog: str = ""
+    """Which state belongs to the position, as stored beside it; see `changelog`."""
 
 
 def messages(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
@@ -208,12 +210,13 @@ class Assignment:
     def _start_of(self, committed: TopicPartition, lookback: int) -> Start:
         key, note = (committed.topic, committed.partition), Note.decode(committed.metadata)
         if committed.offset >= 0 and _differ(note.topic_id, self._id_of[key]):
-            return Start(self.start_of_recreated(key, self._id_of[key], note.topic_id), is_stored=False)
+            start = Start(self.start_of_recreated(key, self._id_of[key], note.topic_id), is_stored=False)
+            return start._replace(changelog=note.changelog)
         position = self.start(committed)
         if self._memory is not None and note.is_remembered and committed.offset >= 0:
             self._memory.known(key)
         is_stored = position == committed.offset
-        start = Start(position, note.seen if is_stored else "", is_stored=is_stored)
+        start = Start(position, note.seen if is_stored else "", is_stored=is_stored, changelog=note.changelog)
         if position <= 0 or not lookback:
             return start
         low, _ = self._ends(committed)

@@ -76,7 +76,7 @@ def hf108_safe(lab: Lab) -> None:
             group=group,
             topics=[source],
             commit_seconds=0.1,
-            consumer_config={**CONSUMER, "client.id": actor},
+            config={**CONSUMER, "client.id": actor},
             producer_config={"log_level": 0, "client.id": actor},
         )
 
@@ -143,7 +143,7 @@ def book(message):
 # Under the same names, so that the next to run takes over at once.
 processor = Processor(
     bootstrap, group=transfers, topics=[transfers], commit_seconds=10 if dies else 0.1,
-    consumer_config={"group.instance.id": "booker"}, producer_config={"transactional.id": transfers},
+    config={"group.instance.id": "booker"}, producer_config={"transactional.id": transfers},
 )
 processor.run(book)
 """
