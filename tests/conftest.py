@@ -49,7 +49,12 @@ BESIDE_APACHE_KAFKA = (
 BESIDE_THREE_BROKERS = "tests/client/risks/test_replicated.py"
 """These go through one outage of a cluster."""
 
-TOGETHER = ("tests/client/test_serializers_registry.py", "tests/examples/", "tests/golden/test_broker.py")
+TOGETHER = (
+    "tests/client/test_serializers_registry.py",
+    "tests/endings/",
+    "tests/examples/",
+    "tests/golden/test_broker.py",
+)
 """Each of these starts something of its own, a JVM that takes seconds or a broker on old files: one worker each."""
 
 BESIDE_SPARK = ("tests/pipeline/",)
@@ -81,6 +86,7 @@ LONG = (
     "tests/crash/test_client_chaos.py::test_a_sink_into_postgresql_stores_every_message_once[False]",
     "tests/crash/test_client_chaos.py::test_every_message_is_handled_and_no_position_is_ahead_of_finished_work[range",
     "tests/crash/test_client_chaos.py::test_a_processor_copies_every_message_once[cooperative-sticky]",
+    "tests/endings/test_endings.py::test_every_combination",
     "tests/interop/test_groups_java.py",
     "tests/interop/test_java_tools.py::test_settings_of_topics_and_brokers",
     "tests/interop/test_transactions_java.py::test_the_tool_for_transactions",

@@ -14,7 +14,6 @@ stored is safe, so leaving the `with` block waits for it a bounded time, and say
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +26,7 @@ from holdfast.client.messages import forwarded
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.serializers import Serializer, as_bytes
 from holdfast.client.settings import SPOOL_BOUND, producer_settings, spool_bound, spool_settings
+from holdfast.client.signals import say
 from holdfast.client.spool.format import Headers
 from holdfast.errors import UsageError
 
@@ -228,7 +228,7 @@ class Producer:
             finally:
                 left = self._sender.close()
                 if left.line is not None:
-                    _say(left.line)
+                    say(left.line)
         finally:
             exit_guard.unwatch(self)
         return left
@@ -286,12 +286,8 @@ def _spooled_sender(
         max_bytes,
         partitioner=str(settings.pop("partitioner")),
         is_exactly_once=delivery == "exactly-once",
-        say=_say,
+        say=say,
     )
-
-
-def _say(line: str) -> None:
-    print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
 def as_headers(headers: HeadersLike) -> Headers:

@@ -6,12 +6,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def say(line: str) -> None:
-    """One line for the operator."""
-    print(f"holdfast: {line}", file=sys.stderr, flush=True)
+    """One line for the operator. Nothing depends on its being said: standard error may be closed, or nobody's."""
+    if sys.stderr is not None:  # or `print` takes standard output, which belongs to the program
+        with suppress(OSError, ValueError):
+            print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager

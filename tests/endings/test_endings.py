@@ -1,0 +1,56 @@
+"""However a program ends: what was accepted is delivered, kept, or named, and then the exit code is not 0.
+
+Each combination is a process of its own; see `axes` for what there is. Here a sample that holds every pair, all of them
+with `--long` or `python -m tests.endings`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+from tests.endings.axes import Combination, every, sample
+from tests.endings.judging import Ended, World, faults, table
+from tests.endings.known import why_it_fails
+
+AT_A_TIME = 16
+"""Most programs wait for most of their time."""
+
+
+def sampled() -> list[object]:
+    return [pytest.param(each, id=each.id, marks=_marks(each)) for each in sample()]
+
+
+def _marks(each: Combination) -> list[pytest.MarkDecorator]:
+    reason = why_it_fails(each)
+    return [] if reason is None else [pytest.mark.xfail(reason=reason, run=False)]
+
+
+@pytest.fixture(scope="module")
+def ended(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Combination, Ended]:
+    """All that are asked for, run side by side."""
+    asked: list[Combination] = [
+        cast(Combination, item.callspec.params["each"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.originalname == test_nothing_is_lost_in_silence.__name__
+        and not item.get_closest_marker("xfail")
+    ]
+    with World(tmp_path_factory.mktemp("endings")) as world:
+        return world.run(asked, AT_A_TIME)
+
+
+@pytest.mark.parametrize("each", sampled())
+def test_nothing_is_lost_in_silence(each: Combination, ended: dict[Combination, Ended]) -> None:
+    assert faults(ended[each]) == [], ended[each].stderr
+
+
+@pytest.mark.timeout(1800)
+def test_every_combination(tmp_path: Path) -> None:
+    with World(tmp_path) as world:
+        results = {each: faults(found) for each, found in world.run(every(), AT_A_TIME).items()}
+    print(table(results))
+    assert {each.id: found for each, found in results.items() if found and why_it_fails(each) is None} == {}
