@@ -13,7 +13,7 @@ from holdfast.doctor.risks import EXPERIMENTS, PAGES, RISKS, Risk
 
 IDS = [
     *(f"HF{number}" for number in range(101, 110)),
-    *(f"HF{number}" for number in range(201, 212)),
+    *(f"HF{number}" for number in range(201, 213)),
     *(f"HF{number}" for number in range(301, 312)),
     *(f"HF{number}" for number in range(401, 412)),
 ]

@@ -1,7 +1,8 @@
 """`holdfast doctor`: what in files, code and clusters can lose a message, and what to do about it.
 
 It reads and never runs anything, and changes nothing but what --apply asks about. Exit codes: 0 clean, 1 findings at
-or above --fail-on, 2 usage, 3 cannot connect, 4 something could not be examined and what could be is clean.
+or above --fail-on (whatever else could not be examined), 2 usage, 3 cannot connect, 4 something was not examined and
+in the rest nothing was found. A file that is not recognised was not examined.
 """
 
 from __future__ import annotations
@@ -34,11 +35,20 @@ from holdfast.doctor.findings import DoctorError, Severity
 from holdfast.doctor.reporting import Format
 
 if TYPE_CHECKING:
-    from holdfast.doctor.files import FilesExamined
+    from holdfast.doctor.examined import FilesExamined
     from holdfast.doctor.findings import Examination
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
+PathsArgument: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PATH]...",
+        help="Files and directories; what each file is shows in it: compose files, Kubernetes and Strimzi resources, "
+        "Connect workers and connectors, Spring, Spark, Python code, properties of clients and brokers.",
+        show_default=False,
+    ),
+]
 ProducerOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -113,9 +123,11 @@ FixOption: TypeAlias = Annotated[
 
 @app.command(
     help="Find what can lose a message, before it does: in client settings (with the defaults of the client named), "
-    "Python code, pipelines and broker settings, in a live cluster and its groups, and in their combinations. Reads "
-    "only, unless --apply is given.",
+    "Python code, pipelines, broker settings and deployments, in a live cluster and its groups, and in their "
+    "combinations. Reads only, unless --apply is given.\n\nExit codes: 1 findings at or above --fail-on; else 4 if "
+    "anything was not examined, such as a file that is not recognised (each is named); else 0. 2 usage, 3 cannot connect.",
     epilog=examples(
+        "holdfast doctor docker-compose.yml k8s src",
         "holdfast doctor --producer producer.properties --consumer consumer.properties",
         "holdfast doctor --code src --fail-on error --output sarif > doctor.sarif",
         "holdfast doctor --producer settings.yaml --client aiokafka --fix",
@@ -123,6 +135,7 @@ FixOption: TypeAlias = Annotated[
     ),
 )
 def doctor(
+    paths: PathsArgument = None,
     producer: ProducerOption = None,
     consumer: ConsumerOption = None,
     pipeline: PipelineOption = None,
@@ -152,13 +165,15 @@ def doctor(
         code or (),
         broker or (),
         None if client is None else client_named(client),
+        paths or (),
     )
     live = LiveFlags(
         bootstrap_server, command_config, connect_timeout_ms, group or (), watch, history, apply, yes
     )
     if not asked.anything and bootstrap_server is None:
         raise DoctorError(
-            "nothing to examine: name --bootstrap-server, --producer, --consumer, --pipeline, --code or --broker"
+            "nothing to examine: name files or directories, --producer, --consumer, --pipeline, --code, --broker, or "
+            "--bootstrap-server"
         )
     while True:
         examined = examine_files(asked)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-from holdfast.doctor.client_settings import UNKNOWN, shown
+from holdfast.doctor.client_settings import Setting, shown, spelled
 from holdfast.doctor.combinations import TopicFacts
 from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
-from holdfast.doctor.properties_files import Entry, read_entries
+from holdfast.doctor.properties_files import Documents
+from holdfast.doctor.spark_options import is_temporary
 
 DEFAULTS: Final[Mapping[str, str]] = {
     "auto.create.topics.enable": "true",
@@ -26,55 +27,78 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "unclean.leader.election.enable": "false",
 }
 """Kafka 4.3's, of a broker."""
+JUDGED: Final = frozenset(
+    {*DEFAULTS, "replication.factor", "max.message.bytes", "cleanup.policy", "log.dirs", "log.dir"}
+)
+"""Settings that a rule looks at: one whose value is not known has not been examined."""
+TOPIC_NAMES: Final = frozenset({"topic", "replication.factor", "max.message.bytes"})
+BROKER_NAMES: Final = frozenset(
+    {*DEFAULTS, "broker.id", "node.id", "process.roles", "log.dirs", "log.dir", "num.partitions"}
+    | {"zookeeper.connect", "listeners", "advertised.listeners", "holdfast.flush", "cleanup.policy"}
+    | {"controller.quorum.voters", "log.retention.hours", "log.retention.ms", "replica.fetch.max.bytes"}
+)
 
 
 @dataclass(frozen=True)
-class BrokerFile:
-    path: str
-    entries: Mapping[str, Entry]
-    is_topic: bool
+class BrokerSettings:
+    place: Place
+    """The file, the container or the resource as a whole."""
+    settings: Mapping[str, Setting]
+    """By Kafka's names."""
+    is_topic: bool = False
     """Settings of one topic; else of a broker."""
-    name: str
+    name: str = "the topic"
+    spelling: str = "{}={}"
+    defaults: Mapping[str, str] = field(default_factory=lambda: DEFAULTS)
+    kept: tuple[str, ...] | None = None
+    """In a container: the directories that outlive it."""
 
     def value(self, name: str) -> str | None:
-        if name in self.entries:
-            value: Any = self.entries[name].value
-            text = shown(value).strip()
-            return None if value is UNKNOWN or "${" in text else text.lower()
-        return None if self.is_topic else DEFAULTS.get(name)
+        if name in self.settings:
+            setting = self.settings[name]
+            return shown(setting.value).strip().lower() if setting.is_known else None
+        return None if self.is_topic else self.defaults.get(name)
 
     def number(self, name: str) -> int | None:
         value = self.value(name)
         return int(value) if value is not None and re.fullmatch(r"-?\d+", value) else None
 
-    def place(self, *names: str) -> Place:
-        line = next((self.entries[name].line for name in names if name in self.entries), 0)
-        return Place(self.path, line)
+    def place_of(self, *names: str) -> Place:
+        return next((self.settings[name].place for name in names if name in self.settings), self.place)
 
     def said(self, name: str) -> str:
-        default = "" if name in self.entries else " (the default)"
-        return f"{name}={self.value(name)}{default}"
+        written = self.settings.get(name)
+        return str(written) if written is not None else f"{name}={self.value(name)} (the default)"
 
     @property
     def is_embedded(self) -> bool:
         """Our broker: one node that flushes before it acknowledges."""
-        return any(name.startswith("holdfast.") for name in self.entries)
+        return any(name.startswith("holdfast.") for name in self.settings)
+
+    @property
+    def only_controls(self) -> bool:
+        return self.value("process.roles") == "controller"
 
     def set_to(self, name: str, value: str) -> Fix:
-        if self.is_topic:
-            command = f"holdfast configs alter --topic {self.name} --add-config {name}={value}"
-            return Fix(command, "command")
-        return Fix(f"{name}={value}", "settings")
+        text = spelled(self.spelling, name, value)
+        return Fix(text, "command" if text.startswith("holdfast ") else "settings")
 
 
-def read_broker(path: str) -> BrokerFile:
-    entries = {".".join(entry.path): entry for entry in read_entries(path)}
-    is_topic = bool({"topic", "replication.factor", "max.message.bytes"} & entries.keys())
-    named = entries.get("topic") or entries.get("name")
-    return BrokerFile(path, entries, is_topic, str(named.value) if is_topic and named else "the topic")
+def plain_broker(path: str, documents: Documents) -> BrokerSettings:
+    settings = {
+        (name := ".".join(entry.path)): Setting(name, entry.value, Place(path, entry.line))
+        for document in documents
+        for entry in document
+    }
+    if not TOPIC_NAMES & settings.keys():
+        return BrokerSettings(Place(path), settings)
+    named = settings.get("topic") or settings.get("name")
+    name = str(named.value) if named else "the topic"
+    command = f"holdfast configs alter --topic {name} --add-config {{}}={{}}"
+    return BrokerSettings(Place(path), settings, is_topic=True, name=name, spelling=command)
 
 
-def facts(file: BrokerFile) -> TopicFacts:
+def facts(file: BrokerSettings) -> TopicFacts:
     """What a topic has by this file: of its own, or by the broker's defaults."""
     factor = file.number("replication.factor" if file.is_topic else "default.replication.factor")
     settings = {
@@ -85,25 +109,27 @@ def facts(file: BrokerFile) -> TopicFacts:
     limit = file.value("max.message.bytes" if file.is_topic else "message.max.bytes")
     if limit is not None:
         settings["max.message.bytes"] = limit
-    name = file.name if file.is_topic else f"topics of {file.path}"
-    return TopicFacts(name, file.place("min.insync.replicas"), factor, settings)
+    name = file.name if file.is_topic else f"topics of {file.place}"
+    return TopicFacts(name, file.place_of("min.insync.replicas"), factor, settings)
 
 
-def check_broker(file: BrokerFile) -> Iterator[Finding]:
-    if not file.is_embedded:
+def check_broker(file: BrokerSettings) -> Iterator[Finding]:
+    if not file.is_embedded and not file.only_controls:
         yield from _replication(file)
     yield from _elections(file)
     if not file.is_topic:
+        yield from _disk(file)
+    if not file.is_topic and not file.only_controls:
         yield from _cluster(file)
 
 
-def _replication(file: BrokerFile) -> Iterator[Finding]:
+def _replication(file: BrokerSettings) -> Iterator[Finding]:
     name = "replication.factor" if file.is_topic else "default.replication.factor"
     factor, minimum = file.number(name), file.number("min.insync.replicas")
     if factor is not None and 0 < factor < 3:
         yield finding(
             "HF201",
-            file.place(name),
+            file.place_of(name),
             file.said(name),
             fix=Fix("3 replicas; holdfast topics create --replication-factor 3, or a reassignment", "advice"),
         )
@@ -112,7 +138,7 @@ def _replication(file: BrokerFile) -> Iterator[Finding]:
     if minimum == 1:
         yield finding(
             "HF202",
-            file.place("min.insync.replicas"),
+            file.place_of("min.insync.replicas"),
             f"{file.said('min.insync.replicas')} with {file.said(name)}",
             fix=file.set_to("min.insync.replicas", "2"),
             related=("HF209",),
@@ -120,49 +146,81 @@ def _replication(file: BrokerFile) -> Iterator[Finding]:
     elif minimum >= factor:
         yield finding(
             "HF203",
-            file.place("min.insync.replicas"),
+            file.place_of("min.insync.replicas"),
             f"{file.said('min.insync.replicas')} with {file.said(name)}: one broker down stops every write",
             severity=Severity.ERROR if minimum > factor else Severity.WARNING,
             fix=file.set_to("min.insync.replicas", str(max(1, factor - 1))),
         )
 
 
-def _elections(file: BrokerFile) -> Iterator[Finding]:
+def _elections(file: BrokerSettings) -> Iterator[Finding]:
     if file.value("unclean.leader.election.enable") == "true":
         yield finding(
             "HF204",
-            file.place("unclean.leader.election.enable"),
+            file.place_of("unclean.leader.election.enable"),
             file.said("unclean.leader.election.enable"),
             fix=file.set_to("unclean.leader.election.enable", "false"),
         )
     if file.value("holdfast.flush") == "os":
         yield finding(
             "HF205",
-            file.place("holdfast.flush"),
+            file.place_of("holdfast.flush"),
             "holdfast.flush=os: acknowledged before it is on disk, on a single node",
             severity=Severity.WARNING,
             fix=file.set_to("holdfast.flush", "group"),
         )
 
 
-def _cluster(file: BrokerFile) -> Iterator[Finding]:
+def _disk(file: BrokerSettings) -> Iterator[Finding]:
+    """HF212: what the system empties, or what goes with its container."""
+    name = "log.dirs" if "log.dirs" in file.settings or "log.dir" not in file.settings else "log.dir"
+    directories = [each.strip() for each in (file.value(name) or "").split(",") if each.strip()]
+    kept = file.kept or ()
+    lost = [
+        each
+        for each in directories
+        if not any(f"{each}/".startswith(f"{root.rstrip('/')}/") for root in kept)
+    ]
+    if file.kept is None:
+        lost = [each for each in directories if is_temporary(each)]
+        what, severity = "a restart of the machine may empty it", Severity.ERROR
+    else:
+        what, severity = "on no volume: what the broker stores goes with its container", Severity.WARNING
+        if name in file.settings and not directories:
+            return  # a value that is not known
+    if lost or (file.kept is not None and not directories and not kept):
+        yield finding(
+            "HF212",
+            file.place_of(name),
+            f"{file.said(name)}: {what}" if directories else what,
+            severity=severity,
+            fix=Fix(
+                "a volume at the broker's data directory"
+                if file.kept is not None
+                else spelled(file.spelling, name, "/var/lib/kafka"),
+                "advice" if file.kept is not None else "settings",
+            ),
+        )
+
+
+def _cluster(file: BrokerSettings) -> Iterator[Finding]:
     created = file.value("auto.create.topics.enable")
-    if created == "true" and ("auto.create.topics.enable" in file.entries or not file.is_embedded):
+    if created == "true" and ("auto.create.topics.enable" in file.settings or not file.is_embedded):
         yield finding(
             "HF207",
-            file.place("auto.create.topics.enable"),
+            file.place_of("auto.create.topics.enable"),
             file.said("auto.create.topics.enable"),
             fix=file.set_to("auto.create.topics.enable", "false"),
         )
     for name in ("offsets.topic.replication.factor", "transaction.state.log.replication.factor"):
         factor = file.number(name)
         if factor is not None and factor < 3 and not file.is_embedded:
-            yield finding("HF211", file.place(name), file.said(name), fix=file.set_to(name, "3"))
+            yield finding("HF211", file.place_of(name), file.said(name), fix=file.set_to(name, "3"))
     fetched, accepted = file.number("replica.fetch.max.bytes"), file.number("message.max.bytes")
     if fetched is not None and accepted is not None and fetched < accepted:
         yield finding(
             "HF208",
-            file.place("replica.fetch.max.bytes"),
+            file.place_of("replica.fetch.max.bytes"),
             f"{file.said('replica.fetch.max.bytes')} is less than {file.said('message.max.bytes')}: "
             "followers fetch a large message alone, and fall behind",
             severity=Severity.NOTE,

@@ -36,7 +36,7 @@ class _Unknown:
 UNKNOWN: Final = _Unknown()
 """A value that cannot be known without running the program."""
 
-_PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{|^<.*>$|^%\(|^@.*@$")
+_PLACEHOLDER = re.compile(r"\$\{|\$\(|\{\{|^<.*>$|^%\(|^@.*@$|^\$\w")
 _LONG_NAMES_ALIKE = 0.86
 """How alike two names must be to be taken for a slip, where a name of one's own would be legitimate."""
 _NAMES_ALIKE = 0.6
@@ -48,6 +48,25 @@ class Setting:
     """In the client's own spelling."""
     value: Any
     place: Place
+    written: str = ""
+    """As it stands in the file, where something stands around it: `producer.acks`, `CONNECT_PRODUCER_ACKS`."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the value stands there, and is not filled in later from elsewhere."""
+        return not (
+            self.value is UNKNOWN or (isinstance(self.value, str) and _PLACEHOLDER.search(self.value))
+        )
+
+    def __str__(self) -> str:
+        return f"{self.written or self.name}={shown(self.value)}"
+
+
+def spelled(spelling: str, name: str, value: str) -> str:
+    """A setting in a file that writes `producer.{}={}` or `KAFKA_{}: {}`; names of the environment are upper case."""
+    if spelling.format("", "").isupper():
+        name = name.upper().replace("_", "__").replace(".", "_")
+    return spelling.format(name, value)
 
 
 Style = Literal["properties", "yaml", "json", "python", "spring"]
@@ -68,6 +87,8 @@ class ClientSettings:
     """Some of it is not seen (`**more`, an expression): a name that is absent may have been set."""
     also: tuple[Setting, ...] = ()
     """Settings that another name for the same thing overrode."""
+    spelling: str = ""
+    """How a setting is written where the style does not tell: `producer.{}={}`."""
 
     def written(self, name: str) -> bool:
         return name in self.settings
@@ -104,8 +125,7 @@ class ClientSettings:
     def said(self, name: str) -> str:
         """`acks=1` as it is written, or `acks=1, the default of aiokafka`."""
         if name in self.settings:
-            setting = self.settings[name]
-            return f"{setting.name}={shown(setting.value)}"
+            return str(self.settings[name])
         value = self.value(name)
         whose = "of the framework" if name in self.defaults else f"of {self.client.words}"
         return f"{own_name(self.client, name)}={shown(value)} (the default {whose})"
@@ -113,6 +133,8 @@ class ClientSettings:
     def line(self, name: str, value: str) -> str:
         """A setting as it is written in a file of this style."""
         own = own_name(self.client, name)
+        if self.spelling:
+            return spelled(self.spelling, own, value)
         if self.style == "properties":
             return f"{own}={value}"
         if self.style == "spring":
@@ -145,7 +167,7 @@ def shown(value: Any) -> str:
 
 def read_value(name: str, value: Any) -> Any:
     """A written value as the rules compare it; UNKNOWN when it is no value of this setting."""
-    if value is UNKNOWN or (isinstance(value, str) and _PLACEHOLDER.search(value)):
+    if not Setting(name, value, Place()).is_known:
         return UNKNOWN
     kind = KINDS.get(name, "text")
     text = shown(value).strip()
@@ -191,6 +213,7 @@ def make_settings(
     style: Style = "properties",
     defaults: Mapping[str, Any] | None = None,
     open_ended: bool = False,
+    spelling: str = "",
 ) -> ClientSettings:
     """Settings by Kafka's names; of two names for one thing the last counts, and the other is remembered."""
     by_name: dict[str, Setting] = {}
@@ -200,7 +223,9 @@ def make_settings(
         if name in by_name:
             overridden.append(by_name[name])
         by_name[name] = setting
-    return ClientSettings(role, client, place, by_name, defaults or {}, style, open_ended, tuple(overridden))
+    return ClientSettings(
+        role, client, place, by_name, defaults or {}, style, open_ended, tuple(overridden), spelling
+    )
 
 
 def check_names(client: ClientSettings) -> Iterator[Finding]:
@@ -253,15 +278,13 @@ def check_values(client: ClientSettings) -> Iterator[Finding]:
     """Values that no client takes, and the same thing said twice in two ways."""
     for name, setting in client.settings.items():
         kind = KINDS.get(name, "text")
-        if kind == "text" or setting.value is UNKNOWN or setting.value is None:
-            continue
-        if isinstance(setting.value, str) and _PLACEHOLDER.search(setting.value):
+        if kind == "text" or setting.value is None or not setting.is_known:
             continue
         if read_value(name, setting.value) is UNKNOWN:
             yield finding(
                 "HF000",
                 setting.place,
-                f"{setting.name}={shown(setting.value)} is not {_EXPECTED[kind]}",
+                f"{setting} is not {_EXPECTED[kind]}",
                 severity=Severity.ERROR,
             )
     for lost in client.also:
@@ -274,6 +297,5 @@ def check_values(client: ClientSettings) -> Iterator[Finding]:
         yield finding(
             "HF000",
             won.place,
-            f"{won.name}={shown(won.value)} contradicts {lost.name}={shown(lost.value)} at {lost.place}; "
-            "the last one counts",
+            f"{won} contradicts {lost} at {lost.place}; the last one counts",
         )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from holdfast.doctor.broker_files import check_broker, facts, read_broker
-from holdfast.doctor.client_defaults import Client, Role
-from holdfast.doctor.client_settings import ClientSettings
-from holdfast.doctor.combinations import TopicFacts, across_clients, against_topics
+from holdfast.doctor.client_defaults import Client
+from holdfast.doctor.combinations import across_clients, against_topics
+from holdfast.doctor.examined import FilesExamined
 from holdfast.doctor.findings import Examination, Finding
 from holdfast.doctor.pipelines import examine_pipeline
-from holdfast.doctor.properties_files import UnreadableFile, read_clients
 from holdfast.doctor.python_code import examine_code
-from holdfast.doctor.rules import check_settings
+from holdfast.doctor.recognising import AskedAs, examine_file, examine_path
 
 
 @dataclass(frozen=True)
@@ -26,53 +24,32 @@ class Asked:
     code: Sequence[str] = ()
     brokers: Sequence[str] = ()
     client: Client | None = None
+    paths: Sequence[str] = ()
+    """Files and directories of which the doctor finds out for itself what they are."""
 
     @property
     def anything(self) -> bool:
-        return any((self.producers, self.consumers, self.pipelines, self.code, self.brokers))
+        return any((self.producers, self.consumers, self.pipelines, self.code, self.brokers, self.paths))
 
-    def client_files(self) -> Iterator[tuple[str, Role]]:
+    def settings_files(self) -> Iterator[tuple[str, AskedAs]]:
         yield from ((path, "producer") for path in self.producers)
         yield from ((path, "consumer") for path in self.consumers)
-
-
-@dataclass
-class FilesExamined:
-    examination: Examination
-    clients: list[ClientSettings] = field(default_factory=list)
-    """For rules that hold them against a live cluster."""
-    topics: list[TopicFacts] = field(default_factory=list)
+        yield from ((path, "broker") for path in self.brokers)
 
 
 def examine_files(asked: Asked) -> FilesExamined:
     """Each file by itself, then all of them together; a file that cannot be read is a gap, and the rest goes on."""
-    examination = Examination()
-    result = FilesExamined(examination)
-    for path, role in asked.client_files():
-        try:
-            clients = read_clients(path, role, asked.client)
-        except UnreadableFile as error:
-            examination.missed(path, str(error).removeprefix(f"{path}: "))
-            continue
-        for client in clients:
-            examination.examined.append(f"{path} as a {role} of {client.client.words}")
-            examination.add(check_settings(client))
-        result.clients.extend(clients[-1:])
-    for path in asked.brokers:
-        try:
-            broker = read_broker(path)
-        except UnreadableFile as error:
-            examination.missed(path, str(error).removeprefix(f"{path}: "))
-            continue
-        examination.examined.append(f"{path} as settings of {'a topic' if broker.is_topic else 'a broker'}")
-        examination.add(check_broker(broker))
-        result.topics.append(facts(broker))
+    result = FilesExamined()
+    for path in asked.paths:
+        examine_path(path, asked.client, result)
+    for path, asked_as in asked.settings_files():
+        examine_file(path, asked_as, asked.client, result)
     for path in asked.code:
-        result.clients.extend(examine_code(path, examination))
+        examine_code(path, result)
     for path in asked.pipelines:
-        examine_pipeline(path, examination)
-    examination.add(across_clients(result.clients))
-    add_combined(examination, against_topics(result.clients, result.topics))
+        examine_pipeline(path, result.examination)
+    result.examination.add(across_clients(result.clients))
+    add_combined(result.examination, against_topics(result.clients, result.topics))
     return result
 
 

@@ -47,7 +47,7 @@ def examine_pipeline(path: str, examination: Examination) -> None:
         return
     if any(entry.path[0] == "pipeline" for entry in entries):
         _definition(path, examination)
-    elif SPARK_WORDS & {_option_name(entry) for entry in entries}:
+    elif SPARK_WORDS & {option_name(entry) for entry in entries} or entries[0].path[0].startswith("spark"):
         examination.examined.append(f"{path} as options of Spark")
         examination.add(check_options(path, entries))
     else:
@@ -169,13 +169,13 @@ def _examine_function(path: str, step: Step, examination: Examination) -> None:
 # Spark's options
 
 
-def _option_name(entry: Entry) -> str:
+def option_name(entry: Entry) -> str:
     parts = entry.path
     if parts[0].lower() in SOURCE_SECTIONS | SINK_SECTIONS and len(parts) > 1:
         parts = parts[1:]
     if parts[0].lower() in ("options", "option") and len(parts) > 1:
         parts = parts[1:]
-    return ".".join(parts).lower()
+    return ".".join(parts).lower().removeprefix("spark.sql.streaming.")
 
 
 def check_options(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
@@ -183,7 +183,7 @@ def check_options(path: str, entries: Sequence[Entry]) -> Iterator[Finding]:
     sink: Options = {}
     sections = {entry.path[0].lower() for entry in entries if len(entry.path) > 1}
     for entry in entries:
-        name = _option_name(entry)
+        name = option_name(entry)
         option = Option(entry.path[-1], entry.value, Place(path, entry.line))
         if entry.path[0].lower() in SINK_SECTIONS and len(entry.path) > 1:
             sink[name] = option

@@ -1,11 +1,11 @@
-"""Files with client settings: Java properties, dictionaries in YAML and JSON, and Spring's application files.
+"""Reading files of settings, Java properties, YAML and JSON, and client settings that stand in them plainly.
 
+- A file is documents, a document is entries: every value with the path to it and its line. Kinds of files that have a
+  structure of their own (compose, Kubernetes, Connect, Spring) are read from the same entries elsewhere.
 - The role (producer or consumer) is told by the caller; a file with sections `producer` and `consumer` gives the one
   asked for, under what stands beside them.
-- The client is told, or taken from the kind of file: properties and Spring are Java's, a dictionary with dotted names
-  is librdkafka's, one with underscores kafka-python's.
-- Spring's container turns auto-commit off unless the file says otherwise, and writes names with hyphens; everything
-  below `properties` keeps Kafka's names. A document of a profile is read on top of those before it.
+- The client is told, or taken from the kind of file: properties are Java's, a dictionary with dotted names is
+  librdkafka's, one with underscores kafka-python's.
 - What cannot be read raises `UnreadableFile` with the file and the reason; a line number when there is one.
 """
 
@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import yaml
+
 from holdfast.config.properties import parse_properties
-from holdfast.doctor.client_defaults import Client, Role, canonical
-from holdfast.doctor.client_settings import UNKNOWN, ClientSettings, Setting, Style, make_settings
+from holdfast.doctor.client_defaults import Client, Role
+from holdfast.doctor.client_settings import ClientSettings, Setting, Style, make_settings
 from holdfast.doctor.findings import DoctorError, Place
 from holdfast.errors import ConfigError
 
@@ -44,7 +45,13 @@ class Entry:
 
     path: tuple[str, ...]
     value: Any
+    """A scalar, a list of scalars, or an empty dictionary; what holds more is entries of its own."""
     line: int
+    lines: tuple[int, ...] = ()
+    """Those of a list's items."""
+
+
+Documents = list[list[Entry]]
 
 
 def client_named(name: str) -> Client:
@@ -57,19 +64,27 @@ def client_named(name: str) -> Client:
 
 def read_clients(path: str, role: Role, client: Client | None = None) -> list[ClientSettings]:
     """The settings of this role in a file: one, or one for each of Spring's profiles."""
-    text = read_text(path)
-    documents = list(_documents(path, text))
-    if any(_is_spring(entries) for entries in documents):
-        return list(_spring(path, documents, role))
+    from holdfast.doctor.spring_files import is_spring, spring_clients
+
+    documents = read_documents(path)
+    if is_spring(documents):
+        return list(spring_clients(path, documents, role))
+    return [plain_client(path, documents, role, client)]
+
+
+def plain_client(
+    path: str, documents: Documents, role: Role, client: Client | None = None, named: str = ""
+) -> ClientSettings:
+    """The settings of a file that has nothing else in it; `named` tells how it is written."""
     entries = [entry for document in documents for entry in document]
     written = list(_section(entries, role))
-    style: Style = _style(path)
+    style: Style = _style(named or path)
     chosen = client or _guess(style, written)
     names = (".".join(entry.path).removeprefix(TOPIC_SECTION) for entry in written)
     settings = [Setting(name, e.value, Place(path, e.line)) for name, e in zip(names, written, strict=True)]
     if client in (Client.KAFKA_PYTHON, Client.AIOKAFKA) and style == "properties":
         style = "yaml"
-    return [make_settings(role, chosen, Place(path), settings, style=style)]
+    return make_settings(role, chosen, Place(path), settings, style=style)
 
 
 def read_text(path: str) -> str:
@@ -88,9 +103,28 @@ def read_text(path: str) -> str:
         return data.decode("latin-1")
 
 
+def read_documents(path: str) -> Documents:
+    return parse_documents(path, read_text(path))
+
+
+def parse_documents(path: str, text: str, named: str = "") -> Documents:
+    """The documents of a file that say something; how they are written is told by the end of its name."""
+    match _style(named or path):
+        case "yaml":
+            found = list(_yaml_documents(path, text))
+        case "json":
+            found = [_json_document(path, text)]
+        case _:
+            found = [_properties_document(path, text)]
+    found = [document for document in found if document]
+    if not found:
+        raise UnreadableFile(f"{path}: no settings in it")
+    return found
+
+
 def read_entries(path: str) -> list[Entry]:
     """Every value of a file with its path and line, whatever the kind of file."""
-    return [entry for document in _documents(path, read_text(path)) for entry in document]
+    return [entry for document in read_documents(path) for entry in document]
 
 
 def _style(path: str) -> Style:
@@ -107,23 +141,11 @@ def _guess(style: Style, written: Sequence[Entry]) -> Client:
     return Client.KAFKA_PYTHON if underscores else Client.LIBRDKAFKA
 
 
-def _documents(path: str, text: str) -> Iterator[list[Entry]]:
-    match _style(path):
-        case "yaml":
-            yield from _yaml_documents(path, text)
-        case "json":
-            yield _json_document(path, text)
-        case _:
-            yield _properties_document(path, text)
-
-
 def _properties_document(path: str, text: str) -> list[Entry]:
     try:
         properties = parse_properties(text, path)
     except ConfigError as error:
         raise UnreadableFile(str(error)) from error
-    if not properties and text.strip() and not re.search(r"^\s*[#!]", text, re.MULTILINE):
-        raise UnreadableFile(f"{path}: no settings in it")
     earlier = [Entry((name,), _value_at(text, line), line) for name, line, _ in properties.repeated]
     return [*earlier, *(Entry((name,), value, properties.lines[name]) for name, value in properties.items())]
 
@@ -146,163 +168,85 @@ def _json_document(path: str, text: str) -> list[Entry]:
     return list(_walk_json(document, (), text, [0]))
 
 
-def _walk_json(
-    mapping: Mapping[str, Any], path: tuple[str, ...], text: str, cursor: list[int]
-) -> Iterator[Entry]:
+def _walk_json(value: Any, path: tuple[str, ...], text: str, cursor: list[int]) -> Iterator[Entry]:
     """The values in reading order; `cursor` is how far the text has been read, so that lines are the right ones."""
-    for name, value in mapping.items():
-        start = text.find(json.dumps(name, ensure_ascii=False), cursor[0])
-        cursor[0] = start + 1 if start >= 0 else cursor[0]
-        if isinstance(value, Mapping):
-            yield from _walk_json(value, (*path, name), text, cursor)
-        else:
-            yield Entry((*path, name), value, text.count("\n", 0, cursor[0]) + 1)
+    if isinstance(value, Mapping) and (value or not path):
+        for name, inner in value.items():
+            start = text.find(json.dumps(name, ensure_ascii=False), cursor[0])
+            cursor[0] = start + 1 if start >= 0 else cursor[0]
+            yield from _walk_json(inner, (*path, name), text, cursor)
+    elif isinstance(value, list) and any(isinstance(each, (Mapping, list)) for each in value):
+        for index, inner in enumerate(value):
+            yield from _walk_json(inner, (*path, str(index)), text, cursor)
+    else:
+        yield Entry(path, value, text.count("\n", 0, cursor[0]) + 1)
 
 
 def _yaml_documents(path: str, text: str) -> Iterator[list[Entry]]:
-    import yaml
-
     try:
-        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
         for node in nodes:
-            if node is None:
-                continue
-            if not isinstance(node, yaml.MappingNode):
+            if not isinstance(node, yaml.MappingNode) and not _is_null(node):
                 raise UnreadableFile(f"{path}:{node.start_mark.line + 1}: not a dictionary of settings")
-            entries = list(itertools.islice(_walk_yaml(node, (), yaml, set()), ENTRIES_MAX + 1))
+            entries = list(itertools.islice(_walk_yaml(node, (), 0, frozenset()), ENTRIES_MAX + 1))
             if len(entries) > ENTRIES_MAX:
                 raise UnreadableFile(f"{path}: more than {ENTRIES_MAX} values, which no file of settings has")
-            yield entries
+            yield [] if _is_null(node) else entries
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark is not None else path
+        if "{{" in text:
+            raise UnreadableFile(
+                f"{where}: a template: fill it in first (such as helm template), and name what comes out"
+            ) from error
         raise UnreadableFile(f"{where}: not YAML: {error.problem or error.context}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UnreadableFile(f"{path}: not YAML: {error}") from error
 
 
-def _walk_yaml(node: Any, path: tuple[str, ...], yaml: Any, above: set[int]) -> Iterator[Entry]:
+def _is_null(node: Any) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
+
+
+def _walk_yaml(node: Any, path: tuple[str, ...], line: int, above: frozenset[int]) -> Iterator[Entry]:
     if id(node) in above:
         return  # an alias to what it stands in
-    for key, value in node.value:
-        name = str(key.value)
-        if isinstance(value, yaml.MappingNode):
-            if name == "<<":
-                yield from _walk_yaml(value, path, yaml, above | {id(node)})
-            else:
-                yield from _walk_yaml(value, (*path, name), yaml, above | {id(node)})
-        else:
-            yield Entry((*path, name), _plain(value, yaml), key.start_mark.line + 1)
-
-
-def _plain(node: Any, yaml: Any) -> Any:
-    """A scalar, or a list of them; what is nested further is no value of a setting."""
+    above |= {id(node)}
     if isinstance(node, yaml.ScalarNode):
-        return yaml.SafeLoader("").construct_object(node)
-    if all(isinstance(each, yaml.ScalarNode) for each in node.value):
-        return [yaml.SafeLoader("").construct_object(each) for each in node.value]
-    return UNKNOWN
+        yield Entry(path, _scalar(node), line)
+    elif isinstance(node, yaml.SequenceNode):
+        if all(isinstance(each, yaml.ScalarNode) for each in node.value):
+            lines = tuple(each.start_mark.line + 1 for each in node.value)
+            yield Entry(path, [_scalar(each) for each in node.value], line, lines)
+            return
+        for index, each in enumerate(node.value):
+            yield from _walk_yaml(each, (*path, str(index)), each.start_mark.line + 1, above)
+    elif node.value or not path:
+        # What is merged comes first: what stands beside it overrides it.
+        for key, value in sorted(node.value, key=lambda pair: pair[0].value != "<<"):
+            if key.value == "<<":
+                merged = value.value[::-1] if isinstance(value, yaml.SequenceNode) else [value]
+                for each in merged:
+                    yield from _walk_yaml(each, path, line, above)
+            else:
+                yield from _walk_yaml(value, (*path, str(key.value)), key.start_mark.line + 1, above)
+    else:
+        yield Entry(path, {}, line)
+
+
+def _scalar(node: Any) -> Any:
+    return yaml.SafeLoader("").construct_object(node)
+
+
+SECTIONS: Final = ("producer", "consumer", "common")
 
 
 def _section(entries: Sequence[Entry], role: Role) -> Iterator[Entry]:
     """The entries of one role: those of its section and those beside the sections, or all when there are none."""
-    sections = {entry.path[0] for entry in entries if len(entry.path) > 1} & {
-        "producer",
-        "consumer",
-        "common",
-    }
     for entry in entries:
-        first = entry.path[0]
-        if first in sections and len(entry.path) > 1:
+        first, _, rest = ".".join(entry.path).partition(".")
+        if rest and first in SECTIONS:
             if first in (role, "common"):
-                yield Entry(entry.path[1:], entry.value, entry.line)
+                yield replace(entry, path=tuple(rest.split(".")) if len(entry.path) == 1 else entry.path[1:])
         else:
             yield entry
-
-
-# Spring
-
-_SPRING_NAMES: Final[Mapping[str, str]] = {
-    "bootstrap-servers": "bootstrap.servers",
-    "client-id": "client.id",
-    "compression-type": "compression.type",
-    "batch-size": "batch.size",
-    "buffer-memory": "buffer.memory",
-    "enable-auto-commit": "enable.auto.commit",
-    "auto-offset-reset": "auto.offset.reset",
-    "auto-commit-interval": "auto.commit.interval.ms",
-    "fetch-max-wait": "fetch.max.wait.ms",
-    "fetch-min-size": "fetch.min.bytes",
-    "group-id": "group.id",
-    "heartbeat-interval": "heartbeat.interval.ms",
-    "isolation-level": "isolation.level",
-    "max-poll-records": "max.poll.records",
-    "max-poll-interval": "max.poll.interval.ms",
-    "key-serializer": "key.serializer",
-    "value-serializer": "value.serializer",
-    "key-deserializer": "key.deserializer",
-    "value-deserializer": "value.deserializer",
-    "transaction-id-prefix": "transactional.id",
-    "acks": "acks",
-    "retries": "retries",
-}
-_SPRING_OTHERS: Final = frozenset({"bootstrap-servers", "client-id"})
-SPRING_DEFAULTS: Final[Mapping[str, Any]] = {"enable.auto.commit": False}
-"""What the listener container sets where the file says nothing."""
-_DURATION = re.compile(r"(?i)^(\d+)(ms|s|m|h)?$")
-_DATA_SIZE = re.compile(r"(?i)^(\d+)(B|KB|MB|GB)$")
-_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
-_UNITS_BYTES: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
-
-
-def _is_spring(entries: Sequence[Entry]) -> bool:
-    return any(".".join(entry.path).startswith("spring.kafka.") for entry in entries)
-
-
-def _spring(path: str, documents: Sequence[Sequence[Entry]], role: Role) -> Iterator[ClientSettings]:
-    base: list[Entry] = []
-    for entries in documents:
-        profile = any("on-profile" in entry.path[-1] or entry.path[-1] == "profiles" for entry in entries)
-        merged = [*base, *entries]
-        if not profile:
-            base = merged
-        last: dict[str, Setting] = {}
-        for entry in merged:
-            for setting in _spring_setting(path, entry, role):
-                last[canonical(Client.JAVA, setting.name)] = setting
-        if _is_spring(entries):
-            yield make_settings(
-                role, Client.JAVA, Place(path), list(last.values()), style="spring", defaults=SPRING_DEFAULTS
-            )
-
-
-def _spring_setting(path: str, entry: Entry, role: Role) -> Iterator[Setting]:
-    parts = ".".join(entry.path).split(".")
-    if parts[:2] != ["spring", "kafka"]:
-        return
-    parts = parts[2:]
-    if parts and parts[0] == role:
-        parts = parts[1:]
-    elif parts and parts[0] != "properties" and parts[0] != "bootstrap-servers":
-        return
-    if parts and parts[0] == "properties":
-        name = ".".join(parts[1:]).strip("[]")
-        yield Setting(name, entry.value, Place(path, entry.line))
-        return
-    kebab = re.sub(r"(?<=[a-z])([A-Z])", r"-\1", ".".join(parts)).replace("_", "-").lower()
-    known = _SPRING_NAMES.get(kebab)
-    if known is not None:
-        yield Setting(known, _spring_value(known, entry.value), Place(path, entry.line))
-    elif kebab not in _SPRING_OTHERS and not kebab.startswith(("ssl.", "security.")):
-        # Kafka's spelling of what was written: the check of names says what was meant.
-        yield Setting(kebab.replace("-", "."), entry.value, Place(path, entry.line))
-
-
-def _spring_value(name: str, value: Any) -> Any:
-    """Durations and sizes with Spring's units, as the numbers Kafka takes."""
-    text = str(value).strip()
-    if name.endswith(".ms") and (match := _DURATION.match(text)):
-        return int(match[1]) * _UNITS_MS[(match[2] or "ms").lower()]
-    if name.endswith((".size", ".bytes", ".memory")) and (match := _DATA_SIZE.match(text)):
-        return int(match[1]) * _UNITS_BYTES[match[2].lower()]
-    return value

@@ -15,9 +15,10 @@ from typing import Final
 
 from holdfast.doctor.client_defaults import Client, Role
 from holdfast.doctor.client_settings import ClientSettings, Setting, make_settings
+from holdfast.doctor.examined import FilesExamined
 from holdfast.doctor.findings import Examination, Finding, Place
 from holdfast.doctor.properties_files import UnreadableFile, read_text
-from holdfast.doctor.python_names import ModuleNames
+from holdfast.doctor.python_names import ModuleNames, mentions_streams
 from holdfast.doctor.rules import check_settings
 
 CLASSES: Final[dict[str, tuple[Client, Role]]] = {
@@ -32,6 +33,15 @@ CLASSES: Final[dict[str, tuple[Client, Role]]] = {
     "aiokafka.AIOKafkaProducer": (Client.AIOKAFKA, "producer"),
     "aiokafka.AIOKafkaConsumer": (Client.AIOKAFKA, "consumer"),
 }
+LIBRARIES: Final = ("confluent_kafka", "kafka", "aiokafka", "faust", "faststream", "pyspark", "holdfast")
+UNKNOWN_LIBRARIES: Final = (
+    "pykafka",
+    "quixstreams",
+    "bytewax",
+    "pyflink",
+    "apache_beam.io.kafka",
+    "asynckafka",
+)
 SKIPPED_DIRECTORIES: Final = frozenset(
     {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
 )
@@ -77,9 +87,10 @@ class Program:
         return Place(self.file, getattr(node, "lineno", 0), what)
 
 
-def examine_code(path: str, examination: Examination) -> list[ClientSettings]:
-    """A file, or every Python file below a directory; returns the settings found, for rules across files."""
-    clients: list[ClientSettings] = []
+def examine_code(path: str, result: FilesExamined) -> None:
+    """A file, or every Python file below a directory; those without a Kafka client are passed over."""
+    examination = result.examination
+    before = len(examination.examined) + len(examination.gaps)
     for file in python_files(path, examination):
         try:
             program = read_program(file)
@@ -90,10 +101,14 @@ def examine_code(path: str, examination: Examination) -> list[ClientSettings]:
         except RecursionError:
             examination.missed(file, "nested too deeply to be examined")
             continue
-        examination.examined.append(f"{file} as Python code")
+        for library in filter(program.names.imports_from, UNKNOWN_LIBRARIES):
+            examination.missed(file, f"uses {library}, which the doctor does not know", "unsupported")
+        if program.made or mentions_streams(program.names) or any(map(program.names.imports_from, LIBRARIES)):
+            examination.examined.append(f"{file} as Python code")
         examination.add(found)
-        clients.extend(made.settings for made in program.made if not made.settings.open_ended)
-    return clients
+        result.clients.extend(made.settings for made in program.made if not made.settings.open_ended)
+    if len(examination.examined) + len(examination.gaps) == before:
+        examination.missed(path, "no Kafka client in it that the doctor knows", "unsupported")
 
 
 def python_files(path: str, examination: Examination) -> Iterator[str]:

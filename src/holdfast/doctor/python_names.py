@@ -238,6 +238,23 @@ class ModuleNames:
         return [], True
 
 
+def _called_with(names: ModuleNames, node: ast.AST) -> str:
+    """The method that gets a value, empty where it is none."""
+    parent = names.parents.get(node)
+    return parent.func.attr if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) else ""
+
+
+def mentions_streams(names: ModuleNames) -> bool:
+    """Whether streams of Spark are read or written, with an import or without (as in notebooks)."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in ("readStream", "writeStream"))
+        or (
+            isinstance(node, ast.Constant) and node.value == "kafka" and "format" in _called_with(names, node)
+        )
+        for node in ast.walk(names.tree)
+    )
+
+
 def calls_in(node: ast.AST) -> Iterator[ast.Call]:
     return (each for each in ast.walk(node) if isinstance(each, ast.Call))
 

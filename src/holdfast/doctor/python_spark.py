@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
-from holdfast.doctor.python_names import ModuleNames
+from holdfast.doctor.python_names import ModuleNames, mentions_streams
 from holdfast.doctor.spark_options import Option, Options, check_source, is_temporary
 
 Direction = Literal["readStream", "read", "writeStream", "write"]
@@ -33,17 +33,10 @@ class Chain:
 
 
 def check_frameworks(names: ModuleNames) -> Iterator[Finding]:
-    if names.imports_from("pyspark") or _mentions_streams(names):
+    if names.imports_from("pyspark") or mentions_streams(names):
         yield from _check_spark(names)
     if names.imports_from("faststream"):
         yield from _check_faststream(names)
-
-
-def _mentions_streams(names: ModuleNames) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and node.attr in ("readStream", "writeStream")
-        for node in ast.walk(names.tree)
-    )
 
 
 def _check_spark(names: ModuleNames) -> Iterator[Finding]:

@@ -42,11 +42,12 @@ def summary(examination: Examination) -> str:
         for severity in (Severity.ERROR, Severity.WARNING, Severity.NOTE)
         if (count := examination.count(severity))
     ]
-    said = ", ".join(counts) if counts else "nothing found"
+    nothing = "nothing found" if examination.complete else "nothing found in what could be examined"
+    said = ", ".join(counts) if counts else nothing if examination.examined else "nothing was examined"
     if examination.suppressed:
         said += f", {len(examination.suppressed)} suppressed"
-    looked = len(examination.examined)
-    said += f"; {looked} thing{'s' * (looked != 1)} examined"
+    if looked := len(examination.examined):
+        said += f"; {looked} thing{'s' * (looked != 1)} examined"
     if not examination.complete:
         said += f"; INCOMPLETE: {len(examination.gaps)} could not be examined"
     return said

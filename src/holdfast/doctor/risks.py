@@ -182,6 +182,13 @@ _TABLE: Final = (
         "a replicated offsets topic, offsets.retention.minutes longer than the longest pause",
     ),
     Risk(
+        "HF212",
+        "the broker's disk is temporary",
+        "error",
+        "everything the broker stores, when the machine restarts or the container is replaced",
+        "a data directory on a disk, a volume or a claim that stays",
+    ),
+    Risk(
         "HF301",
         "committed before it is handled",
         "error",
@@ -342,5 +349,6 @@ RISKS: Final[Mapping[str, Risk]] = MappingProxyType({risk.id: risk for risk in _
 
 PAGES: Final[frozenset[str]] = frozenset(RISKS) - {"HF000"}
 """Risks whose page is in docs/risks: reports name a page only when there is one."""
-EXPERIMENTS: Final[frozenset[str]] = frozenset(RISKS) - {"HF000"}
-"""Risks that `holdfast lab run` can show: reports name the command only when it works."""
+EXPERIMENTS: Final[frozenset[str]] = frozenset(RISKS) - {"HF000", "HF212"}
+"""Risks that `holdfast lab run` can show: reports name the command only when it works. A directory that is emptied
+needs no showing."""

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import yaml
+
 from holdfast.doctor.findings import (
     DoctorError,
     Examination,
@@ -52,8 +54,6 @@ class Suppression:
 
 def read_suppressions(path: str) -> list[Suppression]:
     """DoctorError, with the entry, for a file that is not as it must be."""
-    import yaml
-
     try:
         document = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:

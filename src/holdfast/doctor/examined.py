@@ -1,0 +1,46 @@
+"""What the files of one examination have told so far: kinds of files add their settings, and the rules judge them.
+
+A setting that a rule looks at and whose value only the running program knows is a gap: that rule was not applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from holdfast.doctor.broker_files import JUDGED, BrokerSettings, check_broker, facts
+from holdfast.doctor.client_defaults import KINDS
+from holdfast.doctor.client_settings import ClientSettings, Setting
+from holdfast.doctor.combinations import TopicFacts
+from holdfast.doctor.findings import Examination
+from holdfast.doctor.rules import check_settings
+
+
+@dataclass
+class FilesExamined:
+    examination: Examination = field(default_factory=Examination)
+    clients: list[ClientSettings] = field(default_factory=list)
+    """For rules that hold them against each other, and against a live cluster."""
+    topics: list[TopicFacts] = field(default_factory=list)
+
+    def client(self, client: ClientSettings, *, combined: bool = True) -> None:
+        """Judge a client; `combined` says whether it is also held against the others."""
+        self.examination.examined.append(f"{client.place} as a {client.role} of {client.client.words}")
+        self.examination.add(check_settings(client))
+        self.unknown(setting for name, setting in client.settings.items() if name in KINDS)
+        if combined:
+            self.clients.append(client)
+
+    def broker(self, broker: BrokerSettings, what: str = "") -> None:
+        what = what or ("a topic" if broker.is_topic else "a broker")
+        self.examination.examined.append(f"{broker.place} as settings of {what}")
+        self.examination.add(check_broker(broker))
+        self.unknown(setting for name, setting in broker.settings.items() if name in JUDGED)
+        self.topics.append(facts(broker))
+
+    def unknown(self, settings: Iterable[Setting]) -> None:
+        for setting in settings:
+            if not setting.is_known:
+                self.examination.missed(
+                    str(setting.place), f"{setting}: the value is filled in elsewhere", "unsupported"
+                )

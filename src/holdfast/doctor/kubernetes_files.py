@@ -1,0 +1,186 @@
+"""Kubernetes resources: containers of pods, ConfigMaps with files in them, and Strimzi's resources.
+
+Strimzi's `Kafka` and `KafkaTopic` are settings of a broker and of a topic, `KafkaConnect` and `KafkaConnector` those
+of a worker and a connector. Resources that have nothing to do with Kafka are passed over; one that has and is not known
+is a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from holdfast.doctor.broker_files import BrokerSettings
+from holdfast.doctor.client_settings import UNKNOWN, Setting
+from holdfast.doctor.connect import examine_program
+from holdfast.doctor.containers import Container, examine_containers
+from holdfast.doctor.examined import FilesExamined
+from holdfast.doctor.findings import Fix, Place, Severity, finding
+from holdfast.doctor.properties_files import Entry
+from holdfast.doctor.trees import Tree, branch, branches, first_line, leaf, settings_of, text
+
+STRIMZI: Final = "kafka.strimzi.io/"
+WITHOUT_SETTINGS: Final = frozenset({"KafkaUser", "KafkaRebalance", "StrimziPodSet"})
+"""Strimzi's resources that say nothing about what is kept."""
+CLIENT_RESOURCES: Final = frozenset({"KafkaBridge"})
+
+
+def is_resource(document: Tree) -> bool:
+    return bool(text(document, "apiVersion") and text(document, "kind"))
+
+
+def examine_resources(path: str, documents: Sequence[Tree], result: FilesExamined) -> int:
+    """How many of them were examined."""
+    resources = [each for document in documents for each in _resources(document)]
+    maps = {
+        text(each, "metadata", "name"): settings_of(branch(each, "data"), path)
+        for each in resources
+        if text(each, "kind") == "ConfigMap"
+    }
+    return sum(_examine(path, each, maps, result) for each in resources)
+
+
+def _resources(document: Tree) -> Iterator[Tree]:
+    if text(document, "kind") == "List":
+        yield from (each for _, each in branches(document, "items"))
+    else:
+        yield document
+
+
+def _examine(
+    path: str, resource: Tree, maps: Mapping[str, Mapping[str, Setting]], result: FilesExamined
+) -> int:
+    kind, version = text(resource, "kind"), text(resource, "apiVersion")
+    place = Place(path, first_line(resource), f"{kind} {text(resource, 'metadata', 'name')}".strip())
+    if version.startswith(STRIMZI):
+        return _strimzi(place, kind, resource, result)
+    if kind == "ConfigMap":
+        return _files_within(place, resource, result)
+    if "kafka" in f"{version} {kind}".lower():
+        result.examination.missed(str(place), f"{version} is not known to the doctor", "unsupported")
+        return 1
+    return examine_containers(_containers(path, place.resource, resource, maps), result)
+
+
+def _files_within(place: Place, resource: Tree, result: FilesExamined) -> int:
+    from holdfast.doctor.recognising import examine_text
+
+    count = 0
+    for name, each in branch(resource, "data").items():
+        if isinstance(each, Entry) and isinstance(each.value, str) and "\n" in each.value:
+            count += examine_text(place.file, name, each.value, each.line, result)
+    return count
+
+
+# Pods
+
+
+def _containers(
+    path: str, owner: str, tree: Tree, maps: Mapping[str, Mapping[str, Setting]], claims: tuple[str, ...] = ()
+) -> Iterator[Container]:
+    """Those of every pod below a branch, wherever the kind of resource has it."""
+    claims += tuple(text(each, "metadata", "name") for _, each in branches(tree, "volumeClaimTemplates"))
+    for name, below in branches(tree):
+        if name != "containers":
+            yield from _containers(path, owner, below, maps, claims)
+            continue
+        gone = {
+            text(volume, "name")
+            for _, volume in branches(tree, "volumes")
+            if "emptyDir" in volume and text(volume, "name") not in claims
+        }
+        for _, each in branches(below):
+            yield _container(path, owner, each, maps, gone)
+
+
+def _container(
+    path: str, owner: str, tree: Tree, maps: Mapping[str, Mapping[str, Setting]], gone: set[str]
+) -> Container:
+    place = Place(path, first_line(tree), owner)
+    container = Container(f"{owner}, container {text(tree, 'name')}", text(tree, "image"), place)
+    container.runs_something_else = "command" in tree or "args" in tree
+    for _, source in branches(tree, "envFrom"):
+        name = text(source, "configMapRef", "name")  # secrets hold passwords, not settings
+        if name in maps:
+            container.environment += maps[name].values()
+        elif name:
+            container.unseen.append(f"ConfigMap {name}, which is not in this file")
+    for _, each in branches(tree, "env"):
+        line = first_line(each)
+        entry = leaf(each, "value")
+        reference = branch(each, "valueFrom", "configMapKeyRef")
+        known = maps.get(text(reference, "name"), {}).get(text(reference, "key"))
+        value = entry.value if entry is not None else known.value if known is not None else UNKNOWN
+        container.environment.append(Setting(text(each, "name"), value, Place(path, line)))
+    for _, mount in branches(tree, "volumeMounts"):
+        if text(mount, "name") not in gone:
+            container.kept.append(text(mount, "mountPath"))
+    return container
+
+
+# Strimzi
+
+
+def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> int:
+    spec = branch(resource, "spec")
+    spelling = "{}: {}"
+    match kind:
+        case "Kafka":
+            config = branch(spec, "kafka", "config")
+            result.broker(BrokerSettings(place, settings_of(config, place.file), spelling=spelling))
+            _nodes(place, branch(spec, "kafka"), result)
+        case "KafkaNodePool":
+            result.examination.examined.append(f"{place} as a pool of brokers")
+            _nodes(place, spec, result)
+        case "KafkaTopic":
+            settings = settings_of(branch(spec, "config"), place.file)
+            if (replicas := leaf(spec, "replicas")) is not None:
+                at = Place(place.file, replicas.line)
+                settings["replication.factor"] = Setting("replication.factor", replicas.value, at, "replicas")
+            name = text(spec, "topicName") or text(resource, "metadata", "name")
+            result.broker(BrokerSettings(place, settings, is_topic=True, name=name, spelling=spelling))
+        case "KafkaConnect":
+            config = branch(spec, "config")
+            examine_program(settings_of(config, place.file), place, result, spelling, "a Connect worker")
+        case "KafkaConnector":
+            settings = settings_of(branch(spec, "config"), place.file)
+            if (named := leaf(spec, "class")) is not None:
+                settings["connector.class"] = Setting("class", named.value, Place(place.file, named.line))
+            examine_program(settings, place, result, spelling, "a connector", "{}.override.")
+        case _ if kind not in WITHOUT_SETTINGS:
+            result.examination.missed(str(place), f"{kind} is not known to the doctor", "unsupported")
+    return 1
+
+
+def _nodes(place: Place, spec: Tree, result: FilesExamined) -> None:
+    """How many brokers there are, and whether their disks stay."""
+    replicas = leaf(spec, "replicas")
+    controls = [each for each in ("broker", "controller") if f"'{each}'" in repr(leaf(spec, "roles"))] == [
+        "controller"
+    ]
+    if replicas is not None and replicas.value in (1, 2) and not controls:
+        result.examination.add(
+            [
+                finding(
+                    "HF201",
+                    Place(place.file, replicas.line, place.resource),
+                    f"replicas: {replicas.value}: no topic can have more copies than there are brokers",
+                    fix=Fix("replicas: 3", "settings"),
+                )
+            ]
+        )
+    storage = [branch(spec, "storage"), *(each for _, each in branches(spec, "storage", "volumes"))]
+    for each in storage:
+        kind = leaf(each, "type")
+        if kind is not None and kind.value == "ephemeral":
+            result.examination.add(
+                [
+                    finding(
+                        "HF212",
+                        Place(place.file, kind.line, place.resource),
+                        "storage of type ephemeral: a pod that is replaced begins with an empty disk",
+                        severity=Severity.ERROR,
+                        fix=Fix("type: persistent-claim, with a size", "settings"),
+                    )
+                ]
+            )
