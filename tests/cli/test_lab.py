@@ -21,7 +21,7 @@ def lab(*arguments: str) -> int:
 def test_the_list_has_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     assert lab("list", "--output", "json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert len(found) == 42
+    assert len(found) == 43
     assert {each["id"]: each["engines"] for each in found}["HF202"] == ["kafka"]
     assert lab("list") == 0
     assert "min.insync.replicas=1" in capsys.readouterr().out

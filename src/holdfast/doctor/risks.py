@@ -349,6 +349,5 @@ RISKS: Final[Mapping[str, Risk]] = MappingProxyType({risk.id: risk for risk in _
 
 PAGES: Final[frozenset[str]] = frozenset(RISKS) - {"HF000"}
 """Risks whose page is in docs/risks: reports name a page only when there is one."""
-EXPERIMENTS: Final[frozenset[str]] = frozenset(RISKS) - {"HF000", "HF212"}
-"""Risks that `holdfast lab run` can show: reports name the command only when it works. A directory that is emptied
-needs no showing."""
+EXPERIMENTS: Final[frozenset[str]] = frozenset(RISKS) - {"HF000"}
+"""Risks that `holdfast lab run` can show: reports name the command only when it works."""

@@ -1,4 +1,4 @@
-"""HF205, HF206, HF210, HF211, HF411: what power and time take, on a disk and a clock of our own.
+"""HF205, HF206, HF210, HF211, HF212, HF411: what power and time take, on a disk and a clock of our own.
 
 The whole broker runs in this process, on a disk that forgets what was not flushed and a clock that is moved: hours
 pass in milliseconds, and one seed decides what the power failure leaves. What the requests say is what real clients
@@ -67,8 +67,8 @@ class Simulated:
         while self.node.worker.run_one():
             self.node.settle()
 
-    def lose_power(self) -> None:
-        self.node = self.node.lose_power()
+    def lose_power(self, meanwhile: Callable[[SimulatedDisk], None] | None = None) -> None:
+        self.node = self.node.lose_power(meanwhile)
         self.client = self.node.connect()
 
     # Clients
@@ -176,6 +176,29 @@ def _make_trouble(broker: Simulated, trouble: str) -> None:
     else:
         disk.capacity_bytes = disk.used_bytes
     broker.lab.fault(trouble)
+
+
+# ---------------------------------------------------------------- HF212: the disk does not stay
+
+RESTARTED: Final = "the machine restarts, and what is temporary begins empty"
+
+
+def hf212(lab: Lab, *, temporary: bool) -> None:
+    lab.plan(RESTARTED, successes=3)
+    broker = Simulated(lab)
+    broker.create()
+    for number in range(lab.random.randint(3, 9)):
+        broker.send(str(number))
+    broker.lose_power(_empty if temporary else None)
+    lab.fault(RESTARTED)
+    if temporary:
+        broker.create()  # whoever sends or reads next makes the topic again
+    broker.scan()
+
+
+def _empty(disk: SimulatedDisk) -> None:
+    disk.remove_tree("/data")
+    disk.prepare("/data")
 
 
 # ---------------------------------------------------------------- HF206: retention
@@ -354,6 +377,17 @@ EXPERIMENTS: Final = (
         "offsets.retention.minutes of an hour, and a group that is away for two",
         "offsets.retention.minutes of a week",
         engines=("holdfast", "kafka"),
+        in_process=True,
+    ),
+    Experiment(
+        "HF212",
+        "the broker's disk is temporary",
+        lambda lab: hf212(lab, temporary=True),
+        lambda lab: hf212(lab, temporary=False),
+        Claim({LOST: 1}),
+        "log.dirs=/tmp/kafka-logs, a container without a volume, ephemeral storage",
+        "a data directory that stays",
+        engines=("holdfast",),
         in_process=True,
     ),
     Experiment(
