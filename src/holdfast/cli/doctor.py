@@ -125,7 +125,8 @@ FixOption: TypeAlias = Annotated[
     help="Find what can lose a message, before it does: in client settings (with the defaults of the client named), "
     "Python code, pipelines, broker settings and deployments, in a live cluster and its groups, and in their "
     "combinations. Reads only, unless --apply is given.\n\nExit codes: 1 findings at or above --fail-on; else 4 if "
-    "anything was not examined, such as a file that is not recognised (each is named); else 0. 2 usage, 3 cannot connect.",
+    "anything was not examined, such as a file that is not recognised (each is named); else 0. 2 usage, 3 cannot "
+    "connect.",
     epilog=examples(
         "holdfast doctor docker-compose.yml k8s src",
         "holdfast doctor --producer producer.properties --consumer consumer.properties",

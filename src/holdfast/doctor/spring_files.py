@@ -44,7 +44,7 @@ SPRING_DEFAULTS: Final[Mapping[str, Any]] = {"enable.auto.commit": False}
 """What the listener container sets where the file says nothing."""
 BINDER: Final = "spring.cloud.stream.kafka.binder."
 BINDER_DEFAULTS: Final[Mapping[str, Any]] = {"acks": "1", "auto.offset.reset": "earliest"}
-"""What the binder of Spring Cloud Stream sets: it asks for the leader's acknowledgement, and groups begin at the start."""
+"""What the binder sets: it waits for the leader alone, and groups begin at the start."""
 _DURATION = re.compile(r"(?i)^(\d+)(ms|s|m|h)?$")
 _DATA_SIZE = re.compile(r"(?i)^(\d+)(B|KB|MB|GB)$")
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
