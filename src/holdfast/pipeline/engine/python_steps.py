@@ -5,6 +5,10 @@ left out (or multiplied, for a step that expands); without, it has as many rows 
 wrapper here gives each returned row the full lineage of the row it came from again, looked up by `_hf` in the batch
 that was handed out: a function cannot invent a row.
 
+A pandas function gets dtypes that keep what Arrow has, by the column's type and never by what a batch holds: whole and
+floating numbers in pandas' nullable dtypes (a null among longs would make floats of them, and NaN is not null), arrays,
+structs and maps in Arrow's. A float that it returns in one of NumPy's dtypes is null where it is NaN, as pandas has it.
+
 What the function raises is told with the step's name and the line of the function it happened in.
 """
 
@@ -140,7 +144,7 @@ def _call(call: Callable[[Any], Any], mode: str, given: pa.RecordBatch) -> pa.Ta
     if mode == "pandas":
         import pandas as pd
 
-        returned = call(given.to_pandas())
+        returned = call(given.to_pandas(types_mapper=_pandas_dtype))
         if not isinstance(returned, pd.DataFrame):
             raise WrongResult(f"returned {type(returned).__name__}, not a DataFrame")
         return pa.Table.from_pandas(returned, preserve_index=False)
@@ -150,6 +154,17 @@ def _call(call: Callable[[Any], Any], mode: str, given: pa.RecordBatch) -> pa.Ta
     if isinstance(returned, pa.Table):
         return returned
     raise WrongResult(f"returned {type(returned).__name__}, not a RecordBatch or Table")
+
+
+def _pandas_dtype(kind: pa.DataType) -> Any:
+    """Where pandas' own choice would change a value, one that does not; otherwise None."""
+    import pandas as pd
+    import pyarrow as pa
+
+    if pa.types.is_signed_integer(kind) or pa.types.is_floating(kind):
+        family = "Int" if pa.types.is_signed_integer(kind) else "Float"
+        return pd.api.types.pandas_dtype(f"{family}{kind.bit_width}")
+    return pd.ArrowDtype(kind) if pa.types.is_nested(kind) else None
 
 
 def _take_back(
