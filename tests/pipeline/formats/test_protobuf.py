@@ -206,6 +206,28 @@ def test_unknown_fields_follow_the_policy() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"\x12\x02\xff\xfe",  # name
+        b"\x1a\x01\xff",  # tags
+        b"\x22\x06\x0a\x01a\x12\x01\xff",  # a map's value
+        b"\x22\x03\x0a\x01\xff",  # a map's key
+        b"\x2a\x05\x0a\x03\xed\xa0\x80",  # a surrogate, in a message
+    ],
+)
+def test_a_text_of_proto2_that_is_not_utf_8_is_an_error_of_its_record(broken: bytes) -> None:
+    schema = """syntax = "proto2"; message M {
+      optional int64 id = 1; optional string name = 2; repeated string tags = 3; map<string, string> by_name = 4;
+      optional N inner = 5; } message N { optional string text = 1; }"""
+    decoder = compile_decoder(Decoding("protobuf", schema=schema, message="M"))
+    columns, errors = decoder.decode(pa.array([b"\x08\x01", broken, b"\x08\x02"], pa.binary()))
+    assert columns[0].to_pylist() == [1, None, 2]
+    first, second, third = errors.to_pylist()
+    assert (first, third) == (None, None)
+    assert "utf" in second.lower()
+
+
 def test_proto2_requires_its_required_fields() -> None:
     text = (
         'package p; message A { required int32 a = 1; optional string b = 2 [default = "x"]; '

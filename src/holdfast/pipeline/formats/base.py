@@ -90,6 +90,10 @@ def _again(decoding: Decoding, prefix: str) -> Decoder:
     return compile_decoder(decoding, prefix=prefix)
 
 
+_NO_ARRAY: Final = (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeError, OverflowError)
+"""What Arrow raises for a value that is not of a column's type."""
+
+
 class RowDecoder(Decoder):
     """A format decoded record by record: `decode_row` returns a value for each column, or raises `Undecodable`."""
 
@@ -110,13 +114,32 @@ class RowDecoder(Decoder):
                     row = self.decode_row(value)
                 except Undecodable as undecodable:
                     error = str(undecodable)
+                except UnicodeError as broken:
+                    error = f"a text is not valid UTF-8: {broken}"
             rows.append(row)
             errors.append(error)
-        cells = list(zip(*rows, strict=True)) if rows else [()] * len(self.columns)
-        columns = [
-            pa.array(column, type=each.type.arrow) for column, each in zip(cells, self.columns, strict=True)
-        ]
+        try:
+            columns = self._arrays(rows)
+        except _NO_ARRAY:
+            for at, row in enumerate(rows):
+                errors[at] = errors[at] or self._unfit(row)
+            columns = self._arrays(
+                [nothing if error else row for row, error in zip(rows, errors, strict=True)]
+            )
         return Decoded(columns, pa.array(errors, type=pa.string()))
+
+    def _arrays(self, rows: Sequence[Sequence[Any]]) -> list[pa.Array]:
+        cells = list(zip(*rows, strict=True)) if rows else [()] * len(self.columns)
+        return [pa.array(cell, type=each.type.arrow) for cell, each in zip(cells, self.columns, strict=True)]
+
+    def _unfit(self, row: Sequence[Any]) -> str | None:
+        """Why a record's values are none of their columns' types: one record must not stop those beside it."""
+        for value, each in zip(row, self.columns, strict=True):
+            try:
+                pa.array([value], type=each.type.arrow)
+            except _NO_ARRAY as error:
+                return f'field "{each.name}": {shown(str(error), 3 * CONTENT_SHOWN_MAX)}'
+        return None
 
 
 def shown(text: str, characters_max: int = CONTENT_SHOWN_MAX) -> str:
