@@ -11,7 +11,7 @@ key, value and headers do not fit is refused with the setting that would let it 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.client.dead_letter_dialects import (
@@ -22,9 +22,11 @@ from holdfast.client.dead_letter_dialects import (
     failure_headers,
     stack_of,
 )
+from holdfast.client.errors import DeliveryFailed
 from holdfast.client.messages import DeadLetter, Message, away_from_home
 from holdfast.client.retry_history import History, without_history
-from holdfast.client.side_topics import Sends, SideTopics, send_smaller
+from holdfast.client.side_topics import TOO_LARGE, Sends, SideTopics, send_smaller
+from holdfast.client.transactional import Output
 
 
 class DeadLetters:
@@ -64,6 +66,50 @@ class DeadLetters:
 
     def close(self) -> None:
         self._topics.close()
+
+
+class OutputLetters:
+    """Dead letters as outputs of transactions.
+
+    Whether one fits its topic is known when the broker has refused it, and the transaction with it: then everything is
+    done again with shorter headers, until a transaction was committed.
+    """
+
+    def __init__(
+        self, group: str, topics: SideTopics, dead_letter_topic: Callable[[str], str], dialect: Dialect
+    ) -> None:
+        self._group = group
+        self._side = topics
+        self._dead_letter_topic = dead_letter_topic
+        self._dialect: Dialect = dialect
+        self._step = 0
+        """How much shorter than they could be the headers are."""
+        self._topics: set[str] = set()
+
+    def compose(self, message: Message, reason: str, error: BaseException, attempts: int) -> list[Output]:
+        """The dead letter of a message, the fullest first; nothing when it is time to stop and its topic unknown."""
+        topic = self._dead_letter_topic(message.topic)
+        count = self._side.partitions(topic, message.topic)
+        self._topics.add(topic)
+        if not count:
+            return []
+        failure = failure_of(message, self._group, reason, error, attempts)
+        partition = message.partition if message.partition < count else None
+        headers = headers_of(message, failure, self._dialect)
+        return [Output(topic, message.value, message.key, each, partition) for each in headers[self._step :]]
+
+    def are_shorter_after(self, refused: DeliveryFailed) -> bool:
+        """Whether it was a dead letter that was refused, and the next attempt is worth it."""
+        if refused.code not in TOO_LARGE or refused.topic not in self._topics or self._step >= 2:
+            return False
+        self._step += 1
+        return True
+
+    def committed(self) -> None:
+        self._step = 0
+
+    def close(self) -> None:
+        self._side.close()
 
 
 def headers_of(message: Message, failure: Failure, dialect: Dialect) -> tuple[Headers, ...]:

@@ -33,8 +33,8 @@ from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
 from holdfast.client.consuming.seeking import is_member, seek
-from holdfast.client.dead_letter_dialects import Dialect, Headers
-from holdfast.client.dead_letters import failure_of, headers_of
+from holdfast.client.dead_letter_dialects import Dialect
+from holdfast.client.dead_letters import OutputLetters
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.failures import Failures
 from holdfast.client.handlers import check_handler, check_outcome, described
@@ -195,52 +195,6 @@ class Companion(Protocol):
         """Partitions were taken away."""
 
 
-class _Letters:
-    """Dead letters of a processor, as outputs of its transactions.
-
-    Whether one fits its topic is known when the broker has refused it, and the transaction with it: then everything is
-    done again with shorter headers, until a transaction was committed.
-    """
-
-    def __init__(self, processor: Processor) -> None:
-        self._processor = processor
-        self._side = SideTopics(
-            processor._bootstrap,
-            processor._consumer_settings,
-            create=processor._create_topics,
-            is_wanted=lambda: not processor.is_stopping,
-        )
-        self._step = 0
-        """How much shorter than they could be the headers are."""
-        self._topics: set[str] = set()
-
-    def compose(self, message: Message, reason: str, error: BaseException, attempts: int) -> list[Output]:
-        """The dead letter of a message, the fullest first; nothing when it is time to stop and its topic unknown."""
-        processor = self._processor
-        topic = processor._dead_letter_topic(message.topic)
-        count = self._side.partitions(topic, message.topic)
-        self._topics.add(topic)
-        failure = failure_of(message, processor._group, reason, error, attempts)
-        partition = message.partition if message.partition < count else None
-        headers: Sequence[Headers] = headers_of(message, failure, processor._dead_letter_dialect)
-        if not count:
-            return []
-        return [Output(topic, message.value, message.key, each, partition) for each in headers[self._step :]]
-
-    def are_shorter_after(self, refused: DeliveryFailed) -> bool:
-        """Whether it was a dead letter that was refused, and the next attempt is worth it."""
-        if refused.code not in TOO_LARGE or refused.topic not in self._topics or self._step >= 2:
-            return False
-        self._step += 1
-        return True
-
-    def committed(self) -> None:
-        self._step = 0
-
-    def close(self) -> None:
-        self._side.close()
-
-
 class _Running:
     """One run: a consumer and a transactional producer, on one thread.
 
@@ -275,7 +229,17 @@ class _Running:
         self._held: dict[PartitionKey, tuple[Message, float]] = {}
         """Messages that the transform failed on, and when each is tried again; their partitions are paused."""
         self._failures = None if processor._retry is None else Failures(processor._retry)
-        self._letters = _Letters(processor)
+        self._letters = OutputLetters(
+            processor._group,
+            SideTopics(
+                processor._bootstrap,
+                settings,
+                create=processor._create_topics,
+                is_wanted=lambda: not processor.is_stopping,
+            ),
+            processor._dead_letter_topic,
+            processor._dead_letter_dialect,
+        )
         self._taken = 0
         self._began = 0.0
         self._error: BaseException | None = None
