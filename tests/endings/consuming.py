@@ -7,7 +7,6 @@ signal), or in the handler (an exception, an exit, a fork), for which a last mes
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import sys
@@ -218,14 +217,10 @@ def daemon_use(member: Member) -> None:
 
 
 def fork_idle(member: Member) -> None:
-    """As a pool of processes does it: the child leaves by `os._exit`."""
+    """A handler forks; the child ends, through whatever frames of ours it has inherited."""
 
     def fork() -> None:
-        child = multiprocessing.get_context("fork").Process(target=int)
-        child.start()
-        child.join(WAIT_SECONDS_MAX)
-        with open(member.job.path("child"), "w") as note:
-            note.write(str(-9 if child.exitcode is None else child.exitcode))
+        in_child(member.job, lambda: None)
         member.stop()
 
     in_handler(member, fork)

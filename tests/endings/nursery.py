@@ -36,7 +36,6 @@ LOADED: Final = (
     "holdfast.client.direct",
     "holdfast.client.spool.sender",
     "holdfast.client.spool.transactional",
-    "multiprocessing.popen_fork",
     "tests.endings.consuming",
     "tests.endings.producing",
     "tests.endings.producing_async",

@@ -12,7 +12,17 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tests.endings.producing import CHILD, LARGE, SENT_MAX, is_stored, replace, run_other, settings, value_of
+from tests.endings.producing import (
+    CHILD,
+    LARGE,
+    SENT_MAX,
+    TIMEOUT_MS,
+    is_stored,
+    replace,
+    run_other,
+    settings,
+    value_of,
+)
 from tests.endings.scene import (
     MESSAGES,
     WAIT_SECONDS_MAX,
@@ -38,9 +48,14 @@ class Use:
         self._next = 0
         self._is_over = False
         self._client: Any = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         bootstrap, config, options = settings(self.job)
+        if self.job.under_way == "in-flight":
+            # What is behind these waits in line for room.
+            config["queue.buffering.max.messages"] = MESSAGES - 2
+            options["send_timeout"] = TIMEOUT_MS / 1000
         self._client = AsyncProducer(bootstrap, config=config, **options)
         keep(self._client)
         await self._client.start()
@@ -92,15 +107,12 @@ class Use:
             await self._client.flush(WAIT_SECONDS_MAX)
         while not self._is_over:
             await asyncio.sleep(0.01)
+        if self._closing is not None:
+            await self._closing
 
     def close_by_signal(self) -> None:
-        async def close() -> None:
-            try:
-                await self.close()
-            finally:
-                self._is_over = True
-
-        keep(asyncio.get_running_loop().create_task(close()))
+        self._is_over = True
+        self._closing = asyncio.get_running_loop().create_task(self.close())
 
 
 async def ends_in_block(use: Use, end: Callable[[], None]) -> None:

@@ -19,6 +19,7 @@ up on becomes a dead letter in the very transaction that moves the position past
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -37,6 +38,7 @@ from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dead_letters import OutputLetters
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.failures import Failures
+from holdfast.client.forks import end_if_forked
 from holdfast.client.handlers import check_handler, check_outcome, described
 from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.retries import Again, RetryPolicy
@@ -203,6 +205,7 @@ class _Running:
 
     def __init__(self, processor: Processor, transform: Transform, companion: Companion | None) -> None:
         self._processor = processor
+        self._pid = os.getpid()
         self._transform = transform
         self._companion = companion
         settings = processor._consumer_settings
@@ -255,6 +258,9 @@ class _Running:
                 self._turn()
             if self._error is None:
                 self._commit()
+        except BaseException as error:
+            end_if_forked(self._pid, error)
+            raise
         finally:
             # An exception, raised or noted, takes back what is open, before leaving hands the partitions on.
             try:

@@ -7,6 +7,7 @@ to it through thread-safe queues only.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.consuming.runs import Order, Reports, Run, split
 from holdfast.client.consuming.tracker import PartitionTracker
+from holdfast.client.forks import end_if_forked
 from holdfast.client.messages import Fields
 
 
@@ -30,6 +32,7 @@ class Coroutines:
         self._run_max = run_max
         self._carry_out = carry_out
         self._reports = reports
+        self._pid = os.getpid()
         self._queues: list[asyncio.Queue[Run | None]] = [
             asyncio.Queue() for _ in range(1 if order == "none" else count)
         ]
@@ -93,6 +96,7 @@ class Coroutines:
                     f"{run.tracker!r}: the handler was cancelled, which finishes nothing"
                 )
             except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer must hear of it and stop
+                end_if_forked(self._pid, error)
                 run.error = error
             self._reports.add(run)
             self._current[at] = None

@@ -7,6 +7,7 @@ member, it does not begin any more.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import TypeAlias
 
 from holdfast.client.consuming.runs import Order, Reports, Run, split
 from holdfast.client.consuming.tracker import PartitionTracker
+from holdfast.client.forks import end_if_forked
 from holdfast.client.messages import Fields
 
 CarryOut: TypeAlias = Callable[[Run], None]
@@ -26,6 +28,7 @@ class Workers:
         self._order = order
         self._carry_out = carry_out
         self._reports = reports
+        self._pid = os.getpid()
         lanes = 1 if order == "none" else count
         self._run_max = run_max
         self._queues: list[SimpleQueue[Run | None]] = [SimpleQueue() for _ in range(lanes)]
@@ -64,6 +67,7 @@ class Workers:
             try:
                 self._carry_out(run)
             except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer must hear of it and stop
+                end_if_forked(self._pid, error)
                 run.error = error
             self._reports.add(run)
             self._current[at] = None

@@ -23,6 +23,7 @@ between the two sets it aside a second time.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -50,6 +51,7 @@ from holdfast.client.database.store import (
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.errors import ClientError
 from holdfast.client.failures import Failures
+from holdfast.client.forks import end_if_forked
 from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
 from holdfast.client.messages import Message, from_raw
 from holdfast.client.retries import Again, RetryPolicy
@@ -184,7 +186,16 @@ class DatabaseSink:
         """Whether an error tells of the connection or of other transactions, and not of what was handed over."""
         return isinstance(error, self._database.errors) and self._database.judge(error) is not Trouble.FAILED
 
-    def _run(self, work: BatchHandler) -> None:
+    def _run(self, handler: BatchHandler) -> None:
+        pid = os.getpid()
+
+        def work(batch: Sequence[Message], connection: Any) -> None:
+            try:
+                handler(batch, connection)
+            except BaseException as error:
+                end_if_forked(pid, error)
+                raise
+
         if self._is_running:
             raise UsageError("this sink is running: one run at a time")
         self._is_running = True
