@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import KafkaError
 
-from holdfast.client import exit_guard
+from holdfast.client import direct, exit_guard
 from holdfast.client.delivery import FAILURES_KEPT_MAX, Delivery
 from holdfast.client.direct import BEHIND_SHARE, DirectSender, evenly
-from holdfast.client.errors import DeliveryFailed, SendTimeout
+from holdfast.client.errors import NAMED_MAX, DeliveryFailed, SendTimeout
 from holdfast.client.producer import Producer
 from holdfast.errors import ConfigError, UsageError
 from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
@@ -30,7 +30,7 @@ def cluster() -> FakeCluster:
 def sender(cluster: FakeCluster) -> Iterator[DirectSender]:
     made = DirectSender(SETTINGS, make=cluster.make)
     yield made
-    if not made._is_closed:
+    if not made._is_closing:
         made.close()
 
 
@@ -56,29 +56,26 @@ def test_every_delivery_is_settled_without_anybody_polling(
     assert sender.flush(0) == 0
 
 
-def test_a_sender_hears_of_a_batch_in_pieces_and_of_every_message_once_and_in_order(
-    sender: DirectSender, cluster: FakeCluster
+def test_a_fast_sender_hears_of_a_batch_in_pieces_and_of_every_message_once_and_in_order(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.hold_reports()
+    monkeypatch.setattr(direct, "TURN_SECONDS", 0.0)
+    with monkeypatch.context() as patch:
+        # Its thread does not run yet.
+        patch.setattr(threading.Thread, "start", lambda thread: None)
+        sender = DirectSender(SETTINGS, make=cluster.make)
     called: list[int] = []
     for number in range(900):
         send(sender, b"%d" % number).then(lambda delivery: called.append(delivery.wait(0).offset))
-    # From here on nobody but this thread serves.
-    sender._is_closed = True
-    sender._wake.set()
-    sender._poller.join()
-    cluster.release_reports()
-    for _ in range(100):
-        send(sender, b"more")
-    sender._attended_at = sender._sent - 100
-    sender._is_fast = True
-    expected = evenly(100) + sender.left // BEHIND_SHARE
-    sender._attend()
+    sender._turn_at = sender._sent - 300
+    expected = evenly(300) + sender.left // BEHIND_SHARE
+    sender._take_turn(0)
     assert len(called) == expected < 900
+    sender._thread.start()
     assert sender.flush(30) == 0
     assert called == list(range(900))
-    assert sender.delivered == 1000
-    sender._is_closed = False
+    assert sender.delivered == 900
+    sender.close()
 
 
 def test_whoever_holds_a_delivery_does_not_hold_the_value() -> None:
@@ -180,11 +177,11 @@ def test_many_failures_are_counted_and_the_first_are_named(
     sender: DirectSender, cluster: FakeCluster
 ) -> None:
     cluster.refuse(refuse_all)
-    for number in range(FAILURES_KEPT_MAX + 10):
+    for number in range(FAILURES_KEPT_MAX + 20):
         send(sender, b"%d" % number)
     sender.flush(30)
     left = sender.close()
-    assert (left.total, len(left.named)) == (FAILURES_KEPT_MAX + 10, FAILURES_KEPT_MAX)
+    assert (left.total, len(left.named)) == (FAILURES_KEPT_MAX + 20, FAILURES_KEPT_MAX + NAMED_MAX)
 
 
 def test_a_producer_that_is_dropped_is_still_watched() -> None:

@@ -80,7 +80,7 @@ def open_sender(
     files.mend()
     cluster.is_refusing = False
     for sender in opened:
-        if not sender._is_closed:
+        if not sender._is_closing:
             sender.close()
 
 

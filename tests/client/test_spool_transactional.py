@@ -60,7 +60,7 @@ def open_sender(
 
     yield open_one
     for sender in opened:
-        if not sender._is_closed:
+        if not sender._is_closing:
             sender.close()
 
 

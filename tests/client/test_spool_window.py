@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.client.delivery import Waiting
-from holdfast.client.spool.format import MOVED, PartitionKey
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.format import MOVED, Message, PartitionKey
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
 from holdfast.client.spool.progress import NOTHING, Progress
 from holdfast.client.spool.window import Window
 
@@ -24,7 +24,7 @@ def group_of(partitions: list[int], start: int, counters: dict[PartitionKey, int
     group.bytes = 10 * len(partitions)
     for partition in partitions:
         where = ("orders", partition)
-        item = SpooledDelivery(WAITING, "orders", partition, None, b"x", (), -1)
+        item = make_item(Message("orders", partition, None, b"x", (), -1, -1), WAITING)
         item.sequence = counters.get(where, 0)
         counters[where] = group.following[where] = item.sequence + 1
         item.group = group

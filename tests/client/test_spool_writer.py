@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.client.errors import NotStored
+from holdfast.client.spool.format import UNDECIDED, Message
+from holdfast.client.spool.groups import make_item
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolFailed
 from holdfast.errors import UsageError
@@ -70,20 +72,6 @@ def test_what_no_spool_can_hold_is_refused_when_it_is_sent_and_others_go_on(
     assert cluster.values("orders") == [b"good", b"good"]
 
 
-def test_the_shorter_way_leaves_everything_unusual_to_the_other(sender: SpooledSender) -> None:
-    sender.send("orders", None, None, b"known", (), -1, 30.0).wait(30)
-    passed_on: list[Any] = []
-
-    def otherwise(topic: str, value: Any, **named: Any) -> Any:
-        passed_on.append((value, named["timestamp_ms"]))
-
-    send: Callable[..., Any] = sender.method(otherwise, 30.0)
-    send("orders", b"x", timestamp_ms=2**63)
-    send("orders", "text")
-    send("orders", b"usual").wait(30)
-    assert passed_on == [(b"x", 2**63), ("text", -1)]
-
-
 class SlowQueue(deque[Any]):
     """Whoever looks at all of it is overtaken by one more message, once."""
 
@@ -121,7 +109,7 @@ def test_a_message_handed_over_while_the_thread_that_writes_fails_is_refused_lik
     taken = sender.send("orders", None, None, b"taken", (), -1, 30.0)
     wait_until(lambda: writer._writing is not None, "it is being written")
     queue = SlowQueue()
-    queue.late = late = type(taken)(sender._waiting, "orders", None, None, b"late", (), -1)  # type: ignore[call-arg]
+    queue.late = late = make_item(Message("orders", UNDECIDED, None, b"late", (), -1, -1), sender._waiting)
     writer._handed = queue
     waiting = sender.send("orders", None, None, b"waiting", (), -1, 30.0)
     is_going_on.set()

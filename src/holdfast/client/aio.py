@@ -12,6 +12,7 @@ or its time has passed; awaiting any of them is what slows the sender down, and 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from pathlib import Path
@@ -31,6 +32,7 @@ from holdfast.client.producer import (
     HeadersLike,
     Producer,
     as_headers,
+    note_left_behind,
 )
 from holdfast.client.serializers import Serializer, as_bytes
 from holdfast.client.spool.store import SpoolFull
@@ -132,6 +134,7 @@ class AsyncProducer:
         )
         self._send_timeout = send_timeout
         self._producer: Producer | None = None
+        self._starting: asyncio.Task[Producer] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._line: deque[_InLine] = deque()
         self._line_task: asyncio.Task[None] | None = None
@@ -139,7 +142,7 @@ class AsyncProducer:
         self._refused: dict[AsyncDelivery, BaseException] = {}
         """What got no room, as long as nobody was told."""
         self._closing: asyncio.Task[None] | None = None
-        self._left: UndeliveredMessages | None = None
+        self._left: ClientError | None = None
         """What closing left behind, as long as nobody was told."""
         self._waiting: dict[Delivery, set[asyncio.Future[None]]] = {}
         """Futures of those who await something."""
@@ -153,7 +156,14 @@ class AsyncProducer:
         """Open the spool and the producer; `async with` does it by itself."""
         if self._producer is None:
             self._loop = asyncio.get_running_loop()
-            self._producer = await asyncio.to_thread(self._make)
+            if self._starting is None or self._starting.cancelled():
+                # One producer, however many start it, and though the first of them gives up waiting.
+                self._starting = self._loop.create_task(asyncio.to_thread(self._make))
+            try:
+                self._producer = await asyncio.shield(self._starting)
+            except Exception:
+                self._starting = None
+                raise
             exit_guard.watch(self)
         return self
 
@@ -164,34 +174,46 @@ class AsyncProducer:
         """
         if self._producer is None:
             return
-        if self._closing is None:
+        if self._closing is None or self._closing.cancelled():
             self._closing = asyncio.get_running_loop().create_task(self._close(self._producer, timeout))
         await asyncio.shield(self._closing)
         exit_guard.unwatch(self)
         refused = self._take_refused()
         left, self._left = self._left, None
-        if refused or left is not None:
-            undelivered = [] if left is None else left.messages
-            raise UndeliveredMessages(
-                [*refused, *undelivered], len(refused) + (0 if left is None else left.count)
-            )
+        if isinstance(left, UndeliveredMessages):
+            raise UndeliveredMessages([*refused, *left.messages], len(refused) + left.count)
+        if refused:
+            raise UndeliveredMessages(refused) from left
+        if left is not None:
+            raise left
 
     async def _close(self, producer: Producer, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
         while self._line and self._line_task is not None:
-            await asyncio.wait((self._line_task,))
+            _, late = await asyncio.wait((self._line_task,), timeout=_left(deadline))
+            if late:
+                self._line_task.cancel()
+                await asyncio.wait((self._line_task,))
 
         def end() -> None:
             # Noted by the thread itself: the event loop may not be there any more when it ends.
             try:
-                producer.close(timeout)
-            except UndeliveredMessages as left:
+                producer.close(_left(deadline))
+            except ClientError as left:
                 self._left = left
 
         await asyncio.to_thread(end)
 
     def abandon(self, timeout: float) -> int:
         """The program ends; returns how many messages are lost that the producer behind us does not know of."""
-        return len(self._line) + len(self._refused) + (0 if self._left is None else self._left.count)
+        left = 0 if self._left is None else getattr(self._left, "count", 1)
+        return len(self._line) + len(self._refused) + left
+
+    def orphan(self) -> None:
+        """The producer behind us refuses; what stands in line is the parent's."""
+        self._line.clear()
+        self._refused.clear()
+        self._left = None
 
     async def __aenter__(self) -> AsyncProducer:
         return await self.start()
@@ -204,7 +226,7 @@ class AsyncProducer:
         except ClientError as left_behind:
             if error is None:
                 raise
-            error.add_note(str(left_behind))
+            note_left_behind(error, left_behind)
 
     # Sending
 
@@ -250,9 +272,10 @@ class AsyncProducer:
         """Wait until everything sent so far is delivered or refused, or the time has passed; and say which."""
         if self._producer is None:
             raise UsageError("an AsyncProducer is used in `async with`, or after `await producer.start()`")
+        deadline = None if timeout is None else time.monotonic() + timeout
         if self._line_task is not None:
             await asyncio.wait((self._line_task,), timeout=timeout)
-        report = await asyncio.to_thread(self._producer.flush, timeout)
+        report = await asyncio.to_thread(self._producer.flush, _left(deadline))
         refused = self._take_refused()
         return report._replace(
             refused=[*refused, *report.refused],
@@ -358,6 +381,10 @@ class AsyncProducer:
             for future in list(awaited):
                 if not future.done():
                     future.set_result(None)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _as_undelivered(delivery: AsyncDelivery, error: BaseException) -> Undelivered:

@@ -4,19 +4,25 @@
 process; without a spool it never comes by itself. *Delivered* means that the broker has acknowledged it: its topic,
 partition and offset are known; or that it failed for good, and why.
 
-A delivery is settled once, by the thread that hears of it; waiting and calling back are safe from any thread. A failure
-that nobody was told of, by a callback or by waiting, is named when the producer is closed.
+A delivery is settled once, by a thread of the producer; waiting and calling back are safe from any thread, and leave
+nothing locked when a signal handler interrupts them. A failure that nobody was told of, by a callback or by waiting, is
+named when the producer is closed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from threading import Condition, Lock
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import get_ident
 from time import monotonic
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from holdfast.client.errors import ClientError, DeliveryFailed, Undelivered
+from holdfast.client import exit_guard
+from holdfast.client.bell import Bell
+from holdfast.client.errors import NAMED_MAX, ClientError, DeliveryFailed, Undelivered
+from holdfast.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -30,78 +36,76 @@ class Delivered(NamedTuple):
     timestamp_ms: int
 
 
-SERVE_SECONDS: Final = 0.05
-"""How long one serving of reports lasts at most before the outcome is looked at again."""
-HANDOVER_SECONDS: Final = 0.01
 FAILURES_KEPT_MAX: Final = 1000
-"""How many failures that nobody was told of are kept by name; more are counted."""
+"""How many failures that nobody was told of are kept with their deliveries; some more by name, the rest are counted."""
 
 Callback = Callable[["Delivery"], None]
-Serve = Callable[[float], object]
 
 
 class Waiting:
-    """Those who wait for any delivery of one producer: one lock for all of them, taken only when somebody waits.
+    """Those who wait for any delivery of one producer, and the threads of ours that wake them."""
 
-    With `serve`, a function that brings reports for so many seconds, one thread at a time serves: a report that two
-    wait for goes to one of them, and the other would sleep on.
-    """
+    __slots__ = ("_sleepers", "kept", "on_stop", "orphaned", "stopped", "threads")
 
-    __slots__ = ("_serve", "_serving", "condition", "count", "kept", "on_stop", "stopped")
-
-    def __init__(self, serve: Serve | None = None) -> None:
-        self.condition = Condition()
-        self.count = 0
-        self._serve = serve
-        self._serving = Lock()
+    def __init__(self) -> None:
+        self._sleepers: list[Bell] = []
+        self.threads: set[int] = set()
+        """Those that settle deliveries, and call back: they cannot wait for themselves."""
         self.kept: set[Delivery] = set()
         """Deliveries that somebody must be called back about, whether or not anybody holds them."""
         self.stopped: ClientError | None = None
         """Why nothing more will be delivered, once that is so."""
         self.on_stop: list[Callable[[ClientError], None]] = []
         """Whom to tell, when it is."""
+        self.orphaned: ClientError | None = None
+        """Why nobody can wait here, in a process that was forked: it has no threads of ours."""
 
-    def serve_with(self, serve: Serve) -> None:
-        """From now on those who wait for reports bring them with this."""
-        self._serve = serve
-
-    def wait(self, is_over: Callable[[], bool], timeout: float | None, *, reports: bool = True) -> bool:
-        """Wait until `is_over`, which others bring about; false when the time has passed first.
-
-        Whether it is `reports` that bring it about: then whoever waits serves them.
-        """
-        deadline = None if timeout is None else monotonic() + timeout
-        with self.condition:
-            self.count += 1
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """This thread settles deliveries, and calls back."""
+        self.threads.add(get_ident())
         try:
+            yield
+        finally:
+            self.threads.discard(get_ident())  # another thread may get this number
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this code runs in a thread that settles deliveries."""
+        return get_ident() in self.threads
+
+    def check_thread(self) -> None:
+        """Refuse what would wait for the thread that it is called in."""
+        if self.is_ours:
+            raise UsageError(
+                "a delivery callback cannot wait for deliveries, nor flush or close the producer: it runs in the "
+                "thread that delivers. Let another thread do it"
+            )
+
+    @property
+    def is_awaited(self) -> bool:
+        return bool(self._sleepers)
+
+    def wait(self, is_over: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait until `is_over`, which threads of ours bring about; false when the time has passed first."""
+        if is_over():
+            return True
+        if self.orphaned is not None:
+            raise self.orphaned
+        if timeout != 0:
+            self.check_thread()
+        deadline = None if timeout is None else monotonic() + timeout
+        bell = Bell()
+        self._sleepers.append(bell)
+        try:
+            # Looked at again when the bell is known: whoever changes something rings afterwards.
             while not is_over():
                 left = None if deadline is None else deadline - monotonic()
                 if left is not None and left <= 0:
                     return False
-                seconds = SERVE_SECONDS if left is None else min(left, SERVE_SECONDS)
-                if not reports or not self.serve(seconds):
-                    self._sleep(is_over, left, reports=reports)
+                bell.wait(left)
         finally:
-            with self.condition:
-                self.count -= 1
-        return True
-
-    def _sleep(self, is_over: Callable[[], bool], left: float | None, *, reports: bool) -> None:
-        if reports and self._serve is not None:
-            # Whoever serves now may stop.
-            left = HANDOVER_SECONDS if left is None else min(left, HANDOVER_SECONDS)
-        with self.condition:
-            self.condition.wait_for(is_over, left)
-
-    def serve(self, seconds: float) -> bool:
-        """Bring reports, unless there is nothing to serve with or another thread does it already."""
-        if self._serve is None or not self._serving.acquire(blocking=False):
-            return False
-        try:
-            self._serve(seconds)
-        finally:
-            self._serving.release()
-        self.wake()
+            self._sleepers.remove(bell)
         return True
 
     def stop(self, why: ClientError) -> None:
@@ -113,10 +117,9 @@ class Waiting:
             tell(why)
 
     def wake(self) -> None:
-        # Read without the lock: whoever begins to wait looks at the outcome after it has counted itself.
-        if self.count:
-            with self.condition:
-                self.condition.notify_all()
+        if self._sleepers:
+            for bell in self._sleepers.copy():
+                bell.ring()
 
 
 class _Hooks:
@@ -125,29 +128,35 @@ class _Hooks:
     __slots__ = ("callbacks", "is_told", "stored_callbacks")
 
     def __init__(self) -> None:
-        self.callbacks: tuple[Callback, ...] = ()
-        self.stored_callbacks: tuple[Callback, ...] = ()
+        self.callbacks: deque[Callback] = deque()
+        self.stored_callbacks: deque[Callback] = deque()
         self.is_told = False
 
 
+_first_hooks: dict[Delivery, _Hooks] = {}
+"""Of deliveries that are getting theirs now: when several threads give them at once, all use the same."""
+
+
 class Delivery:
-    """One message on its way."""
+    """One message on its way.
+
+    There is no `__init__`: the one place that makes deliveries of a kind sets all that there is to them.
+    """
 
     __slots__ = ("__weakref__", "_hooks", "_place", "_waiting", "error", "key", "partition", "topic")
 
-    def __init__(self, waiting: Waiting, topic: str, partition: int | None, key: bytes | None) -> None:
-        self._waiting = waiting
-        self.topic = topic
-        self.partition = partition
-        """The partition asked for or chosen; None as long as nobody has chosen."""
-        self.key = key
-        self.error: ClientError | None = None
-        """Why it will not arrive, once that is so."""
-        self._place: Any = None
-        """Partition, offset and timestamp, once the broker has acknowledged the message; or the report that has them,
-        without the value: to ask it costs more than to keep it, and few want to know. Of a spooled message, which has
-        the others elsewhere, the offset."""
-        self._hooks: _Hooks | None = None
+    _waiting: Waiting
+    topic: str
+    partition: int | None
+    """The partition asked for or chosen; None as long as nobody has chosen."""
+    key: bytes | None
+    error: ClientError | None
+    """Why it will not arrive, once that is so."""
+    _place: Any
+    """Partition, offset and timestamp, once the broker has acknowledged the message; or the report that has them,
+    without the value: to ask it costs more than to keep it, and few want to know. Of a spooled message, which has the
+    others elsewhere, the offset."""
+    _hooks: _Hooks | None
 
     def __repr__(self) -> str:
         state = self.delivered or self.error or ("stored" if self.is_stored else "under way")
@@ -162,9 +171,6 @@ class Delivery:
         if place.__class__ is not tuple:
             place = (place.partition(), place.offset(), place.timestamp()[1])
         return Delivered(self.topic, *place)
-
-    has_spool = False
-    """Whether a spool tells when the message is stored, before any report."""
 
     @property
     def is_stored(self) -> bool:
@@ -183,7 +189,7 @@ class Delivery:
     def wait_stored(self, timeout: float | None = None) -> None:
         """Return when the message is on this machine's disk, or is already delivered; raise if it will be neither."""
         if not self.is_stored and not self.is_settled:
-            self._waiting.wait(lambda: self.is_stored or self.is_settled, timeout, reports=not self.has_spool)
+            self._waiting.wait(lambda: self.is_stored or self.is_settled, timeout)
         self._raise_failure()
         if not self.is_stored and not self.is_acknowledged:
             raise TimeoutError(f"the message for {self.topic} was not stored within {timeout} s")
@@ -203,25 +209,22 @@ class Delivery:
 
     def _raise_failure(self) -> None:
         if self.error is not None:
-            with self._waiting.condition:
-                self._hook().is_told = True
+            self.set_told()
             raise self.error
 
     def then(self, callback: Callback) -> Delivery:
         """Call back once delivered or failed: from another thread, or at once when it is already so.
 
-        What a callback raises is logged and goes nowhere else.
+        What a callback raises is logged and goes nowhere else. It cannot wait for deliveries, flush or close.
         """
-        with self._waiting.condition:
-            self._hook().is_told = True
-        return self.notify(callback)
+        return self.notify(callback, tells=True)
 
-    def notify(self, callback: Callback) -> Delivery:
+    def notify(self, callback: Callback, *, tells: bool = False) -> Delivery:
         """As `then`, for whoever only passes it on: a failure counts as told when somebody asks for it."""
-        with self._waiting.condition:
-            hooks = self._hook()
-            hooks.callbacks = (*hooks.callbacks, callback)
-            self._waiting.kept.add(self)
+        hooks = self._hook()
+        hooks.callbacks.append(callback)
+        hooks.is_told = hooks.is_told or tells
+        self._waiting.kept.add(self)
         # Looked at after the callback is in its place: it is called here, or by the thread that settles.
         if self.is_settled:
             self.call_back()
@@ -229,26 +232,31 @@ class Delivery:
 
     def when_stored(self, callback: Callback) -> Delivery:
         """Call back once stored in the spool, or failed: from another thread, or at once when it is already so."""
-        with self._waiting.condition:
-            hooks = self._hook()
-            hooks.stored_callbacks = (*hooks.stored_callbacks, callback)
-            self._waiting.kept.add(self)
+        self._hook().stored_callbacks.append(callback)
+        self._waiting.kept.add(self)
         if self.is_stored or self.is_settled:
             self.call_back_stored()
         return self
 
     def _hook(self) -> _Hooks:
-        """Needs the condition of those who wait."""
         if self._hooks is None:
-            self._hooks = _Hooks()
+            # Whoever finds others here than the first has come after these were put in their place.
+            first = _first_hooks.setdefault(self, _Hooks())
+            if self._hooks is None:
+                self._hooks = first
+            _first_hooks.pop(self, None)
         return self._hooks
+
+    def set_told(self) -> None:
+        """Somebody has heard of its failure, or will."""
+        self._hook().is_told = True
 
     @property
     def is_told(self) -> bool:
         """Whether somebody has heard of its failure, or will."""
         return self._hooks is not None and self._hooks.is_told
 
-    # Settling; by the producer alone, which wakes those who wait when it has settled many
+    # Settling; by threads of the producer alone, which wake those who wait when they have settled many
 
     def set_delivered(self, partition: int, offset: int, timestamp_ms: int) -> None:
         self._place = (partition, offset, timestamp_ms)
@@ -262,32 +270,39 @@ class Delivery:
 
     def call_back(self) -> None:
         """Settled: call whoever wants to be called."""
-        self.call_back_stored()
-        with self._waiting.condition:
-            hooks = self._hook()
-            callbacks, hooks.callbacks = hooks.callbacks, ()
-            self._waiting.kept.discard(self)
-        self._call(callbacks)
+        hooks = self._hook()
+        self._call(hooks.stored_callbacks)
+        self._call(hooks.callbacks)
+        self._waiting.kept.discard(self)
 
     def call_back_stored(self) -> None:
-        with self._waiting.condition:
-            hooks = self._hook()
-            callbacks, hooks.stored_callbacks = hooks.stored_callbacks, ()
-            if not hooks.callbacks:
-                self._waiting.kept.discard(self)
-        self._call(callbacks)
+        hooks = self._hook()
+        self._call(hooks.stored_callbacks)
+        if not hooks.callbacks:
+            self._waiting.kept.discard(self)
 
     @property
     def awaits_storing(self) -> bool:
         """Whether somebody wants to be called back when it is stored."""
         return self._hooks is not None and bool(self._hooks.stored_callbacks)
 
-    def _call(self, callbacks: tuple[Callback, ...]) -> None:
-        for callback in callbacks:
+    def _call(self, callbacks: deque[Callback]) -> None:
+        while callbacks:
+            try:
+                callback = callbacks.popleft()
+            except IndexError:
+                # Another thread calls it.
+                return
             try:
                 callback(self)
             except Exception:  # noqa: BLE001  the message is delivered or not, whatever its callback does
                 _log.exception("a callback of %r failed", self)
+            except BaseException as ending:
+                if not self._waiting.is_ours:
+                    raise
+                # It ends no program from here, and must not end this thread: it is said, and the exit code tells.
+                _log.exception("a callback of %r raised %s", self, type(ending).__name__)
+                exit_guard.owe(0, f"a delivery callback raised {type(ending).__name__}, which ended nothing")
 
     def as_undelivered(self) -> Undelivered:
         reason = (
@@ -296,50 +311,48 @@ class Delivery:
         return Undelivered(self.topic, self.partition, self.key, reason)
 
 
-class SendMethod(Protocol):
-    """What `Producer.send` is."""
-
-    def __call__(
-        self,
-        topic: str,
-        value: Any,
-        *,
-        key: Any = None,
-        headers: Any = (),
-        partition: int | None = None,
-        timestamp_ms: int = -1,
-    ) -> Delivery: ...
-
-
 class Failures:
-    """What failed for good, to be named by whoever asks next unless somebody was told before."""
+    """What failed for good, to be named by whoever asks next unless somebody was told before.
+
+    One thread adds; any may take.
+    """
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._kept: list[Delivery] = []
-        self._named: list[Undelivered] = []
-        """Those that are named in any case."""
-        self._more = 0
+        self._failed: deque[Delivery | Undelivered | None] = deque()
+        """Deliveries are named unless somebody was told, the others in any case; None is only counted."""
 
     def add(self, delivery: Delivery, *, although_told: bool = False) -> None:
         """Remember a delivery that has just failed."""
         if delivery.is_told and not although_told:
             return
-        with self._lock:
-            if len(self._kept) + len(self._named) >= FAILURES_KEPT_MAX:
-                self._kept = [each for each in self._kept if not each.is_told]
-            if len(self._kept) + len(self._named) >= FAILURES_KEPT_MAX:
-                self._more += 1
-            elif although_told:
-                self._named.append(delivery.as_undelivered())
-            else:
-                self._kept.append(delivery)
+        count = len(self._failed)
+        if count and not count % FAILURES_KEPT_MAX:
+            self._forget_told(count)
+            count = len(self._failed)
+        if count >= FAILURES_KEPT_MAX + NAMED_MAX:
+            self._failed.append(None)
+        elif although_told or count >= FAILURES_KEPT_MAX:
+            self._failed.append(delivery.as_undelivered())
+        else:
+            self._failed.append(delivery)
+
+    def _forget_told(self, count: int) -> None:
+        for each in self._pop(count):
+            if not (isinstance(each, Delivery) and each.is_told):
+                self._failed.append(each)
+
+    def _pop(self, count: int) -> Iterator[Delivery | Undelivered | None]:
+        with suppress(IndexError):  # another thread takes, too
+            for _ in range(count):
+                yield self._failed.popleft()
 
     def take(self) -> tuple[list[Undelivered], int]:
         """Those that nobody was told of, as far as they are kept, and how many there are."""
-        with self._lock:
-            kept, self._kept = [each for each in self._kept if not each.is_told], []
-            named, self._named = self._named, []
-            more, self._more = self._more, 0
-        named = [*(each.as_undelivered() for each in kept), *named]
-        return named, len(named) + more
+        named: list[Undelivered] = []
+        count = 0
+        for each in self._pop(len(self._failed)):
+            if not (isinstance(each, Delivery) and each.is_told):
+                count += 1
+                if each is not None:
+                    named.append(each.as_undelivered() if isinstance(each, Delivery) else each)
+        return named, count

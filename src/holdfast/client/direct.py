@@ -1,9 +1,9 @@
 """Sending without a spool: librdkafka's memory is the only store, and nothing in it is forgotten silently.
 
-Delivery reports are served without the application polling: by the thread that sends, every so many messages and when
-some are due, by whoever waits, and by a thread of ours while nobody does either. A thread that serves hands Python's
-lock back after every report, and gets it again only when the others let go of it: while the application is busy
-sending, reports cost least where it is.
+Delivery reports are served by a thread of ours, without the application polling: no signal handler runs there, so none
+can interrupt the settling of a message. A thread that serves hands Python's lock back after every report, and gets it
+again only when the others let go of it. So while the application is busy sending, it gives our thread a *turn* every so
+many messages: it waits until what is there was served. A signal interrupts this waiting, and nothing else.
 
 librdkafka remembers every message that was handed over until its report has come, and reports on what is left when the
 producer is closed: it is named. When the producer breaks (a fatal error) what it had under way has failed, and is
@@ -12,39 +12,52 @@ reported so; a new one takes what is sent from then on.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from sys import getrefcount
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as RawProducer
 
-from holdfast.client.delivery import Delivery, Failures, SendMethod, Waiting
-from holdfast.client.errors import DeliveryFailed, LeftBehind, ProducerClosed, SendTimeout, Undelivered
+from holdfast.client.bell import Bell
+from holdfast.client.delivery import Delivery, Failures, Waiting
+from holdfast.client.errors import (
+    ClientError,
+    DeliveryFailed,
+    LeftBehind,
+    ProducerClosed,
+    SendTimeout,
+    Undelivered,
+)
 from holdfast.client.settings import Settings
 from holdfast.client.spool.format import Headers
 
-LOOK_SECONDS: Final = 0.002
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS: Final = 0.005
+"""How long our thread waits for a report at a time, while an application that sends little has some under way."""
 ASIDE_SECONDS: Final = 0.005
-"""How long our thread stays aside while the application sends, and so serves."""
+"""How long our thread waits for its turn while the application sends much."""
 IDLE_SECONDS: Final = 1.0
 """Between two looks at a producer that has nothing under way: it may have errors to log."""
 BUSY_MESSAGES: Final = 16
 """An application that sends so many between two looks is busy."""
-FAST_MESSAGES: Final = 500
-"""And one that sends so many is fast: more than about fifty thousand a second. See `evenly`."""
+FAST_MESSAGES: Final = 200
+"""And one that sends so many between two turns is fast. See `evenly`."""
 BEHIND_SHARE: Final = 256
 """What part of all that is under way a fast application hears of at a time beside: after a broker was away, what it is
 behind melts within a second."""
-SERVE_MASK: Final = 255
-"""The thread that sends serves after every 256th message, or when our thread says that it is time."""
+TURN_MASK: Final = 255
+"""The application gives our thread a turn after every 256th message, or when our thread says that it is time."""
+TURN_SECONDS: Final = 1.0
+"""The longest turn that a sender waits for: nothing depends on its end."""
 FULL_WAIT_SECONDS: Final = 0.05
-"""How long to serve reports before trying again to hand a message to a full queue."""
-UNHELD_REFERENCES: Final = 3
-"""To a delivery that nobody holds, while it is reported on: librdkafka's, the call's and that of whoever counts. Were
-they fewer than counted, values would be kept as long as their deliveries, and nothing else would be wrong."""
+"""How long to wait for room before trying again to hand a message to a full queue."""
 PURGE_SECONDS: Final = 10.0
 """How long a broken producer may take to report on what it had under way."""
 
@@ -90,10 +103,6 @@ def is_fatal(error: KafkaError) -> bool:
     return bool(error.fatal()) or error.code() == KafkaError._FATAL
 
 
-def _refuse_late(topic: str, *message: object) -> None:
-    raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
-
-
 def evenly(sent: int) -> int:
     """How many messages to be done with, for an application that has sent so many since it was asked last.
 
@@ -108,29 +117,62 @@ class _Enough(Exception):
     """So many reports were served; librdkafka keeps the others, in their order, for the next poll."""
 
 
-def _kind_of(sender: DirectSender, waiting: Waiting) -> Callable[[], Delivery]:
-    """Makes deliveries that librdkafka calls to report on their messages.
+class Reports(Waiting):
+    """What a sender's thread hears of its messages, and whom it tells."""
 
-    They are empty: whoever makes one sets all that there is to it, without a call. What all of them share stands with
-    the kind and not in each of them.
-    """
+    __slots__ = ("delivered", "enough", "failures", "is_ending", "refused")
 
-    def report(self: Delivery, error: KafkaError | None, message: Any) -> None:
-        if error is None:
-            if getrefcount(self) > UNHELD_REFERENCES:
-                # Somebody holds the delivery, and shall not hold the value with it.
-                message.set_value(None)
-            self._place = message
-            if self._hooks is not None:
-                self.call_back()
-            sender.delivered = delivered = sender.delivered + 1
-            if delivered == sender.enough:
-                raise _Enough
-        else:
-            sender.refuse(self, error)
+    def __init__(self) -> None:
+        super().__init__()
+        self.delivered = 0
+        self.enough = 0
+        """At which number of delivered messages no more are heard of for now."""
+        self.failures = Failures()
+        self.is_ending = False
+        """Whether reports are of messages that are given up."""
+        self.refused: deque[tuple[Delivery, KafkaError]] = deque()
+        """What librdkafka did not take, and our thread has yet to settle."""
 
-    shared = {"__slots__": (), "_waiting": waiting, "__init__": object.__init__, "__call__": report}
-    return type("Delivery", (Delivery,), shared)
+    def refuse(self, delivery: Delivery, error: KafkaError) -> None:
+        failed = failure(error, delivery.topic, delivery.partition)
+        if self.is_ending and error.code() in PURGED_CODES:
+            failed = DeliveryFailed(
+                "no answer when the producer was closed",
+                code=error.name(),
+                is_final=False,
+                topic=delivery.topic,
+                partition=delivery.partition,
+            )
+        delivery.set_failed(failed)
+        # Who hears of it only now, because the producer ends, could not do anything about it.
+        self.failures.add(delivery, although_told=self.is_ending)
+
+    def settle_refused(self) -> None:
+        while self.refused:
+            self.refuse(*self.refused[0])
+            # Counted as under way until now.
+            self.refused.popleft()
+
+
+class DirectDelivery(Delivery):
+    """Called by librdkafka, in our thread, to report on its message."""
+
+    __slots__ = ()
+    _waiting: Reports
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        reports = self._waiting
+        if error is not None:
+            reports.refuse(self, error)
+            return
+        # Whoever holds the delivery shall not hold the value with it.
+        message.set_value(None)
+        self._place = message
+        if self._hooks is not None:
+            self.call_back()
+        reports.delivered = delivered = reports.delivered + 1
+        if delivered == reports.enough:
+            raise _Enough
 
 
 class DirectSender:
@@ -141,62 +183,77 @@ class DirectSender:
         self._make = make
         self._producer: Any = make(self._settings)
         self._produce: Any = self._producer.produce
-        self._replacing = threading.Lock()
-        self._waiting = Waiting(self._serve)
-        self._kind = _kind_of(self, self._waiting)
+        self.reports = Reports()
         self._sent = 0
-        self.delivered = 0
-        self.enough = 0
-        """At which number of delivered messages no more are heard of for now."""
-        self._failures = Failures()
-        self._is_ending = False
-        """Whether reports are of messages that are given up."""
+        self._turns: SimpleQueue[Bell | None] = SimpleQueue()
+        """Who wants our thread to serve now, and to be told when it has; None wants no answer."""
+        self._seen = self._turn_at = 0
+        """What had been sent at the last turn."""
         self._is_due = False
-        """Whether the thread that sends next shall serve."""
+        """Whether whoever sends next shall give our thread a turn."""
         self._is_idle = False
-        self._is_fast = False
-        self._attended_at = 0
-        """What had been sent when the application served last."""
-        self._counting = threading.Lock()
-        self._flushing = 0
-        """How many wait for everything: nothing waits for company (linger.ms) meanwhile."""
-        self._wake = threading.Event()
-        self._is_closed = False
-        self._poller = threading.Thread(target=self._run, name="holdfast-deliveries", daemon=True)
-        self._poller.start()
+        self._flushing: set[object] = set()
+        """Who waits for everything: nothing waits for company (linger.ms) meanwhile."""
+        self._is_closing = False
+        self._left: LeftBehind | None = None
+        """What was left behind, once our thread has ended."""
+        self._thread = threading.Thread(target=self._run, name="holdfast-deliveries", daemon=True)
+        self._thread.start()
 
-    # Reports
+    # Our thread: it alone hears reports, replaces a broken producer and settles deliveries
 
     def _run(self) -> None:
-        seen = 0
-        while not self._is_closed:
-            self._is_fast = self._sent - seen >= FAST_MESSAGES
-            if self._sent - seen >= BUSY_MESSAGES:
-                seen = self._sent
-                self._is_due = True
-                time.sleep(ASIDE_SECONDS)
-                continue
-            seen = self._sent
-            if not self.left:
-                self._rest()
-                continue
-            # Reports are looked for, not waited for: the application may become busy meanwhile.
-            self._waiting.serve(0)
-            time.sleep(LOOK_SECONDS)
+        with self.reports.settling():
+            while not self._is_closing:
+                try:
+                    self._look()
+                except Exception:  # noqa: BLE001  nobody else serves: what is wrong is logged, and it goes on
+                    _log.exception("serving delivery reports failed; it is tried again")
+                    time.sleep(LOOK_SECONDS)
+            left = self._end()
+        self._left = left
+        self.reports.wake()
+        self._answer()
 
-    def _rest(self) -> None:
-        self._is_idle = True
-        self._is_due = True  # the next to send wakes this thread
-        if not self.left:
-            self._wake.wait(IDLE_SECONDS)
-        self._is_idle = False
-        self._wake.clear()
-        self._waiting.serve(0)
+    def _look(self) -> None:
+        sent, self._seen = self._sent - self._seen, self._sent
+        if sent >= BUSY_MESSAGES:
+            self._take_turn(ASIDE_SECONDS)
+        elif self.left:
+            self._serve(LOOK_SECONDS)
+            self._take_turn(0)
+        else:
+            self._is_idle = self._is_due = True  # the next to send ends the rest
+            self._take_turn(0 if self.left else IDLE_SECONDS)
+            self._is_idle = False
+
+    def _take_turn(self, seconds: float) -> None:
+        """Serve whoever gives us a turn within the time."""
+        try:
+            bell = self._turns.get(timeout=seconds) if seconds else self._turns.get_nowait()
+        except Empty:
+            self._is_due = True
+            return
+        sent, self._turn_at = self._sent - self._turn_at, self._sent
+        if sent >= FAST_MESSAGES:
+            self.reports.enough = self.reports.delivered + evenly(sent) + self.left // BEHIND_SHARE
+        self._serve(0)
+        self.reports.enough = 0
+        if bell is not None:
+            bell.ring()
+
+    def _answer(self) -> None:
+        with suppress(Empty):
+            while True:
+                bell = self._turns.get_nowait()
+                if bell is not None:
+                    bell.ring()
 
     def _serve(self, seconds: float) -> None:
+        self.reports.settle_refused()
         producer = self._producer
         try:
-            if self._flushing and seconds:
+            if self._flushing:
                 producer.flush(seconds)
             else:
                 producer.poll(seconds)
@@ -204,17 +261,41 @@ class DirectSender:
             pass
         except KafkaException as broken:
             self._replace(producer, broken)
+        self.reports.wake()
 
     def _replace(self, broken: Any, why: KafkaException) -> None:
         """The producer is of no more use: let it report on what it had, and go on with another."""
         if not is_fatal(why.args[0]):
             raise why
-        with self._replacing:
-            if self._producer is not broken:
-                return
+        if self._producer is broken:
             self._producer = self._make(self._settings)
             self._produce = self._producer.produce
             self._empty(broken)
+
+    def _empty(self, producer: Any) -> int:
+        """Have a producer report on all that it has, and give it up; returns how many it did not report on."""
+        producer.purge()
+        deadline = time.monotonic() + PURGE_SECONDS
+        while len(producer) and time.monotonic() < deadline:
+            try:
+                producer.poll(FULL_WAIT_SECONDS)
+            except KafkaException as error:
+                if not is_fatal(error.args[0]):
+                    raise
+        return len(producer)
+
+    def _end(self) -> LeftBehind:
+        self.reports.is_ending = True
+        self.reports.enough = 0
+        unheard = 0
+        try:
+            self.reports.settle_refused()
+            unheard = self._empty(self._producer)
+        except Exception:  # noqa: BLE001  whoever closes is told of what is left, in any case
+            _log.exception("closing the producer failed")
+            unheard = len(self._producer)
+        named, total = self.reports.failures.take()
+        return LeftBehind(named, total + unheard)
 
     # Sending
 
@@ -228,7 +309,8 @@ class DirectSender:
         timestamp_ms: int,
         timeout: float,
     ) -> Delivery:
-        delivery = self._kind()
+        delivery = DirectDelivery()
+        delivery._waiting = self.reports
         delivery.topic = topic
         delivery.key = key
         delivery.partition = partition
@@ -238,76 +320,37 @@ class DirectSender:
                 # Most messages; what is not said need not be looked at.
                 self._produce(topic, value, key, UNASSIGNED, delivery)
             else:
-                self._produce(
-                    topic,
-                    value,
-                    key,
-                    UNASSIGNED if partition is None else partition,
-                    delivery,
-                    None,
-                    max(timestamp_ms, 0),
-                    list(headers) if headers else None,
-                )
+                self._produce(*_arguments(delivery, value, headers, timestamp_ms))
         except (BufferError, KafkaException) as problem:
             self._hand_over_again(delivery, problem, value, headers, timestamp_ms, timeout)
         self._sent = sent = self._sent + 1
-        if self._is_due or not sent & SERVE_MASK:
-            self._attend()
+        if self._is_due or not sent & TURN_MASK:
+            self._give_turn(delivery)
         return delivery
 
-    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod:
-        """`Producer.send` in one call for messages that are bytes and nothing unusual; `otherwise` sends the others.
-
-        A message costs about two microseconds in all; a call of one Python function by another, and the making of an
-        object by its `__init__`, are a tenth of that each.
-        """
-        kind = self._kind
-
-        def send(
-            topic: str,
-            value: Any,
-            *,
-            key: Any = None,
-            headers: Any = (),
-            partition: int | None = None,
-            timestamp_ms: int = -1,
-        ) -> Delivery:
-            if (
-                value.__class__ is not bytes
-                or (key is not None and key.__class__ is not bytes)
-                or headers
-                or partition is not None
-                or timestamp_ms > 0
-            ):
-                return otherwise(
-                    topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-                )
-            delivery = kind()
-            delivery.topic = topic
-            delivery.key = key
-            delivery.partition = delivery.error = delivery._place = delivery._hooks = None
-            try:
-                self._produce(topic, value, key, UNASSIGNED, delivery)
-            except (BufferError, KafkaException) as problem:
-                self._hand_over_again(delivery, problem, value, (), 0, timeout)
-            self._sent = sent = self._sent + 1
-            if self._is_due or not sent & SERVE_MASK:
-                self._attend()
-            return delivery
-
-        return send
-
-    def _attend(self) -> None:
-        """What the thread that sends does now and then: serve reports, and wake our own thread."""
+    def _give_turn(self, delivery: Delivery) -> None:
+        """Let our thread serve. A report takes Python's lock, and is quickly done with while nobody else wants it."""
         self._is_due = False
-        sent, self._attended_at = self._sent - self._attended_at, self._sent
-        if self._is_fast:
-            self.enough = self.delivered + evenly(sent) + self.left // BEHIND_SHARE
-        self._waiting.serve(0)
-        self.enough = 0
-        if self._is_idle:
+        if self.reports.is_ours:
+            return
+        if self._is_closing:
+            self._refuse_late(delivery)
+        elif self._is_idle:
             self._is_idle = False
-            self._wake.set()
+            self._turns.put(None)
+        else:
+            bell = Bell()
+            self._turns.put(bell)
+            bell.wait(TURN_SECONDS)
+
+    def _refuse_late(self, delivery: Delivery) -> None:
+        """The message was handed over while the producer was being closed: perhaps nobody saw it."""
+        self._is_due = True
+        self.reports.wait(lambda: self._left is not None, None)
+        if not delivery.is_settled:
+            raise ProducerClosed(
+                f"a message for {delivery.topic} was sent while the producer was being closed: it is not delivered"
+            )
 
     def _hand_over_again(
         self,
@@ -320,21 +363,12 @@ class DirectSender:
     ) -> None:
         """The queue was full, the producer broken, or the message refused: try until it is clear which."""
         deadline = time.monotonic() + timeout
-        # Whose problem the first one was is not known: another thread may have put a new producer in its place.
+        # Whose problem the first one was is not known: our thread may have put a new producer in its place.
         producer: Any = None
         while self._may_try_again(producer, problem, delivery, deadline):
             producer = self._producer
             try:
-                producer.produce(
-                    delivery.topic,
-                    value,
-                    delivery.key,
-                    UNASSIGNED if delivery.partition is None else delivery.partition,
-                    delivery,
-                    None,
-                    max(timestamp_ms, 0),
-                    list(headers) if headers else None,
-                )
+                producer.produce(*_arguments(delivery, value, headers, timestamp_ms))
             except (BufferError, KafkaException) as again:
                 problem = again
             else:
@@ -347,79 +381,84 @@ class DirectSender:
         delivery: Delivery,
         deadline: float,
     ) -> bool:
+        if self._is_closing:
+            raise ProducerClosed(f"a message for {delivery.topic} was sent after the producer was closed")
+        seconds = max(0.0, min(FULL_WAIT_SECONDS, deadline - time.monotonic()))
         if isinstance(problem, KafkaException):
             if not is_fatal(problem.args[0]):
-                self.refuse(delivery, problem.args[0])
+                self.reports.refused.append((delivery, problem.args[0]))
+                self._turns.put(None)
                 return False
             if producer is not None:
-                self._replace(producer, problem)
+                self._wait(lambda: self._producer is not producer, seconds)
         else:
-            self._serve(max(0.0, min(FULL_WAIT_SECONDS, deadline - time.monotonic())))
-        if time.monotonic() >= deadline:
+            before = self.left
+            self._wait(lambda: self.left < before, seconds)
+        if time.monotonic() >= deadline or self.reports.is_ours:
             raise SendTimeout(
                 f"no room for a message for {delivery.topic}: {self.left} messages wait for the broker"
             ) from problem
         return True
 
-    def refuse(self, delivery: Delivery, error: KafkaError) -> None:
-        failed = failure(error, delivery.topic, delivery.partition)
-        if self._is_ending and error.code() in PURGED_CODES:
-            failed = DeliveryFailed(
-                "no answer when the producer was closed",
-                code=error.name(),
-                is_final=False,
-                topic=delivery.topic,
-                partition=delivery.partition,
-            )
-        delivery.set_failed(failed)
-        # Who hears of it only now, because the producer ends, could not do anything about it.
-        self._failures.add(delivery, although_told=self._is_ending)
+    def _wait(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """For something that our thread does while it serves."""
+        if not self.reports.is_ours:
+            self._turns.put(None)
+            self.reports.wait(is_over, seconds)
 
-    # Ending
+    # From other threads
+
+    @property
+    def delivered(self) -> int:
+        return self.reports.delivered
 
     def take_refused(self) -> tuple[list[Undelivered], int]:
         """What failed since the last call and nobody was told of, and how many."""
-        return self._failures.take()
+        return self.reports.failures.take()
 
     @property
     def left(self) -> int:
         """How many messages are handed over and not reported on."""
-        producer = self._producer
-        return 0 if producer is None else len(producer)
+        return len(self._producer) + len(self.reports.refused)
 
     def flush(self, timeout: float | None) -> int:
         """Wait until every message is reported on; returns how many are not."""
-        with self._counting:
-            self._flushing += 1
+        waiting = object()
+        self._flushing.add(waiting)
+        self._turns.put(None)
         try:
-            self._waiting.wait(lambda: not self.left, timeout)
+            self.reports.wait(lambda: not self.left or self._left is not None, timeout)
         finally:
-            with self._counting:
-                self._flushing -= 1
+            self._flushing.discard(waiting)
         return self.left
 
     def close(self) -> LeftBehind:
-        self._is_closed = True
-        self._wake.set()
-        self._poller.join()
-        self._is_ending = True
-        producer, self._producer, self._produce = self._producer, None, _refuse_late
-        unheard = self._empty(producer)
-        named, total = self._failures.take()
-        self._waiting.wake()
-        return LeftBehind(named, total + unheard)
+        """End; may be called again, by a signal handler too, and then says the same."""
+        self._is_closing = self._is_due = True
+        self._turns.put(None)
+        self.reports.wait(lambda: self._left is not None, None)
+        assert self._left is not None
+        return self._left
 
-    def _empty(self, producer: Any) -> int:
-        """Have a producer report on all that it has, and give it up; returns how many it did not report on."""
-        producer.purge()
-        deadline = time.monotonic() + PURGE_SECONDS
-        while len(producer) and time.monotonic() < deadline:
-            try:
-                producer.poll(FULL_WAIT_SECONDS)
-            except _Enough:
-                # Somebody else is still sending.
-                continue
-            except KafkaException as error:
-                if not is_fatal(error.args[0]):
-                    raise
-        return len(producer)
+    def check_thread(self) -> None:
+        self.reports.check_thread()
+
+    def orphan(self, why: ClientError) -> None:
+        self.reports.orphaned = why
+
+
+def _arguments(
+    delivery: Delivery, value: bytes | None, headers: Headers, timestamp_ms: int
+) -> tuple[Any, ...]:
+    """Of `produce`, for a message of any kind."""
+    partition = UNASSIGNED if delivery.partition is None else delivery.partition
+    return (
+        delivery.topic,
+        value,
+        delivery.key,
+        partition,
+        delivery,
+        None,
+        max(timestamp_ms, 0),
+        list(headers) if headers else None,
+    )

@@ -7,6 +7,7 @@
     ├── SendTimeout            there was no room for one more message within the time allowed
     ├── NotStored              the spool did not take the message; the reason is its cause
     ├── DeliveryStopped        a spool is not delivered any more; what it holds is safe, and waits for a new producer
+    ├── ForkedProducer         a producer was used in a child of the process that made it
     └── ProducerClosed         the producer was closed before the call
 
 The spool's own errors (`SpoolFull`, `SpoolFailed`, `DamagedSpool`) are `StorageError`s.
@@ -33,6 +34,10 @@ class UnsafeSetting(ClientError, UsageError):
 
 class ProducerClosed(ClientError, UsageError):
     """A message was handed to a producer that is closed."""
+
+
+class ForkedProducer(ClientError, UsageError):
+    """A producer was used in a child of the process that made it, where none of its threads run."""
 
 
 class SendTimeout(ClientError):

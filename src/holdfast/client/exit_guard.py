@@ -1,57 +1,134 @@
 """No program ends quietly with messages under way: it says how many, and its exit code is not zero.
 
-A producer is watched from its making to its closing, whether or not anybody else holds it. When the interpreter ends
-with one still open, its messages get a last chance to leave, and if some do not, the process exits with
-`EXIT_UNDELIVERED`, whatever it meant to exit with.
+A producer is watched from its making until it is closed and whoever closed it was told what it left behind, whether or
+not anybody else holds it. When the interpreter ends with one still watched, its messages get a last chance to leave. If
+some do not, or an exception that ended a block hid them, the process ends with `EXIT_UNDELIVERED`, whatever it meant to
+end with. It ends as it would have without us: files are flushed, and what others registered with `atexit` runs.
+
+A forked child has the parent's objects and none of its threads: its messages are the parent's, and nothing of them is
+counted or sent here. What the child makes itself is watched there.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import sys
+import time
 from typing import Final, Protocol
 
+from holdfast.client.handlers import described
+from holdfast.client.signals import say
+
 EXIT_UNDELIVERED: Final = 70
-LAST_CHANCE_SECONDS: Final = 10.0
+LAST_CHANCE_SECONDS = 10.0
+"""For all producers together."""
 
 
 class Watched(Protocol):
     def abandon(self, timeout: float) -> int:
-        """Try to deliver what is left; returns how many messages are in danger."""
+        """Try to deliver what is left; returns how many messages are in danger that nobody was told of."""
+        ...
+
+    def orphan(self) -> None:
+        """This process was forked from the one that it works in: refuse whatever is asked from now on."""
         ...
 
 
 _open: set[Watched] = set()
-_registered: list[bool] = []
+_owed: list[int] = []
+"""Messages of producers that are closed, of which nobody was told."""
 
 
 def watch(producer: Watched) -> None:
-    if not _registered:
-        atexit.register(_at_exit)
-        _registered.append(True)
     _open.add(producer)
+    _watch_end_of_worker()
 
 
 def unwatch(producer: Watched) -> None:
     _open.discard(producer)
 
 
-def _at_exit() -> None:
-    lost = 0
-    for producer in list(_open):
+def owe(count: int, line: str) -> None:
+    """Something nobody can have heard of: it is said now, and the exit code will tell."""
+    say(line)
+    _owed.append(count)
+
+
+def _settle() -> int:
+    """The program ends; returns the exit code that it must have, 0 for its own."""
+    is_owed = bool(_owed)
+    lost = sum(_owed)
+    deadline = time.monotonic() + LAST_CHANCE_SECONDS
+    while _open:
+        producer = _open.pop()
         try:
-            lost += producer.abandon(LAST_CHANCE_SECONDS)
-        except Exception as error:  # noqa: BLE001  whatever it is must not look like success
-            print(f"holdfast: {error or repr(error)}", file=sys.stderr, flush=True)
+            lost += producer.abandon(max(0.0, deadline - time.monotonic()))
+        except BaseException as error:  # noqa: BLE001  whatever it is must not look like success
+            say(described(error))
             lost += 1
-    if not lost:
-        return
-    sys.stdout.flush()
-    print(
-        f"holdfast: {lost} message{'' if lost == 1 else 's'} had not been delivered when the program ended "
-        "(close the producer, or leave its `with` block, to be told which)",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(EXIT_UNDELIVERED)
+            deadline = 0.0
+    _owed.clear()
+    if lost:
+        say(
+            f"{lost} message{'' if lost == 1 else 's'} had not been delivered when the program ended "
+            "(close the producer, or leave its `with` block, to be told which)"
+        )
+    return EXIT_UNDELIVERED if lost or is_owed else 0
+
+
+def _at_exit() -> None:
+    code = _settle()
+    if code:
+        _end_with(code)
+
+
+def _end_with(code: int) -> None:
+    """Have the process end with this code when the interpreter is done with everything else.
+
+    No function of Python's does that from here. The C library's `exit` calls first what is registered last, and calling
+    `exit` again from there goes on with the rest and with the new code. (Not every C library allows that: others leave
+    by `_exit`.)
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        ending = libc.exit if hasattr(libc, "gnu_get_libc_version") else libc._exit
+        libc.__cxa_atexit(ctypes.cast(ending, ctypes.c_void_p), ctypes.c_void_p(code), None)
+    except (OSError, AttributeError, TypeError):
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue
+        os._exit(code)
+
+
+def _watch_end_of_worker() -> None:
+    """A worker process of `multiprocessing` runs its own finalizers and leaves without `atexit`."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None and not _workers:
+        from multiprocessing.util import Finalize
+
+        _workers.append(Finalize(None, _at_end_of_worker, exitpriority=0))
+
+
+_workers: list[object] = []
+
+
+def _at_end_of_worker() -> None:
+    code = _settle()
+    if code:
+        raise SystemExit(code)
+
+
+def _after_fork() -> None:
+    for producer in list(_open):
+        producer.orphan()
+    _open.clear()
+    _owed.clear()
+    _workers.clear()
+
+
+atexit.register(_at_exit)
+os.register_at_fork(after_in_child=_after_fork)

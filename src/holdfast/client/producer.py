@@ -17,11 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from holdfast.client import exit_guard
-from holdfast.client.delivery import Delivery, SendMethod
-from holdfast.client.errors import ClientError, LeftBehind, ProducerClosed, Undelivered, UndeliveredMessages
+from holdfast.client.delivery import Delivery
+from holdfast.client.errors import (
+    ClientError,
+    DeliveryStopped,
+    ForkedProducer,
+    LeftBehind,
+    ProducerClosed,
+    Undelivered,
+    UndeliveredMessages,
+)
 from holdfast.client.messages import forwarded
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.serializers import Serializer, as_bytes
@@ -55,7 +63,7 @@ class FlushReport(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        return not self.refused and not self.under_way
+        return not self.refused and not self.refused_count and not self.under_way
 
 
 class Sender(Protocol):
@@ -71,10 +79,6 @@ class Sender(Protocol):
         timestamp_ms: int,
         timeout: float,
     ) -> Delivery: ...
-
-    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod | None:
-        """`Producer.send` in one call, if there is one; `otherwise` is the one that knows every message."""
-        ...
 
     @property
     def delivered(self) -> int: ...
@@ -93,7 +97,15 @@ class Sender(Protocol):
         ...
 
     def close(self) -> LeftBehind:
-        """End, and say what was left."""
+        """End, and say what was left; the same when it is called again."""
+        ...
+
+    def check_thread(self) -> None:
+        """Refuse what a delivery callback cannot do; see `Waiting.check_thread`."""
+        ...
+
+    def orphan(self, why: ClientError) -> None:
+        """In a forked child, which has none of the threads: whoever waits is told why it cannot."""
         ...
 
 
@@ -126,7 +138,10 @@ class Producer:
         self._changes_keys = key is not as_bytes
         self._changes_values = value is not as_bytes
         self._send_timeout = send_timeout
-        self._is_closed = False
+        self._is_orphaned = False
+        self.is_closed = False
+        """Whether it was closed, and whoever closed it has heard what it left behind."""
+        self._is_said = False
         self._has_spool = spool is not None
         given = {"partitioner": partitioner, **(config or {})}
         if "transactional.id" in given:
@@ -140,15 +155,7 @@ class Producer:
             else _spooled_sender(bootstrap, str(spool), delivery, given, unsafe, spool_max_bytes)
         )
         self._hand_over: Callable[..., Delivery] = self._sender.send
-        if not (self._changes_keys or self._changes_values) and type(self).send is Producer.send:
-            # The same in one call, for the usual message.
-            self._shorten()
         exit_guard.watch(self)
-
-    def _shorten(self) -> None:
-        shorter = self._sender.method(self.send, self._send_timeout)
-        if shorter is not None:
-            self.__dict__["send"] = shorter
 
     # Sending
 
@@ -207,41 +214,51 @@ class Producer:
         With a spool, what is stored and not delivered within the time, 10 seconds unless given, is no failure: it is
         said how many messages the next process will find.
         """
-        if self._is_closed:
+        self._sender.check_thread()
+        if self.is_closed or self._is_orphaned:
             return
-        self._is_closed = True
-        self._stop_sending()
-        if timeout is None and self._has_spool:
-            timeout = CLOSE_SECONDS
-        left = self._end(timeout)
-        if left.total:
-            raise UndeliveredMessages(left.named, left.total)
+        try:
+            left = self._end(timeout)
+            if left.total:
+                raise UndeliveredMessages(left.named, left.total)
+        except ClientError:
+            self._tell()
+            raise
+        self._tell()
 
-    def _stop_sending(self) -> None:
-        self.__dict__.pop("send", None)
-        self._hand_over = _refuse_late
+    def _tell(self) -> None:
+        self.is_closed = True
+        exit_guard.unwatch(self)
 
     def _end(self, timeout: float | None) -> LeftBehind:
+        """Deliver what can be delivered. A signal may interrupt it, and whoever is interrupted may call it again."""
+        if timeout is None and self._has_spool:
+            timeout = CLOSE_SECONDS
+        self._hand_over = _refuse_late
+        stopped: DeliveryStopped | None = None
         try:
-            try:
-                self._sender.flush(timeout)
-            finally:
-                left = self._sender.close()
-                if left.line is not None:
-                    say(left.line)
-        finally:
-            exit_guard.unwatch(self)
+            self._sender.flush(timeout)
+        except DeliveryStopped as failure:
+            stopped = failure
+        left = self._sender.close()
+        if left.line is not None and not self._is_said:
+            self._is_said = True
+            say(left.line)
+        if stopped is not None:
+            raise stopped
         return left
 
     def abandon(self, timeout: float) -> int:
         """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
-        if self._is_closed:
-            return 0
-        self._is_closed = True
-        self._stop_sending()
-        return self._end(timeout).total
+        return 0 if self.is_closed else self._end(timeout).total
 
-    def __enter__(self) -> Producer:
+    def orphan(self) -> None:
+        """This is a child of the process that the producer works in."""
+        self._is_orphaned = True
+        self._hand_over = _refuse_in_child
+        self._sender.orphan(USED_IN_CHILD)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -252,12 +269,27 @@ class Producer:
         except ClientError as left_behind:
             if error is None:
                 raise
-            # The error that ended the block goes on; what it left behind is said with it.
-            error.add_note(str(left_behind))
+            note_left_behind(error, left_behind)
+
+
+def note_left_behind(error: BaseException, left_behind: ClientError) -> None:
+    """The error that ended a block goes on; what it left behind is said with it, and nobody may come to see that."""
+    error.add_note(str(left_behind))
+    exit_guard.owe(left_behind.count if isinstance(left_behind, UndeliveredMessages) else 0, str(left_behind))
 
 
 def _refuse_late(topic: str, *message: object) -> Delivery:
     raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
+
+
+USED_IN_CHILD: Final = ForkedProducer(
+    "this producer was made before the process was forked: its threads and its messages are the parent's, which "
+    "delivers them. Make a producer in the child, after the fork"
+)
+
+
+def _refuse_in_child(topic: str, *message: object) -> Delivery:
+    raise USED_IN_CHILD
 
 
 def _direct_sender(bootstrap: str, config: Mapping[str, Any], unsafe: Collection[str]) -> Sender:

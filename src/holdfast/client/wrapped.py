@@ -16,27 +16,28 @@ With a spool, the message that a callback gets has no value: it may be hours old
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, KafkaError, Message
 from confluent_kafka.admin import AdminClient
 
 from holdfast.client import exit_guard
-from holdfast.client.delivery import Delivery
+from holdfast.client.delivery import Delivery, Waiting
 from holdfast.client.errors import ClientError, DeliveryFailed, NotStored, SendTimeout
 from holdfast.client.producer import (
+    CLOSE_SECONDS,
     SEND_TIMEOUT_SECONDS,
     SPOOL_MAX_BYTES,
     FlushReport,
     Guarantee,
     HeadersLike,
     Producer,
+    note_left_behind,
 )
 from holdfast.client.settings import ALIASES, shared_settings
 from holdfast.client.spool.store import SpoolFull
@@ -100,9 +101,10 @@ class WrappedProducer:
         self._keeps_values = keeps_values
         self._reports: deque[tuple[Report, Delivery, bytes | None]] = deque()
         """What callbacks are to be called with; whoever polls calls them."""
-        self._something = threading.Condition()
-        self._called_back = 0
-        """How many messages with a callback are under way, or wait for `poll`."""
+        self._waiting = Waiting()
+        """Those who poll."""
+        self._called_back: set[object] = set()
+        """Of each message with a callback that is under way, or waits for `poll`."""
         self._admin: Any = None
         # Watched here, with its callbacks, and not twice.
         exit_guard.unwatch(producer)
@@ -139,32 +141,30 @@ class WrappedProducer:
             raise BufferError(str(full)) from full
         report = callback or on_delivery or self._on_delivery
         if report is not None:
-            with self._something:
-                self._called_back += 1
             kept = value.encode() if isinstance(value, str) else value
             self._attach(delivery, report, kept if self._keeps_values else None)
 
     def _attach(self, delivery: Delivery, report: Report, value: bytes | None) -> None:
         def keep(delivery: Delivery) -> None:
-            with self._something:
-                self._reports.append((report, delivery, value))
-                self._something.notify_all()
+            self._reports.append((report, delivery, value))
+            self._called_back.discard(keep)
+            self._waiting.wake()
 
-        delivery.then(keep)
+        self._called_back.add(keep)
+        delivery.notify(keep)
 
     # Reports
 
     def poll(self, timeout: float = -1) -> int:
         """Call the callbacks of what was delivered or has failed; returns how many. Waits for one so many seconds."""
         if not self._reports and timeout:
-            with self._something:
-                self._something.wait_for(lambda: bool(self._reports), None if timeout < 0 else timeout)
+            self._waiting.wait(lambda: bool(self._reports), None if timeout < 0 else timeout)
         served = 0
         while self._reports:
             report, delivery, value = self._reports.popleft()
-            with self._something:
-                self._called_back -= 1
             report(*_as_reported(delivery, value))
+            # Only now: a signal may keep the callback from being called, or from its end.
+            delivery.set_told()
             served += 1
         return served
 
@@ -197,21 +197,32 @@ class WrappedProducer:
 
     def close(self, timeout: float | None = None) -> bool:
         """Deliver what is under way, call the callbacks, and end. Raises `UndeliveredMessages` for what has none."""
+        if timeout is None and not self._keeps_values:
+            timeout = CLOSE_SECONDS
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            self._producer.close(timeout)
+            if not self._producer.is_closed:
+                self.flush(-1 if timeout is None else timeout)
+            self._producer.close(None if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
-            exit_guard.unwatch(self)
+            if self._producer.is_closed:
+                exit_guard.unwatch(self)
             self.poll(0)
         return True
 
     def abandon(self, timeout: float) -> int:
         """The program ends: callbacks that nobody called are called now; see `Producer.abandon`."""
-        failed = sum(1 for _, delivery, _ in self._reports if delivery.error is not None)
         lost = self._producer.abandon(timeout)
         self.poll(0)
-        return lost + failed
+        return lost
 
-    def __enter__(self) -> WrappedProducer:
+    def orphan(self) -> None:
+        """See `Producer.orphan`; what waits for `poll` is the parent's."""
+        self._producer.orphan()
+        self._reports.clear()
+        self._called_back.clear()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -222,7 +233,7 @@ class WrappedProducer:
         except ClientError as left_behind:
             if error is None:
                 raise
-            error.add_note(str(left_behind))
+            note_left_behind(error, left_behind)
 
 
 def _as_reported(delivery: Delivery, value: bytes | None) -> tuple[KafkaError | None, Message]:

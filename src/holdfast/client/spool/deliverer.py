@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
+from holdfast.client.bell import Bell
 from holdfast.client.delivery import Failures, Waiting
 from holdfast.client.direct import failure
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped, Undelivered
@@ -102,14 +103,14 @@ class Deliverer(ABC):
         """Topics that were there, and since when brokers have said that they are not."""
         self._ask_due = 0.0
         self._serving = threading.Lock()
-        """Held by whoever hears reports or settles messages."""
+        """Held by the thread of ours that hears reports or settles messages."""
         self._refused = Failures()
         self._refused_count = 0
         self.sends = 0
         """How many messages the application has sent; it counts them itself."""
         self.is_due = False
-        """Whether the application shall assist at its next message."""
-        self._wake = threading.Event()
+        """Whether the application shall give our thread a turn at its next message."""
+        self._wake = Bell()
         self._closing = threading.Event()
         self.failure: DeliveryStopped | None = None
         """Why nothing more is delivered, once that is so."""
@@ -132,11 +133,11 @@ class Deliverer(ABC):
     def stored(self, group: StoredGroup) -> None:
         """A group is on disk: deliver it."""
         self._feed.add(group)
-        self._wake.set()
+        self._wake.ring()
 
     def moved(self) -> None:
         """Undecided messages were moved or set aside: their originals are done."""
-        self._wake.set()
+        self._wake.ring()
 
     def claim(self, place: int) -> SpooledDelivery | None:
         """The delivery of an undecided message, if somebody still holds it; see `Feed.claim`."""
@@ -145,7 +146,7 @@ class Deliverer(ABC):
     def hurry(self) -> None:
         """Somebody waits for room: let go of what is done now, not when it is due."""
         self._save_due = 0.0
-        self._wake.set()
+        self._wake.ring()
 
     def refuse_undecided(self, refused: Sequence[tuple[SpooledDelivery, Refused]]) -> None:
         """Set aside undecided messages; durable on return. The caller settles them when they are counted as moved."""
@@ -157,13 +158,9 @@ class Deliverer(ABC):
             self._refused.add(item)
         self._waiting.wake()
 
-    @abstractmethod
-    def attend(self, waiting: Waiting) -> None:
-        """Have those who wait do some of the work; see `Waiting.serve_with`."""
-
-    @abstractmethod
-    def assist(self) -> None:
-        """The application is sending, in this thread: it may do some of the work."""
+    def give_turn(self) -> None:
+        """The application is sending, in this thread: it may let the thread that delivers do its work."""
+        self.is_due = False
 
     def take_refused(self) -> tuple[list[Undelivered], int]:
         return self._refused.take()
@@ -229,7 +226,7 @@ class Deliverer(ABC):
     def close(self) -> None:
         """Stop sending; what is not confirmed stays in the spool."""
         self._closing.set()
-        self._wake.set()
+        self._wake.ring()
         self._thread.join()
         if self.failure is None:
             try:
@@ -242,17 +239,21 @@ class Deliverer(ABC):
     # The thread
 
     def _run(self) -> None:
-        try:
-            self._deliver()
-        except Exception as error:  # noqa: BLE001  whatever it is: nobody may wait for this thread any longer
-            reason = str(error) if isinstance(error, HoldfastError | OSError) else repr(error)
-            stopped = DeliveryStopped(f"spool {self.spool_id}: nothing more is delivered: {reason}")
-            stopped.__cause__ = error
-            self.failure = stopped
-            self._waiting.stop(stopped)
-            self._say(f"nothing more is delivered: {reason}")
-        finally:
-            self._release()
+        with self._waiting.settling():
+            try:
+                self._deliver()
+            except Exception as error:  # noqa: BLE001  whatever it is: nobody may wait for this thread any longer
+                self._stop(error)
+            finally:
+                self._release()
+
+    def _stop(self, error: Exception) -> None:
+        reason = str(error) if isinstance(error, HoldfastError | OSError) else repr(error)
+        stopped = DeliveryStopped(f"spool {self.spool_id}: nothing more is delivered: {reason}")
+        stopped.__cause__ = error
+        self.failure = stopped
+        self._waiting.stop(stopped)
+        self._say(f"nothing more is delivered: {reason}")
 
     @abstractmethod
     def _deliver(self) -> None: ...
@@ -265,7 +266,6 @@ class Deliverer(ABC):
         """Nothing to do: wait for more."""
         if not self._feed.has_more:
             self._wake.wait(IDLE_SECONDS)
-        self._wake.clear()
         if self._window.advance(self._store.counters):
             self._waiting.wake()
         self._window.forget()

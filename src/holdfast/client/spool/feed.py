@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from holdfast.client.delivery import Waiting
 from holdfast.client.spool.format import UNDECIDED, Group, Message, PartitionKey, counters_of
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
 from holdfast.client.spool.progress import Progress
 from holdfast.client.spool.store import SpoolStore
 
@@ -169,10 +169,3 @@ def split_counters(counters: Mapping[PartitionKey, int]) -> tuple[dict[Partition
     return following, {
         topic: after for (topic, partition), after in counters.items() if partition == UNDECIDED
     }
-
-
-def make_item(message: Message, waiting: Waiting) -> SpooledDelivery:
-    topic, partition, key, value, headers, timestamp_ms, sequence = message
-    item = SpooledDelivery(waiting, topic, partition, key, value, headers, timestamp_ms)
-    item.sequence = sequence
-    return item

@@ -3,13 +3,13 @@ they were stored in.
 
 A group is filled by those who send, written by one thread, and sent by another; each has it for itself. Its messages
 are stored together, so one flag says it of all of them. `left` counts those that are neither delivered nor set aside:
-one thread at a time hears reports, and only it changes `left`.
+one thread hears reports, and only it changes `left`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError
@@ -19,33 +19,18 @@ from holdfast.client.spool.format import MOVED, UNDECIDED, Headers, Message, Par
 
 
 class SpooledDelivery(Delivery):
-    """A delivery with the message itself, as long as it is needed; called by the producer to report on it."""
+    """A delivery with the message itself, as long as it is needed; called by the producer to report on it.
+
+    `SpoolWriter.send` makes them, and `make_item` for what comes from disk.
+    """
 
     __slots__ = ("group", "headers", "sequence", "timestamp_ms", "value")
 
-    def __init__(
-        self,
-        waiting: Waiting,
-        topic: str,
-        partition: int | None,
-        key: bytes | None,
-        value: bytes | None,
-        headers: Headers,
-        timestamp_ms: int,
-    ) -> None:
-        # Everything the base has is set here: one call less for every message.
-        self._waiting = waiting
-        self.topic = topic
-        self.partition = partition
-        self.key = key
-        self.value = value
-        self.headers = headers
-        self.timestamp_ms = timestamp_ms
-        self.sequence = -1
-        self.group: StoredGroup | None = None
-        self.error = self._place = self._hooks = None
-
-    has_spool = True
+    group: StoredGroup | None
+    headers: Headers
+    sequence: int
+    timestamp_ms: int
+    value: bytes | None
 
     @property
     def delivered(self) -> Delivered | None:
@@ -97,13 +82,13 @@ class SpooledDelivery(Delivery):
         )
 
 
-def kind_of(waiting: Waiting) -> Callable[[], SpooledDelivery]:
-    """Makes deliveries that are empty: whoever makes one sets all that there is to it, without a call.
-
-    What all of them share, and nobody asks for often, stands with the kind and not in each of them.
-    """
-    shared = {"__slots__": (), "_waiting": waiting, "__init__": object.__init__}
-    return type("SpooledDelivery", (SpooledDelivery,), shared)
+def make_item(message: Message, waiting: Waiting) -> SpooledDelivery:
+    """A delivery for a message that comes from disk."""
+    item = SpooledDelivery()
+    item._waiting = waiting
+    item.topic, item.partition, item.key, item.value, item.headers, item.timestamp_ms, item.sequence = message
+    item.group = item.error = item._place = item._hooks = None
+    return item
 
 
 FailedItems: TypeAlias = deque[tuple[SpooledDelivery, KafkaError]]

@@ -3,10 +3,10 @@
 Messages go, in the spool's order, to an idempotent producer that never times out. Every message carries the header
 `hf-id`: spool, partition, sequence.
 
-Whose work it is: a thread that hears a report hands Python's lock back after each one, and gets it again only when the
-others let go of it. So while the application is busy sending, it also produces and serves reports, in its own thread,
-every so many messages and when our thread says that it is time; and so does whoever waits. Our thread does both while
-nobody else does, and never stays where reports come in: the application may become busy meanwhile.
+Whose work it is: that of our thread, where no signal handler runs. A thread that hears a report hands Python's lock
+back after each one, and gets it again only when the others let go of it. So while the application is busy sending, it
+gives our thread a *turn* every so many messages, and waits until it is over: our thread hands over what was stored
+meanwhile, and hears reports.
 
 When the producer breaks (a fatal error, an expired producer id, a broker that lost its memory of us) a new one is made
 and everything unconfirmed is sent again, in order; readers recognise what they have seen by its `hf-id`. The producer
@@ -24,11 +24,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
+from queue import SimpleQueue
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from holdfast.client.delivery import Waiting
+from holdfast.client.bell import Bell
 from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, evenly, is_fatal
 from holdfast.client.settings import Settings
 from holdfast.client.spool.deliverer import (
@@ -46,19 +47,20 @@ WINDOW_MESSAGES_MAX: Final = 16 * 1024
 RECOUNT_SECONDS: Final = 0.02
 LAG_BYTES: Final = 1 * 1024 * 1024
 LAG_SECONDS: Final = 0.001
-"""When so much is stored and not handed over, an assistance waits so long for reports: an application that is a little
-faster than the brokers goes at their pace, and one that is much faster leaves the rest on disk."""
+"""When so much is stored and not handed over, a turn waits so long for reports: an application that is a little faster
+than the brokers goes at their pace, and one that is much faster leaves the rest on disk."""
 SERVE_SECONDS: Final = 0.02
 LOOK_SECONDS: Final = 0.002
-"""Between two looks at reports, while messages are under way and nobody waits for them."""
+"""How long our thread waits for reports at a time, while messages are under way."""
 ASIDE_SECONDS: Final = 0.005
-"""How long our thread stays aside while the application sends, and so does the work."""
+"""How long our thread waits for its turn while the application sends."""
 BUSY_MESSAGES: Final = 32
 """An application that sends so many while our thread stands aside once is busy."""
 BUSY_ROUNDS: Final = 4
-ASSIST_MESSAGES: Final = 1024
-"""What one assistance sends at most: more than what was stored since the last one, less than anybody would notice."""
-OWN_MESSAGES: Final = 1024
+TURN_MESSAGES: Final = 1024
+"""What one turn sends at most: more than what was stored since the last one, less than anybody would notice."""
+TURN_SECONDS: Final = 0.05
+"""The longest turn that a sender waits for: nothing depends on its end."""
 AT_ONCE_MESSAGES: Final = 32
 """So few messages are sent by the thread that stored them: nobody else needs to wake up."""
 BATCH_BYTES: Final = 1_000_000
@@ -94,8 +96,10 @@ class IdempotentDeliverer(Deliverer):
         """What the producer did not take, not looked at yet."""
         self._broken: str | None = None
         self._recount_due = 0.0
-        self._assisted_at = 0
-        """What the application had sent when it assisted last."""
+        self._turns: SimpleQueue[Bell] = SimpleQueue()
+        """Who waits for a turn to be over."""
+        self._turn_at = 0
+        """What the application had sent at the last turn."""
         self._seen = 0
         self._busy_rounds = 0
         """For how many rounds the application still counts as busy: it may only be waiting for Python's lock."""
@@ -124,23 +128,13 @@ class IdempotentDeliverer(Deliverer):
         if is_small:
             self._send_some(AT_ONCE_MESSAGES, from_disk=False)
 
-    def assist(self) -> None:
+    def give_turn(self) -> None:
         self.is_due = False
-        self._send_some(ASSIST_MESSAGES, from_disk=False)
-        sent, self._assisted_at = self.sends - self._assisted_at, self.sends
-        self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0, evenly(sent))
-
-    def attend(self, waiting: Waiting) -> None:
-        waiting.serve_with(self._help)
-
-    def _help(self, seconds: float) -> None:
-        """Somebody waits, and has so many seconds."""
-        if not self._is_whole:
-            time.sleep(min(seconds, ASIDE_SECONDS))
-        elif self._send_some(OWN_MESSAGES, from_disk=False):
-            self._serve(0)
-        else:
-            self._serve(seconds)
+        if self._is_whole and not self._waiting.is_ours:
+            bell = Bell()
+            self._turns.put(bell)
+            self._wake.ring()
+            bell.wait(TURN_SECONDS)
 
     def _metadata(self, topic: str, timeout: float) -> Any:
         asking = self._asking
@@ -156,16 +150,27 @@ class IdempotentDeliverer(Deliverer):
             gone = self._gone_topics()
             if self._broken is not None or self._suspects or gone:
                 self._begin_again(gone)
+            elif not self._turns.empty():
+                self._take_turn()
             elif self._is_application_busy():
                 self._stand_aside()
-            elif self._send_some(OWN_MESSAGES, from_disk=True):
+            elif self._send_some(TURN_MESSAGES, from_disk=True):
                 self._serve(0)
             elif self._window.bytes:
-                self._serve(0)
-                self._wake.wait(LOOK_SECONDS)
-                self._wake.clear()
+                self._serve(LOOK_SECONDS)
             else:
                 self._rest()
+            self._answer()
+
+    def _take_turn(self) -> None:
+        self._send_some(TURN_MESSAGES, from_disk=False)
+        sent, self._turn_at = self.sends - self._turn_at, self.sends
+        self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0, evenly(sent))
+
+    def _answer(self) -> None:
+        """Whoever waits for a turn has had it."""
+        while not self._turns.empty():
+            self._turns.get().ring()
 
     def _is_application_busy(self) -> bool:
         """Whether the application sends so much that the work is better done in its thread."""
@@ -173,7 +178,7 @@ class IdempotentDeliverer(Deliverer):
         self._seen = self.sends
         if sent >= BUSY_MESSAGES:
             self._busy_rounds = BUSY_ROUNDS
-        elif self._waiting.count:
+        elif self._waiting.is_awaited:
             # It does not send, it waits.
             self._busy_rounds = 0
         elif self._busy_rounds:
@@ -189,7 +194,7 @@ class IdempotentDeliverer(Deliverer):
             finally:
                 self._sending.release()
         self.is_due = True
-        time.sleep(ASIDE_SECONDS)
+        self._wake.wait(ASIDE_SECONDS)
 
     def _release(self) -> None:
         with self._sending, self._serving:
@@ -279,7 +284,7 @@ class IdempotentDeliverer(Deliverer):
         except KafkaException as refused:
             self._refused_at_once.append((self._items[at], refused.args[0]))
             at += 1
-            self._wake.set()
+            self._wake.ring()
         finally:
             self._at = at
         return at - begun
@@ -287,20 +292,14 @@ class IdempotentDeliverer(Deliverer):
     # Reports
 
     def _serve(self, seconds: float, forget: int | None = None) -> None:
-        """Hear reports, unless another thread does; and forget what is done, or so many messages of it."""
-        if not self._serving.acquire(blocking=False):
-            if seconds:
-                time.sleep(min(seconds, ASIDE_SECONDS))
-            return
-        try:
+        """Hear reports; and forget what is done, or so many messages of it."""
+        with self._serving:
             if self._producer is not None:
                 self._poll(self._producer, seconds)
             self._window.advance(self._store.counters)
-        finally:
-            self._serving.release()
         self._window.forget(forget)
         if self._failures or self._broken is not None:
-            self._wake.set()
+            self._wake.ring()
         self._waiting.wake()
 
     def _poll(self, producer: Any, seconds: float) -> None:

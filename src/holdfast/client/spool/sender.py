@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException
 
-from holdfast.client.delivery import SendMethod, Waiting
-from holdfast.client.errors import DeliveryStopped, LeftBehind, Undelivered
+from holdfast.client.bell import Bell
+from holdfast.client.delivery import Waiting
+from holdfast.client.errors import ClientError, DeliveryStopped, LeftBehind, Undelivered
 from holdfast.client.library_log import logged_producer
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
@@ -145,6 +146,10 @@ class OpenSpool:
         """Whether there is nothing left to deliver."""
         return self.deliverer.is_empty and self.deliverer.failure is None
 
+    def orphan(self) -> None:
+        """In a forked child: the spool is the parent's, and so is the lock on it, once the child has let go of it."""
+        self.owned.lock.release()
+
     def close(self) -> None:
         """End, and leave what is not delivered to the next owner."""
         self.writer.close()
@@ -232,13 +237,14 @@ class SpooledSender:
         )
         self._max_bytes = max_bytes
         self._waiting = Waiting()
-        self._is_closed = False
-        self._closing = threading.Event()
+        self._is_closing = False
+        self._end = Bell()
+        self._left: LeftBehind | None = None
+        """What was left behind, once everything has ended."""
         self._left_behind: dict[str, float] = {}
         """Spools that could not be opened or delivered, and when they are looked at again."""
         self._own = self._open_own()
         self.send = self._own.writer.send
-        self._own.deliverer.attend(self._waiting)
         self._adopted: list[OpenSpool] = []
         self._missing: dict[str, float] = {}
         """Since when brokers have said that there is no such topic."""
@@ -289,11 +295,11 @@ class SpooledSender:
     def _look_after(self) -> None:
         now = time.monotonic()
         adopt_due, refresh_due = now + ADOPT_SECONDS, now + REFRESH_SECONDS
-        while not self._closing.wait(LOOK_AFTER_SECONDS):
+        while not self._end.wait(LOOK_AFTER_SECONDS) and not self._is_closing:
             now = time.monotonic()
             try:
                 for spool in (self._own, *self._adopted):
-                    ask_about_unknown(spool, self._missing, self._closing.is_set)
+                    ask_about_unknown(spool, self._missing, lambda: self._is_closing)
                 if now >= adopt_due:
                     adopt_due = now + ADOPT_SECONDS
                     self._let_go_of_ended()
@@ -303,11 +309,20 @@ class SpooledSender:
                     self._refresh()
             except (HoldfastError, OSError, KafkaException) as error:
                 self._say(f"{self._home.path}: {error}")
+        try:
+            self._left = self._close_all()
+        except BaseException as error:
+            # Whoever closes must not wait for ever; what is stored stays stored.
+            refused, count = self.take_refused()
+            self._left = LeftBehind(refused, count, f"{self._home.path}: {error!r}")
+            raise
+        finally:
+            self._waiting.wake()
 
     def _refresh(self) -> None:
         """Partitions may have been added; new messages go there too."""
         for topic in self._tools.layout.topics():
-            if self._closing.is_set():
+            if self._is_closing:
                 return
             answer = self._own.deliverer.ask(topic, ANSWER_SECONDS)
             if not answer.is_heard:
@@ -366,9 +381,6 @@ class SpooledSender:
     def delivered(self) -> int:
         return self._own.deliverer.delivered
 
-    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod:
-        return self._own.writer.method(otherwise, timeout)
-
     def take_refused(self) -> tuple[list[Undelivered], int]:
         named: list[Undelivered] = []
         count = 0
@@ -382,7 +394,7 @@ class SpooledSender:
     @property
     def left(self) -> int:
         spools = (self._own, *list(self._adopted))
-        return len(self._own.writer.unstored) + sum(spool.deliverer.left for spool in spools)
+        return self._own.writer.unstored + sum(spool.deliverer.left for spool in spools)
 
     def flush(self, timeout: float | None) -> int:
         """Wait until everything is delivered; returns how many messages are not."""
@@ -396,9 +408,23 @@ class SpooledSender:
         return self.left
 
     def close(self) -> LeftBehind:
-        self._is_closed = True
-        self._closing.set()
-        self._housekeeper.join()
+        """End; may be called again, by a signal handler too, and then says the same."""
+        self._is_closing = True
+        self._end.ring()
+        self._waiting.wait(lambda: self._left is not None, None)
+        assert self._left is not None
+        return self._left
+
+    def check_thread(self) -> None:
+        self._waiting.check_thread()
+
+    def orphan(self, why: ClientError) -> None:
+        self._waiting.orphaned = why
+        for spool in (self._own, *self._adopted):
+            spool.orphan()
+
+    def _close_all(self) -> LeftBehind:
+        """In our thread, which nobody interrupts."""
         self._own.close()
         for spool in self._adopted:
             self._end_adopted(spool)

@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from holdfast.client.delivery import Waiting
 from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, is_fatal
 from holdfast.client.settings import INFINITE, Settings
 from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, IDLE_SECONDS, NO_TOPIC_CODES, Deliverer
@@ -70,12 +69,6 @@ class TransactionalDeliverer(Deliverer):
         self._refusals: list[tuple[SpooledDelivery, KafkaError]] = []
         self._lost: str | None = None
         """Why the transaction cannot be committed, when it is not for a message's sake."""
-
-    def assist(self) -> None:
-        """Transactions are the work of one thread."""
-
-    def attend(self, waiting: Waiting) -> None:
-        """Whoever waits is woken when a transaction is over."""
 
     def _metadata(self, topic: str, timeout: float) -> Any:
         asking = self._asking

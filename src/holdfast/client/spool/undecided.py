@@ -20,9 +20,8 @@ from typing import Final, NamedTuple, Protocol
 
 from holdfast.client.delivery import Waiting
 from holdfast.client.partitioner import Partitioner
-from holdfast.client.spool.feed import make_item
 from holdfast.client.spool.format import MOVED, UNDECIDED, Message, Moved
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.refused import Refused
 from holdfast.client.spool.store import READ_BYTES, SpoolStore, Written

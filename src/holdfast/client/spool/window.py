@@ -5,14 +5,17 @@ Confirmations come in any order. The spool can let go of its beginning only up t
 both, a process that takes over sends nothing again but what nobody knows to have arrived, and one stuck partition does
 not make the others' messages be sent twice.
 
-One thread sends, which adds; another may hear reports, which lets go: the lock is taken once for a group.
+One thread sends, which adds; another may hear reports, which lets go: the lock is taken once for a group. Only threads
+of ours take it; the application, which a signal may interrupt anywhere, looks without it (`_steady`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Lock
+from time import sleep
 
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
@@ -26,6 +29,8 @@ class Window:
         self._confirmed = dict(progress.confirmed)
         """For each partition the sequence up to which all is done, but for what groups here say."""
         self._lock = Lock()
+        self._version = 0
+        """Odd while groups are being added or let go of."""
         self._groups: deque[StoredGroup] = deque()
         self.bytes = 0
         """About how much of messages that are not done is in memory."""
@@ -42,12 +47,37 @@ class Window:
     @property
     def done(self) -> int:
         """How many messages are done, delivered or set aside, of those that were sent from here."""
+        return self._steady(lambda: self._gone + self._done_here())
+
+    def _done_here(self) -> int:
+        return sum(group.count - group.left for group in self._groups.copy())
+
+    def _steady(self, look: Callable[[], int]) -> int:
+        """What is seen while nothing is added or let go of."""
+        while True:
+            version = self._version
+            if not version & 1:
+                try:
+                    seen = look()
+                except RuntimeError:
+                    # Changed while it was looked at.
+                    continue
+                if version == self._version:
+                    return seen
+            sleep(0)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
         with self._lock:
-            return self._gone + sum(group.count - group.left for group in self._groups)
+            self._version += 1
+            try:
+                yield
+            finally:
+                self._version += 1
 
     def add(self, group: StoredGroup) -> None:
         """The group, next in the spool, is being sent."""
-        with self._lock:
+        with self._changing():
             last = self._groups[-1] if self._groups else None
             if last is not None and not group.left and not last.left:
                 last.absorb(group)
@@ -60,7 +90,7 @@ class Window:
         """Let go of what is done; whether that was anything."""
         if not self._groups or self._groups[0].left:
             return False
-        with self._lock:
+        with self._changing():
             before = self.prefix
             while self._groups and self._groups[0].is_done(moved):
                 first = self._groups.popleft()
@@ -140,9 +170,7 @@ class Window:
 
     def left(self, counters: Mapping[PartitionKey, int]) -> int:
         """How many messages of those counted are neither done nor moved."""
-        with self._lock:
-            done = sum(group.count - group.left for group in self._groups)
-            return max(0, messages_left(counters, self._confirmed) - done)
+        return self._steady(lambda: max(0, messages_left(counters, self._confirmed) - self._done_here()))
 
     def unsettled(self) -> list[SpooledDelivery]:
         """Every message that is not known to have arrived, in order."""

@@ -1,11 +1,11 @@
 """Storing: many senders, one thread that writes, one flush for all that gathered while the last one ran.
 
-Senders hand messages over without a lock, which would cost them more than all else they do here together: a message is
-counted and appended to a queue, each in one step that no other thread can divide. Two flags keep this safe, whoever is
-interrupted where: the thread says that it rests, or is over, before it looks at the queue for the last time, and a
-sender asks for that after its message is in the queue. So a message is seen by the thread, or its sender sees that it
-has to wake the thread, or to take the message back. What was counted and never handed over, because a signal came in
-between, is forgotten when the thread rests.
+Senders hand messages over without a lock, which would cost them more than all else they do here together, and which a
+signal handler could leave held: a message is counted and appended to a queue, each in one step that no other thread can
+divide. Two flags keep this safe, whoever is interrupted where: the thread says that it rests, or is over, before it
+looks at the queue for the last time, and a sender asks for that after its message is in the queue. So a message is seen
+by the thread, or its sender sees that it has to wake the thread, or to take the message back. What was counted and
+never handed over, because a signal came in between, is forgotten when the thread rests.
 
 `send` hands a message over and returns; the message is stored when its delivery says so. The spool is bounded: when it
 is full, `send` waits for room, which delivering makes, and gives up with `SpoolFull` when its time has passed.
@@ -22,9 +22,10 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from operator import index
-from typing import Any, Final
+from typing import Final
 
-from holdfast.client.delivery import Delivery, Failures, SendMethod, Waiting
+from holdfast.client.bell import Bell
+from holdfast.client.delivery import Delivery, Failures, Waiting
 from holdfast.client.errors import NotStored, ProducerClosed
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.spool.deliverer import Deliverer
@@ -36,7 +37,7 @@ from holdfast.client.spool.format import (
     check_headers,
     check_topic,
 )
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, kind_of
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
 from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
 from holdfast.client.spool.undecided import Mover
 from holdfast.errors import StorageError, UsageError
@@ -48,8 +49,10 @@ PENDING_BYTES_MAX: Final = 4 * 1024 * 1024
 OVERHEAD_BYTES: Final = MESSAGE_OVERHEAD_BYTES + 32
 """What a message takes beside its key and value, about."""
 MOVE_RETRY_SECONDS: Final = 1.0
-ASSIST_MASK: Final = 255
-"""Whoever sends assists in delivering after every 256th message, or when it is due."""
+TURN_MASK: Final = 255
+"""Whoever sends gives the thread that delivers a turn after every 256th message, or when it is due."""
+REST_SECONDS: Final = 1.0
+"""How long the thread rests at most: whoever was interrupted by a signal may not have woken it."""
 
 
 class SpoolWriter:
@@ -78,9 +81,9 @@ class SpoolWriter:
         """How far that may go before somebody looks for room; see `_measure`."""
         self._is_wanted = False
         """Whether whoever hands a message over has to look after it; see `_look`."""
-        self._lock = threading.Lock()
-        self._something = threading.Condition(self._lock)
-        self._room = threading.Condition(self._lock)
+        self._something = Bell()
+        self._measuring = threading.Lock()
+        """Held by threads of ours alone."""
         self._taken_bytes = 0
         """What the thread has taken of all that was handed over."""
         self._writing: StoredGroup | None = None
@@ -90,6 +93,7 @@ class SpoolWriter:
         self._is_closing = False
         self._is_over = False
         """Whether the thread will take nothing more."""
+        self._has_ended = False
         self._failure: str | None = None
         self.failures = Failures()
         self._thread = threading.Thread(target=self._run, name="holdfast-spool", daemon=True)
@@ -120,7 +124,15 @@ class SpoolWriter:
             or size > MESSAGE_BYTES_MAX
         ):
             size = self._check(topic, partition, headers, timestamp_ms, size)
-        delivery = SpooledDelivery(self._waiting, topic, partition, key, value, headers, timestamp_ms)
+        delivery = SpooledDelivery()
+        delivery._waiting = self._waiting
+        delivery.topic = topic
+        delivery.partition = partition
+        delivery.key = key
+        delivery.value = value
+        delivery.headers = headers
+        delivery.timestamp_ms = timestamp_ms
+        delivery.group = delivery.error = delivery._place = delivery._hooks = None
         handed_bytes = self._handed_bytes + size
         if handed_bytes > self._handed_max:
             self._reserve(size, timeout)
@@ -131,62 +143,9 @@ class SpoolWriter:
             self._look(delivery)
         deliverer = self._deliverer
         deliverer.sends = sends = deliverer.sends + 1
-        if deliverer.is_due or not sends & ASSIST_MASK:
-            deliverer.assist()
+        if deliverer.is_due or not sends & TURN_MASK:
+            deliverer.give_turn()
         return delivery
-
-    def method(self, otherwise: SendMethod, timeout: float) -> SendMethod:
-        """`Producer.send` in one call for messages that are bytes and nothing unusual; `otherwise` sends the others.
-
-        See `DirectSender.method`: every step that is left out here is seen in how many messages a second go through.
-        """
-        kind = kind_of(self._waiting)
-        topics, append, deliverer = self._topics, self._handed.append, self._deliverer
-
-        def send(
-            topic: str,
-            value: Any,
-            *,
-            key: Any = None,
-            headers: Any = (),
-            partition: int | None = None,
-            timestamp_ms: int = -1,
-        ) -> Delivery:
-            if (
-                value.__class__ is not bytes
-                or (key is not None and key.__class__ is not bytes)
-                or headers
-                or partition is not None
-                or timestamp_ms != -1
-                or topic not in topics
-            ):
-                return otherwise(
-                    topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-                )
-            delivery = kind()
-            delivery.topic = topic
-            delivery.key = key
-            delivery.value = value
-            delivery.headers = ()
-            delivery.timestamp_ms = -1
-            delivery.partition = delivery.group = delivery.error = delivery._place = delivery._hooks = None
-            size = OVERHEAD_BYTES + len(value)
-            if key is not None:
-                size += len(key)
-            handed_bytes = self._handed_bytes + size
-            if handed_bytes > self._handed_max:
-                self._reserve(size, timeout)
-            else:
-                self._handed_bytes = handed_bytes
-            append(delivery)
-            if self._is_wanted:
-                self._look(delivery)
-            deliverer.sends = sends = deliverer.sends + 1
-            if deliverer.is_due or not sends & ASSIST_MASK:
-                deliverer.assist()
-            return delivery
-
-        return send
 
     def _check(
         self,
@@ -220,45 +179,38 @@ class SpoolWriter:
         if size > MESSAGE_BYTES_MAX:
             raise UsageError(f"no Kafka message can have {size} bytes")
         deadline = time.monotonic() + timeout
-        has_assisted = False
-        while True:
-            with self._lock:
-                if self._failure is not None or self._is_closing:
-                    raise SpoolFailed(
-                        self._failure or "the producer is being closed; the message was not taken"
-                    )
-                pending = self._handed_bytes - self._taken_bytes + self._writing_bytes
-                used = self._stored_bytes + pending
-                if used + size <= self._max_bytes and pending <= PENDING_BYTES_MAX:
-                    self._handed_bytes += size
-                    return
-                left = deadline - time.monotonic()
-                if left <= 0 or size > self._max_bytes:
-                    raise SpoolFull(
-                        f"{self._store.directory} holds {used} bytes that are not delivered yet, and spool_max_bytes "
-                        f"is {self._max_bytes}; the message was not taken"
-                    )
-                if has_assisted:
-                    self._deliverer.hurry()
-                    self._room.wait(left)
-            if not has_assisted:
-                # There is something better to do than to wait.
-                self._deliverer.assist()
-            has_assisted = not has_assisted
+        while not self._has_room(size):
+            if self._failure is not None or self._is_closing:
+                raise SpoolFailed(self._failure or "the producer is being closed; the message was not taken")
+            left = deadline - time.monotonic()
+            if left <= 0 or size > self._max_bytes or self._waiting.is_ours:
+                raise SpoolFull(
+                    f"{self._store.directory} holds {self._stored_bytes} bytes that are not delivered yet, and "
+                    f"spool_max_bytes is {self._max_bytes}; the message was not taken"
+                )
+            self._deliverer.hurry()
+            self._deliverer.give_turn()
+            self._waiting.wait(lambda: self._has_room(size) or self._is_closing, left)
+        self._handed_bytes += size
+
+    def _has_room(self, size: int) -> bool:
+        pending = self._handed_bytes - self._taken_bytes + self._writing_bytes
+        return (
+            not self._is_closing
+            and self._stored_bytes + pending + size <= self._max_bytes
+            and pending <= PENDING_BYTES_MAX
+        )
 
     def _look(self, delivery: SpooledDelivery) -> None:
         """After a message was handed over: wake the thread; or take the message back when there is none any more."""
-        with self._lock:
-            if not self._is_over:
-                # In this order: if a signal comes in between, whoever sends next, or waits, does it again.
-                self._something.notify()
-                self._is_wanted = False
-                return
-            try:
-                self._handed.remove(delivery)
-            except ValueError:
-                # Taken, or refused with the others.
-                return
+        if not self._is_over:
+            self._something.ring()
+            return
+        try:
+            self._handed.remove(delivery)
+        except ValueError:
+            # Taken, or refused with the others.
+            return
         raise SpoolFailed(self._failure or "the producer is being closed; the message was not taken")
 
     @property
@@ -266,58 +218,56 @@ class SpoolWriter:
         return 0 if self._writing is None else self._writing.bytes
 
     def _measure(self) -> None:
-        """How much may be handed over until somebody looks for room. Needs the lock."""
+        """How much may be handed over until somebody looks for room. Needs `_measuring`."""
         self._stored_bytes = self._store.end - self._prefix
         room = min(self._max_bytes - self._stored_bytes, PENDING_BYTES_MAX)
         self._handed_max = -1 if self._is_closing else self._taken_bytes - self._writing_bytes + room
 
     def progressed(self, prefix: int) -> None:
         """Everything in front of `prefix` was let go of: there may be room."""
-        with self._lock:
+        with self._measuring:
             self._prefix = prefix
             self._measure()
-            self._room.notify_all()
+        self._waiting.wake()
 
     def learnt(self) -> None:
         """Somebody knows more about topics: there may be something to move."""
-        self._wake()
-
-    def _wake(self) -> None:
-        with self._lock:
-            self._something.notify()
+        self._something.ring()
 
     @property
-    def unstored(self) -> list[SpooledDelivery]:
-        """What was handed over and is not on disk yet."""
-        with self._lock:
-            return [*(() if self._writing is None else self._writing.items), *self._handed.copy()]
+    def unstored(self) -> int:
+        """How many messages were handed over and are not on disk yet."""
+        # In this order: the thread says what it is writing before it takes it from the queue.
+        handed = len(self._handed)
+        writing = self._writing
+        return handed if writing is None or writing.is_stored else handed + writing.count
 
     def wait_stored(self, timeout: float | None) -> bool:
         """Wait until everything put so far is stored or refused."""
-        self._wake()
-        return self._waiting.wait(self._is_quiet, timeout, reports=False)
-
-    def _is_quiet(self) -> bool:
-        with self._lock:
-            return self._writing is None and not self._handed
+        self._something.ring()
+        return self._waiting.wait(
+            lambda: (not self._handed and self._writing is None) or self._is_over, timeout
+        )
 
     def close(self) -> None:
         """Store what is left, and end."""
-        with self._lock:
-            self._is_closing = True
-            self._topics.clear()
-            self._measure()
-            self._something.notify()
-            self._room.notify_all()
-        self._thread.join()
+        self._is_closing = True
+        self._topics.clear()
+        self._handed_max = -1
+        self._something.ring()
+        self._waiting.wake()
+        self._waiting.wait(lambda: self._has_ended, None)
 
     # The thread
 
     def _run(self) -> None:
-        try:
-            self._write_all()
-        except Exception as error:  # noqa: BLE001  whatever it is: nobody may wait for this thread any longer
-            self._end(error)
+        with self._waiting.settling():
+            try:
+                self._write_all()
+            except Exception as error:  # noqa: BLE001  whatever it is: nobody may wait for this thread any longer
+                self._end(error)
+        self._has_ended = True
+        self._waiting.wake()
 
     def _write_all(self) -> None:
         while (group := self._next_group()) is not None:
@@ -328,15 +278,16 @@ class SpoolWriter:
 
     def _next_group(self) -> StoredGroup | None:
         """What gathered meanwhile, empty when there is only something to move; None when it is time to end."""
-        with self._lock:
-            if not self._handed and not self._is_closing and not self._mover.has_work:
-                self._rest()
-            if not self._handed and self._is_closing:
-                self._is_over = self._is_wanted = True
-            # Looked at once more: whoever handed something over before that was said takes it for taken.
-            if self._handed:
-                return self._take()
-            return None if self._is_over else StoredGroup()
+        if not self._handed and not self._is_closing and not self._mover.has_work:
+            self._rest()
+        if not self._handed and self._is_closing:
+            # In this order: whoever sees that it is wanted sees that it is over.
+            self._is_over = True
+            self._is_wanted = True
+        # Looked at once more: whoever handed something over before that was said takes it for taken.
+        if self._handed:
+            return self._take()
+        return None if self._is_over else StoredGroup()
 
     def _rest(self) -> None:
         """Wait for something to do."""
@@ -344,9 +295,10 @@ class SpoolWriter:
         # Whoever hands something over from now on wakes this thread; what was handed over before is seen here.
         if not self._handed:
             # Nothing is on its way: what was counted and never handed over, by a call that was interrupted, is not.
-            self._taken_bytes = self._handed_bytes
-            self._measure()
-            self._something.wait(MOVE_RETRY_SECONDS if self._mover.is_waiting else None)
+            with self._measuring:
+                self._taken_bytes = self._handed_bytes
+                self._measure()
+            self._something.wait(MOVE_RETRY_SECONDS if self._mover.is_waiting else REST_SECONDS)
         self._is_wanted = False
 
     def _take(self) -> StoredGroup:
@@ -358,10 +310,11 @@ class SpoolWriter:
             part = max(1, count * GROUP_BYTES_MAX // group.bytes)
             group.bytes = group.bytes * part // count
             count = part
+        group.count = count
+        self._writing = group
         take = self._handed.popleft
         group.items = [take() for _ in range(count)]
         self._taken_bytes += group.bytes
-        self._writing = group
         return group
 
     def _write(self, group: StoredGroup) -> None:
@@ -404,14 +357,13 @@ class SpoolWriter:
         group.is_stored = True
 
     def _written(self) -> None:
-        with self._lock:
+        with self._measuring:
             self._writing = None
             self._measure()
-            self._room.notify_all()
 
     def _send_moved(self, group: StoredGroup) -> None:
         self._deliverer.stored(group)
-        with self._lock:
+        with self._measuring:
             self._measure()
 
     def _refuse(self, items: list[SpooledDelivery], error: Exception) -> None:
@@ -424,20 +376,18 @@ class SpoolWriter:
 
     def _end(self, error: Exception) -> None:
         """Nothing more is stored: everybody is told."""
-        with self._lock:
-            self._failure = f"nothing more is stored: {error!r}"
-            self._is_closing = self._is_over = self._is_wanted = True
-            writing, self._writing = self._writing, None
-            # One by one: whoever hands something over behind the last of them sees that it is over.
-            handed: list[SpooledDelivery] = []
-            while self._handed:
-                handed.append(self._handed.popleft())
-            self._measure()
-            self._room.notify_all()
+        self._failure = f"nothing more is stored: {error!r}"
+        self._is_closing = self._is_over = True
+        self._is_wanted = True
+        self._handed_max = -1
+        # One by one: whoever hands something over behind the last of them sees that it is over.
+        handed: list[SpooledDelivery] = []
+        while self._handed:
+            handed.append(self._handed.popleft())
+        writing, self._writing = self._writing, None
         if writing is not None and not writing.is_stored:
             self._refuse(writing.items, error)
         self._refuse(handed, error)
-        self._waiting.wake()
 
 
 def _length(what: str, value: bytes | None, topic: str) -> int:
