@@ -214,9 +214,9 @@ class Producer:
         With a spool, what is stored and not delivered within the time, 10 seconds unless given, is no failure: it is
         said how many messages the next process will find.
         """
-        self._sender.check_thread()
         if self.is_closed or self._is_orphaned:
             return
+        self._sender.check_thread()
         try:
             left = self._end(timeout)
             if left.total:
@@ -250,7 +250,12 @@ class Producer:
 
     def abandon(self, timeout: float) -> int:
         """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
-        return 0 if self.is_closed else self._end(timeout).total
+        if self.is_closed:
+            return 0
+        lost = self._end(timeout).total
+        # A generator that holds the block open is ended when Python has forgotten our modules.
+        self.is_closed = True
+        return lost
 
     def orphan(self) -> None:
         """This is a child of the process that the producer works in."""
