@@ -54,6 +54,7 @@ TOGETHER = (
     "tests/endings/",
     "tests/examples/",
     "tests/golden/test_broker.py",
+    "tests/wheel/",
 )
 """Each of these starts something of its own, a JVM that takes seconds or a broker on old files: one worker each."""
 
@@ -117,6 +118,7 @@ LONG = (
     "tests/pipeline/test_memory_guide.py",
     "tests/simulator/test_absences.py::test_many_more",
     "tests/simulator/test_ageing.py::test_many_more",
+    "tests/wheel/test_as_typed.py::test_the_examples_page",
 )
 """Minutes of processor time together: `make long` runs them, and `make test` what is like them and shorter."""
 

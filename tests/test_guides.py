@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.caught_up import has_caught_up
 
 from holdfast.testing.apache import die_with_parent
 from holdfast.testing.broker import BrokerProcess
@@ -51,33 +51,6 @@ def fill(bootstrap_servers: str) -> None:
             order = {"id": number, "customer": f"customer-{number % 5}"}
             producer.produce(topic, json.dumps(order), str(number))
     assert producer.flush(60) == 0
-
-
-def has_caught_up(bootstrap_servers: str, group: str, topics: list[str]) -> bool:
-    """Whether nothing is left to read behind the positions of a group."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": group,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 10,  # the end is told when a fetch comes back
-            "isolation.level": "read_committed",
-        }
-    )
-    try:
-        places = consumer.committed(
-            [TopicPartition(each, number) for each in topics for number in range(3)], 60
-        )
-        consumer.assign([TopicPartition(each.topic, each.partition, max(each.offset, 0)) for each in places])
-        for _ in places:
-            message: Any = consumer.poll(60)
-            if message.error() is None:
-                return False
-            assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
-        return True
-    finally:
-        consumer.close()
 
 
 @pytest.fixture

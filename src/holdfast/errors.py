@@ -3,6 +3,7 @@
     HoldfastError
     ├── UsageError                 you misused this: fix the call, the flag or the setting
     │   ├── ConfigError            a setting has a wrong name or value
+    │   ├── NotInstalled           a package is missing that an extra of ours brings
     │   └── DataDirectoryError     the data directory cannot be used as asked
     │       └── DataDirectoryLocked    another process has it
     ├── PeerError                  the peer misbehaved: its connection may be closed, nothing else is
@@ -34,6 +35,12 @@ class UsageError(HoldfastError):
 
 class ConfigError(UsageError):
     """A setting has a name or a value that cannot be right."""
+
+
+class NotInstalled(UsageError):
+    """A package is missing that an extra of ours brings; the message says which extra."""
+
+    exit_code = 3
 
 
 class DataDirectoryError(UsageError):

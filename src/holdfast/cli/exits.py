@@ -43,7 +43,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "psycopg": "postgres",
     **dict.fromkeys(("deltalake", "fastavro", "google", "jsonschema", "pandas", "pyspark"), "spark"),
     **dict.fromkeys(
-        ("attr", "authlib", "avro", "cachetools", "certifi", "httpx2", "referencing"), "registry"
+        ("attr", "authlib", "avro", "cachetools", "certifi", "httpx2", "referencing", "requests"), "registry"
     ),
 }
 """By the module that is missing: the extra of ours that brings it."""
@@ -124,7 +124,7 @@ def explain(error: Exception) -> tuple[str, ExitCode]:
     if isinstance(error, CommandFailed):
         return str(error), error.exit_code
     if isinstance(error, UsageError):
-        return str(error), ExitCode.USAGE
+        return str(error), ExitCode(getattr(error, "exit_code", ExitCode.USAGE))
     if isinstance(error, HoldfastError):
         return str(error), ExitCode(getattr(error, "exit_code", ExitCode.FINDINGS))
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in EXTRAS:

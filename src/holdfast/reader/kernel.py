@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 
-from holdfast.errors import UsageError
+from holdfast.errors import NotInstalled
 
 NAMES: Final = ("survey", "parse", "gather", "fill_headers")
 CACHE_DIRECTORY: Final = "HOLDFAST_CACHE_DIR"
@@ -98,7 +98,7 @@ def load_functions(
         try:
             found = functions()
         except ImportError as error:
-            raise UsageError(
+            raise NotInstalled(
                 f"machine code has to be made here and {error.name} is missing: pip install 'holdfast[reader]'"
             ) from error
         code = compile_object({each: found[each] for each in names})

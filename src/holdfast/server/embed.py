@@ -22,6 +22,22 @@ from holdfast.server.server import Server
 START_SECONDS_MAX = 600.0
 """Recovery of a large data directory takes time; a start that takes longer is reported as failed."""
 
+CREATE_SECONDS_MAX = 30.0
+
+
+def create_topic(
+    bootstrap_servers: str, name: str, partitions: int, settings: Mapping[str, str] | None
+) -> None:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    new = NewTopic(name, partitions, config=dict(settings or {}))
+    try:
+        admin.create_topics([new], request_timeout=CREATE_SECONDS_MAX)[name].result()
+    except KafkaException as error:
+        raise UsageError(f"topic {name!r} was not created: {error.args[0].str()}") from error
+
 
 class Broker:
     """One broker on a thread of this process.
@@ -76,6 +92,10 @@ class Broker:
             raise UsageError("the broker is not running; use it inside `with Broker() as broker:`")
         endpoint = self.server.endpoints[0]
         return f"{endpoint.host}:{endpoint.port}"
+
+    def create_topic(self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
+        """Create a topic, with settings by Kafka's names. Raises `UsageError` when it exists."""
+        create_topic(self.bootstrap_servers, name, partitions, settings)
 
     def start(self) -> Self:
         if self._thread is not None:

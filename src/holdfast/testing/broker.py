@@ -94,6 +94,12 @@ class BrokerProcess:
                 raise BrokerDied(f"not ready within {START_SECONDS_MAX:.0f} s:\n{text}")
             time.sleep(READY_POLL_SECONDS)
 
+    def create_topic(self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
+        """As `holdfast.Broker` does."""
+        from holdfast.server.embed import create_topic
+
+        create_topic(self.bootstrap_servers, name, partitions, settings)
+
     def crash(self) -> None:
         """SIGKILL: nothing is flushed, nothing is said."""
         if self._process is not None:

@@ -1,15 +1,29 @@
 """The pytest plugin: `holdfast_broker` gives a test a broker of its own.
 
+    from holdfast.client import Producer
+
     def test_orders(holdfast_broker):
-        producer = Producer({"bootstrap.servers": holdfast_broker.bootstrap_servers})
-        ...
+        holdfast_broker.create_topic("orders", partitions=3)
+        with Producer(holdfast_broker.bootstrap_servers) as producer:
+            producer.send("orders", b"an order").wait()
         holdfast_broker.crash()      # SIGKILL
         holdfast_broker.restart()    # same data, same port
+
+Topics are created, by `create_topic` or any client: a producer that sends to one that is missing waits for it. With
+the setting `auto.create.topics.enable=true` the first to ask for one creates it.
 
 The broker is a process by default. `@pytest.mark.holdfast(mode="thread", settings={"num.partitions": "3"})` runs it
 on a thread instead (faster, cannot crash) or gives it settings.
 
-`holdfast_schema_registry` is a schema registry of the test's own, in this process, for any client of Confluent's.
+`holdfast_schema_registry` is a schema registry of the test's own, in this process, for any client of Confluent's:
+
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+    def test_schemas(holdfast_schema_registry):
+        registry = SchemaRegistryClient({"url": holdfast_schema_registry.url})
+        assert registry.register_schema("orders-value", Schema('"string"', "AVRO")) == 1
+
+That client comes with `holdfast[registry]`.
 
 `apache_kafka` is one real Apache Kafka 4.3 for the whole session; without Java the test is skipped, or fails in CI.
 """

@@ -23,13 +23,13 @@ from holdfast.client.database.store import (
     Trouble,
     with_percent,
 )
-from holdfast.errors import UsageError
+from holdfast.errors import NotInstalled
 
 try:
     import psycopg
     from psycopg.pq import PipelineStatus, TransactionStatus
 except ImportError as missing:
-    raise UsageError("a sink into PostgreSQL needs psycopg: pip install 'holdfast[postgres]'") from missing
+    raise NotInstalled("a sink into PostgreSQL needs psycopg: pip install 'holdfast[postgres]'") from missing
 
 CONNECT_SECONDS: Final = 5
 LOCK_TIMEOUT_MS: Final = 10_000

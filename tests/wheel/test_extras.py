@@ -1,0 +1,85 @@
+"""From the bare wheel every command does what it can; for what it cannot do, one line says which extra to install."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from tests.support.wheels import ROOT, Installed
+
+from holdfast.cli.exits import EXTRAS
+
+Install = Callable[..., Installed]
+MODULES = {"attrs": "attr", "googleapis-common-protos": "google", "protobuf": "google"}
+"""Where a distribution has another name than what is imported."""
+SCRIPT = """\
+import sys
+import typer
+from holdfast.cli import exits
+from holdfast.cli.app import COMMANDS, LazyGroup, root, run_command
+group = typer.main.get_command(root)
+for name in COMMANDS:
+    group.get_command(None, name)
+for line in sys.stdin.read().splitlines():
+    code = exits.run(lambda: run_command(line.split()))
+    print(f"== {line} == {code}", flush=True)
+    print(f"== {line} ==", file=sys.stderr, flush=True)
+"""
+WORK = (
+    "lab list",
+    "pipeline init mine",
+    "pipeline schema",
+    "doctor --code mine",
+    "sink migrate --database it.sqlite",
+    "generate orders --to - --count 1",
+    "version",
+)
+LACK = {
+    "audit --topic a --topic b --key key": "reader",
+    "audit --topic a --spool spool": "reader",
+    "audit --group g --sink parquet:out --match id=value.id": "reader",
+    "audit mine/orders.yaml": "spark",
+    "demo": "spark",
+    "export orders --output o.parquet": "reader",
+    "lab run HF401": "spark",
+    "pipeline check mine/orders.yaml": "spark",
+    "pipeline run mine/orders.yaml": "spark",
+    "pipeline status mine/orders.yaml": "spark",
+    "sink migrate --database postgresql://127.0.0.1:1/none": "postgres",
+    "trace a:0@0 mine/orders.yaml": "spark",
+}
+
+
+def test_the_bare_wheel(install: Install, tmp_path: Path) -> None:
+    bare = install()
+    done = subprocess.run(
+        [bare.python, "-c", SCRIPT],
+        cwd=tmp_path,
+        env=bare.environment(),
+        input="\n".join((*WORK, *LACK)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    ended = dict(re.findall(r"^== (.*) == (\d+)$", done.stdout, re.MULTILINE))
+    assert ended == {**dict.fromkeys(WORK, "0"), **dict.fromkeys(LACK, "3")}, done.stderr
+    said = {line: text for text, line in re.findall(r"((?:(?!== ).*\n)*)== (.*) ==\n", done.stderr)}
+    for line, extra in LACK.items():
+        assert re.fullmatch(rf"holdfast: .*: pip install 'holdfast\[{extra}\]'\n", said[line]), said[line]
+
+
+def test_every_extra_is_known_by_what_it_brings() -> None:
+    """So that whatever is missing is named with the extra that brings it."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    brought: dict[str, set[str]] = {}
+    for extra in set(EXTRAS.values()):
+        for line in declared[extra]:
+            name = Requirement(line).name
+            if name != "holdfast":
+                brought.setdefault(MODULES.get(name, name), set()).add(extra)
+    assert EXTRAS.keys() == brought.keys()
+    assert all(extra in brought[module] for module, extra in EXTRAS.items())
