@@ -33,7 +33,7 @@ WORK = (
     "lab list",
     "pipeline init mine",
     "pipeline schema",
-    "doctor --code mine",
+    "doctor mine/orders.yaml",
     "sink migrate --database it.sqlite",
     "generate orders --to - --count 1",
     "version",
