@@ -212,6 +212,31 @@ def test_missing_tables_stop_it(broker: BrokerProcess, topic: str, database_url:
         DatabaseSink(broker.bootstrap_servers, group="g", topics=[topic], database=database_url).run(insert)
 
 
+def test_a_database_that_is_starting_is_waited_for(
+    broker: BrokerProcess, topic: str, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker whose machine came up before the database was done with its recovery."""
+    database = prepared(postgres_url)
+    fill(broker, topic, range(10))
+    attempts: list[int] = []
+    connect = psycopg.connect
+
+    def starting(*arguments: Any, **named: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            attempts.append(1)
+            if len(attempts) < 3:
+                raise psycopg.OperationalError("FATAL:  the database system is starting up")
+        return connect(*arguments, **named)
+
+    monkeypatch.setattr(psycopg, "connect", starting)
+    sink = sink_of(broker, topic, database)
+    with Until(postgres_url, 10, sink):
+        sink.run(insert)
+    assert results(database) == list(range(10))
+    assert len(attempts) == 3
+    database.close()
+
+
 def test_a_topic_made_anew_stops_it_at_its_start(
     broker: BrokerProcess, topic: str, database_url: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -190,6 +191,76 @@ def test_what_the_database_refuses_is_judged_like_any_other_failure(scene: Scene
     failure = read_failure(letter.headers)
     assert failure is not None
     assert failure.error in ("psycopg.errors.UniqueViolation", "sqlite3.IntegrityError")
+
+
+@pytest.mark.parametrize("in_batches", [False, True])
+def test_what_is_refused_at_the_commit_is_judged_like_any_other_failure(
+    broker: BrokerProcess, postgres_url: str, in_batches: bool
+) -> None:
+    scene = Scene(broker, postgres_url)
+    scene.database.run("alter table results add unique (number) deferrable initially deferred", {})
+    scene.database.run("insert into results values (6), (33)", {})
+
+    def handler(message: Message, connection: Any) -> None:
+        scene.insert(message, connection)
+
+    def all_of(batch: Sequence[Message], connection: Any) -> None:
+        for message in batch:
+            handler(message, connection)
+
+    sink = scene.sink()
+    scene.run(lambda: sink.run_batches(all_of) if in_batches else sink.run(handler), sink)
+    assert scene.numbers() == list(range(COUNT))
+    assert sorted(int(each.value or b"") for each in scene.dead()) == [6, 33]
+    failure = read_failure(scene.dead()[0].headers)
+    assert failure is not None
+    assert failure.error == "psycopg.errors.UniqueViolation"
+    scene.database.close()
+
+
+def out_of_space(url: str) -> Exception:
+    if url.startswith("postgres"):
+        return psycopg.errors.DiskFull("no space left")
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_fault_of_the_database_is_waited_out_and_no_message_is_blamed(
+    scene: Scene, is_wrapped: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faults = [out_of_space(scene.url) for _ in range(2)]
+
+    def fail(number: int) -> None:
+        if number == 6 and faults:
+            fault = faults.pop()
+            if is_wrapped:
+                raise LookupError("a handler's own") from fault
+            raise fault
+
+    sink = scene.sink(RetryPolicy(attempts=1))
+    scene.run(lambda: sink.run(scene.inserting(fail)), sink)
+    assert scene.numbers() == list(range(COUNT))
+    assert scene.dead() == []
+    assert "nothing can be stored now" in capfd.readouterr().err
+
+
+def test_a_statement_that_takes_too_long_once_is_waited_out(broker: BrokerProcess, postgres_url: str) -> None:
+    scene = Scene(broker, postgres_url)
+    slow = [1]
+
+    def handler(message: Message, connection: Any) -> None:
+        if message.value == b"6" and slow:
+            slow.pop()
+            connection.execute("set local statement_timeout = 1")
+            connection.execute("select pg_sleep(10)")
+        scene.insert(message, connection)
+
+    sink = scene.sink(None)
+    scene.run(lambda: sink.run(handler), sink)
+    assert scene.numbers() == list(range(COUNT))
+    scene.database.close()
 
 
 def test_a_batch_that_fails_is_divided_down_to_the_message(scene: Scene) -> None:

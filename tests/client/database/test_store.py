@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from holdfast.client.database.store import (
     Advance,
     Database,
+    DatabaseUnreachable,
     SchemaMissing,
     Start,
     Superseded,
@@ -193,6 +197,36 @@ def test_an_error_that_a_handler_hides_is_not_taken_for_success(postgres_url: st
         database.store("g", "me", [Advance("t", 0, "id", 0, 5)], work)
     assert position(database) == 0
     database.close()
+
+
+@pytest.mark.parametrize("state", ["08006", "53100", "53300", "57014", "57P03", "58030", "25006"])
+def test_a_fault_of_postgresql_that_is_no_statements_passes(postgres_url: str, state: str) -> None:
+    database = open_database(postgres_url)
+    database.connect()
+    assert database.judge(psycopg.errors.lookup(state)()) is Trouble.LATER
+    assert database.judge(psycopg.errors.lookup("23505")()) is Trouble.FAILED
+    database.close()
+
+
+def test_a_full_disk_under_sqlite_passes(tmp_path: Path) -> None:
+    database = open_database(str(tmp_path / "sink.sqlite"))
+    database.connect()
+    database.run("create table results (value text)", {})
+    (pages,) = database.run("pragma page_count", {}).fetchone()
+    database.run(f"pragma max_page_count = {pages}", {})
+    with pytest.raises(sqlite3.OperationalError, match="full") as refused:
+        database.run("insert into results values (:value)", {"value": "x" * 100_000})
+    assert database.judge(refused.value) is Trouble.LATER
+    database.close()
+
+
+def test_an_address_that_never_works_is_told_from_a_server_that_is_away(postgres_url: str) -> None:
+    with pytest.raises(DatabaseUnreachable) as never:
+        open_database(f"{postgres_url}_missing").connect()
+    assert not never.value.may_pass
+    with pytest.raises(DatabaseUnreachable) as away:
+        open_database("postgresql://nobody@127.0.0.1:1/none").connect()
+    assert away.value.may_pass
 
 
 def test_passwords_are_not_repeated() -> None:

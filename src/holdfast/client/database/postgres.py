@@ -45,6 +45,11 @@ CONNECTION: Final = {
 }
 TRANSIENT: Final = ("40", "55P03")
 """SQL states after which the same transaction may work: serialisation failures, deadlocks, a lock not to be had."""
+PASSING: Final = ("08", "53", "57", "58", "25006", "XX001", "XX002")
+"""SQL states that say nothing about the statement: connections, resources that ran out (a full disk), an operator's
+doing and time-outs, errors of the system below, a server that only reads (a standby, after a failover), damage."""
+HOPELESS: Final = ("authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
+"""What a refused connection says where waiting does not help. libpq tells nothing else, no SQL state."""
 TRANSACTION_NUMBER: Final = "select pg_current_xact_id()::text"
 
 
@@ -90,7 +95,8 @@ class PostgresDatabase(Database):
                 self.connection.execute(f"set {name} = {value}")
         except psycopg.Error as error:
             self.close()
-            raise DatabaseUnreachable(f"{self.name}: {str(error).strip()}") from error
+            may_pass = not any(text in str(error) for text in HOPELESS)
+            raise DatabaseUnreachable(f"{self.name}: {str(error).strip()}", may_pass=may_pass) from error
 
     def _session_settings(self) -> dict[str, int]:
         return {
@@ -139,7 +145,9 @@ class PostgresDatabase(Database):
         if self.connection is None or self.connection.broken:
             return Trouble.LOST
         state = getattr(error, "sqlstate", None) or ""
-        return Trouble.AGAIN if state.startswith(TRANSIENT) else Trouble.FAILED
+        if state.startswith(TRANSIENT):
+            return Trouble.AGAIN
+        return Trouble.LATER if state.startswith(PASSING) else Trouble.FAILED
 
     def is_missing_table(self, error: BaseException) -> bool:
         return isinstance(error, psycopg.errors.UndefinedTable)

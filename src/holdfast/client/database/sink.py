@@ -38,10 +38,11 @@ from holdfast.client.aside import Aside
 from holdfast.client.consuming.assignment import ANSWER_SECONDS, Assignment, LostPositions, messages
 from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.seeking import seek
+from holdfast.client.database.reconnecting import Reconnecting
 from holdfast.client.database.store import (
     Advance,
     Database,
-    DatabaseUnreachable,
+    RefusedAtCommit,
     Start,
     Stored,
     Superseded,
@@ -53,7 +54,7 @@ from holdfast.client.errors import ClientError
 from holdfast.client.failures import Failures
 from holdfast.client.forks import end_if_forked
 from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
-from holdfast.client.messages import Message, from_raw
+from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
 from holdfast.client.signals import say, stopping_on_signals
@@ -65,8 +66,7 @@ POLL_SECONDS: Final = 0.05
 RECLAIM_SECONDS: Final = 2.0
 """How long to stay away from a partition that somebody else moved: if it is still given to us then, it is ours."""
 RETRY_SECONDS: Final = 1.0
-BACK_OFF_SECONDS: Final = (0.1, 10.0)
-"""The first and the longest pause between attempts to connect."""
+BUSY_SECONDS: Final = 0.1
 BUSY_ATTEMPTS: Final = 10
 """How often one transaction is tried while others are in its way, each of which waits for its locks as well."""
 SHOW_SECONDS: Final = 5.0
@@ -159,8 +159,6 @@ class DatabaseSink:
                 try:
                     check_outcome(handler(message, connection))
                 except Exception as error:
-                    if self.is_the_databases(error):
-                        raise
                     raise _Failed(index, error) from error
 
         self._run(work)
@@ -176,15 +174,25 @@ class DatabaseSink:
             try:
                 check_outcome(handler(batch, connection))
             except Exception as error:
-                if self.is_the_databases(error):
-                    raise
                 raise _Failed(0 if len(batch) == 1 else None, error) from error
 
         self._run(work)
 
-    def is_the_databases(self, error: BaseException) -> bool:
-        """Whether an error tells of the connection or of other transactions, and not of what was handed over."""
-        return isinstance(error, self._database.errors) and self._database.judge(error) is not Trouble.FAILED
+    def trouble(self, error: BaseException) -> Trouble:
+        """What an error tells of the connection, of other transactions and of the database as a whole.
+
+        One that a handler made of the database's error tells the same, unless it says what is to become of the message.
+        """
+        error = error.error if isinstance(error, _Failed) else error
+        told = self._database.judge(error)
+        following: BaseException | None = error
+        while (
+            told is Trouble.FAILED and following is not None and not isinstance(following, Retry | DeadLetter)
+        ):
+            if isinstance(following, self._database.errors):
+                told = self._database.judge(following)
+            following = following.__cause__ or following.__context__
+        return told
 
     def _run(self, handler: BatchHandler) -> None:
         pid = os.getpid()
@@ -235,6 +243,8 @@ class _Running:
     def __init__(self, sink: DatabaseSink, database: Database, handler: BatchHandler) -> None:
         self._sink = sink
         self._database = database
+        self._reasons: tuple[type[Exception], ...] = (_Failed, RefusedAtCommit, *database.errors)
+        """Why a transaction may be rolled back."""
         self._handler = handler
         self._owner = uuid.uuid4().hex
         self._consumer = RawConsumer(sink.settings)
@@ -254,9 +264,7 @@ class _Running:
         self._most = sink.batch_messages
         """How many messages the next transaction takes at most: fewer, after a batch failed and nobody knows why."""
         self._is_pipelined = sink.pipeline
-        self._is_connected = False
-        self._connect_at = 0.0
-        self._back_off = BACK_OFF_SECONDS[0]
+        self._link = Reconnecting(database)
         self._unshown: dict[PartitionKey, int] = {}
         """Positions that moved since the group was last shown where it stands."""
         self._show_at = 0.0
@@ -265,15 +273,13 @@ class _Running:
 
     def run(self) -> None:
         try:
-            self._database.connect()
-            self._database.check_schema()
-            self._is_connected = True
+            self._link.connect()
             self._consumer.subscribe(
                 self._sink.topics, on_assign=self._assigned, on_revoke=self._gone, on_lost=self._gone
             )
             while not self._sink.is_stopping and self._error is None:
                 self._turn()
-            while self._error is None and self._pending and self._is_connected:
+            while self._error is None and self._pending and self._link.is_up:
                 self._store()
             self._show_at = 0.0
             self._show()
@@ -292,9 +298,9 @@ class _Running:
             wait = min(wait, max(0.0, self._due_at() - time.monotonic()))
         for raw in messages(self._consumer, wait, max(room, 1)):
             self._received(raw)
-        if not self._is_connected:
-            self._connect()
-        if self._is_connected and self._error is None:
+        if not self._link.is_up:
+            self._link.connect()
+        if self._link.is_up and self._error is None:
             self._claim()
             if self._is_due():
                 self._store()
@@ -351,8 +357,10 @@ class _Running:
             failed = self._store_all(batch[:index])
             if failed is not None:
                 # It did not fail a moment ago. Its turn comes first.
-                index = 0 if failed.index is None else failed.index
-                message, error = batch[index], failed.error
+                if failed.index is None:
+                    self._most = max(1, index // 2)
+                    return
+                message, error = batch[failed.index], failed.error
             elif self._pending[:1] != [message]:
                 return
         failures = self._sink.failures
@@ -380,22 +388,13 @@ class _Running:
         wanted = batch if failures is None else [each for each in batch if not failures.is_set_aside(each)]
         try:
             self._store_patiently(advances, wanted)
-        except _Failed as failed:
-            if self._database.judge(failed) is Trouble.LOST:
-                self._disconnected(failed.error)
-                return None
-            if failed.index is None or len(wanted) == len(batch):
-                return failed
-            return _Failed(batch.index(wanted[failed.index]), failed.error)
+        except self._reasons as error:
+            return self._not_stored(error, batch, wanted)
         except Superseded as elsewhere:
             say(str(elsewhere))
             self._retreat(elsewhere.keys, RECLAIM_SECONDS)
             return None
-        except self._database.errors as error:
-            if self._database.judge(error) is not Trouble.LOST:
-                raise
-            self._disconnected(error)
-            return None
+        self._link.stored()
         self._pending = self._pending[len(batch) :]
         self.stored += len(wanted)
         for each in advances:
@@ -404,6 +403,23 @@ class _Running:
                 failures.passed(each.key, each.new)
             self._unshown[each.key] = each.new
         return None
+
+    def _not_stored(
+        self, error: Exception, batch: Sequence[Message], wanted: Sequence[Message]
+    ) -> _Failed | None:
+        """A transaction was rolled back: put it off where the database is to blame, or tell how the handler failed."""
+        trouble = self._sink.trouble(error)
+        if trouble is not Trouble.FAILED:
+            self._disconnected(error, trouble)
+            return None
+        if isinstance(error, RefusedAtCommit) and wanted and isinstance(error.__cause__, Exception):
+            # Whose it is shows when a message is alone in its transaction.
+            error = _Failed(0 if len(wanted) == 1 else None, error.__cause__)
+        if not isinstance(error, _Failed):
+            raise error
+        if error.index is None or len(wanted) == len(batch):
+            return error
+        return _Failed(batch.index(wanted[error.index]), error.error)
 
     def _advances(self, batch: Iterable[Message]) -> list[Advance]:
         last = {(message.topic, message.partition): message.offset for message in batch}
@@ -422,20 +438,20 @@ class _Running:
                     self._handler(batch, connection)
 
         attempts = 0
-        expected: tuple[type[Exception], ...] = (_Failed, *self._database.errors)
         while True:
             try:
                 self._database.store(self._sink.group, self._owner, advances, work)
-            except expected as error:
-                if is_pipelined and not self._sink.is_the_databases(error):
+            except self._reasons as error:
+                trouble = self._sink.trouble(error)
+                if is_pipelined and trouble is Trouble.FAILED:
                     # It may be the answer to any statement before: whose it is shows without the pipeline.
                     is_pipelined = False
                     continue
                 attempts += 1
-                if self._database.judge(error) is not Trouble.AGAIN or attempts == BUSY_ATTEMPTS:
+                if trouble is not Trouble.AGAIN or attempts == BUSY_ATTEMPTS:
                     raise
                 say(f"a transaction is tried again: {str(error).strip()}")
-                time.sleep(BACK_OFF_SECONDS[0] * attempts)
+                time.sleep(BUSY_SECONDS * attempts)
             else:
                 # A handler that fails in a pipeline alone does something that cannot be done in one, such as COPY.
                 self._is_pipelined = is_pipelined
@@ -484,25 +500,11 @@ class _Running:
 
     # The connection
 
-    def _disconnected(self, error: BaseException) -> None:
-        say(f"the connection to {self._database.name} is lost: {str(error).strip()}")
-        self._is_connected = False
-        self._connect_at = time.monotonic() + self._back_off
+    def _disconnected(self, error: BaseException, trouble: Trouble) -> None:
+        what = "the connection is lost" if trouble is Trouble.LOST else "nothing can be stored now"
+        self._link.lost(f"{what}: {str(error).strip()}")
         # Whether the last transaction was committed is not known here. The rows know.
         self._retreat(self._shares, 0.0)
-
-    def _connect(self) -> None:
-        if time.monotonic() < self._connect_at:
-            return
-        try:
-            self._database.connect()
-        except DatabaseUnreachable as error:
-            self._back_off = min(self._back_off * 2, BACK_OFF_SECONDS[1])
-            self._connect_at = time.monotonic() + self._back_off
-            say(f"{error}; trying again in {self._back_off:.1f} s")
-        else:
-            self._back_off = BACK_OFF_SECONDS[0]
-            self._is_connected = True
 
     # Claims
 
@@ -544,10 +546,10 @@ class _Running:
             trouble = self._database.judge(error)
             if trouble is Trouble.FAILED:
                 raise
-            if trouble is Trouble.LOST:
-                self._disconnected(error)
-            else:
+            if trouble is Trouble.AGAIN:
                 self._retreat(due, RETRY_SECONDS)
+            else:
+                self._disconnected(error, trouble)
 
     def _claimed(self, keys: Sequence[PartitionKey], ids: Mapping[str, str]) -> dict[PartitionKey, Stored]:
         known = self._database.positions(self._sink.group, keys)

@@ -16,6 +16,17 @@ from holdfast.client.database.store import Database, DatabaseUnreachable, Transa
 BUSY_SECONDS: Final = 10.0
 """How long to wait for another member's transaction: far below the time after which the group gives us up."""
 BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+PASSING: Final = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+)
+"""The disk's, or the file's, and no statement's."""
 PRIMARY: Final = 0xFF
 """The low byte of an extended error code is the code itself."""
 
@@ -37,7 +48,8 @@ class SqliteDatabase(Database):
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
         except sqlite3.Error as error:
-            raise DatabaseUnreachable(f"{self.name}: {error}") from error
+            may_pass = self.judge(error) is Trouble.AGAIN
+            raise DatabaseUnreachable(f"{self.name}: {error}", may_pass=may_pass) from error
         connection.set_authorizer(self._authorise)
         self.connection = connection
 
@@ -78,7 +90,11 @@ class SqliteDatabase(Database):
 
     def judge(self, error: BaseException) -> Trouble:
         code = getattr(error, "sqlite_errorcode", None)
-        return Trouble.AGAIN if code is not None and code & PRIMARY in BUSY else Trouble.FAILED
+        if code is None:
+            return Trouble.FAILED
+        if code & PRIMARY in BUSY:
+            return Trouble.AGAIN
+        return Trouble.LATER if code & PRIMARY in PASSING else Trouble.FAILED
 
     def is_missing_table(self, error: BaseException) -> bool:
         return isinstance(error, sqlite3.OperationalError) and "no such table" in str(error)

@@ -49,6 +49,16 @@ class SchemaMissing(ClientError, UsageError):
 class DatabaseUnreachable(ClientError):
     """The database could not be connected to."""
 
+    def __init__(self, reason: str, *, may_pass: bool = True) -> None:
+        super().__init__(reason)
+        self.may_pass = may_pass
+        """False: it does not get better by waiting, such as a password that is wrong."""
+
+
+class RefusedAtCommit(ClientError):
+    """Every statement was taken and the commit was not, as with a constraint that is looked at then; the reason is its
+    cause."""
+
 
 class TransactionEnded(ClientError, UsageError):
     """A handler committed or rolled back the transaction it was given."""
@@ -59,6 +69,9 @@ class Trouble(Enum):
 
     LOST = "the connection is gone, and whether the transaction was committed is not known"
     AGAIN = "another transaction was in the way: the same may work in a moment"
+    LATER = (
+        "the database cannot do it now, whatever the statement: it is full, read-only, or was told to stop"
+    )
     FAILED = "it will not work"
 
 
@@ -194,15 +207,27 @@ class Database(ABC):
     def store(self, group: str, owner: str, advances: Iterable[Advance], work: Callable[[Any], None]) -> None:
         """Do the work and advance the positions, both or neither; raises `Superseded` where they are not ours."""
         steps = [(each, {"group_id": group, "owner": owner, **each._asdict()}) for each in sorted(advances)]
-        with self.transaction():
-            stale = [each.key for each, values in steps if not self._holds(values)]
-            if stale:
-                raise Superseded(stale)
-            with self.working():
-                work(self.connection)
-            stale = [each.key for each, values in steps if self.run(ADVANCE, values).rowcount != 1]
-            if stale:
-                raise Superseded(stale)
+        is_complete = False
+        try:
+            with self.transaction():
+                self._step_by_step(steps, work)
+                is_complete = True
+        except self.errors as error:
+            if is_complete and self.judge(error) is Trouble.FAILED:
+                raise RefusedAtCommit(str(error)) from error
+            raise
+
+    def _step_by_step(
+        self, steps: Sequence[tuple[Advance, dict[str, Any]]], work: Callable[[Any], None]
+    ) -> None:
+        stale = [each.key for each, values in steps if not self._holds(values)]
+        if stale:
+            raise Superseded(stale)
+        with self.working():
+            work(self.connection)
+        stale = [each.key for each, values in steps if self.run(ADVANCE, values).rowcount != 1]
+        if stale:
+            raise Superseded(stale)
 
     def _holds(self, values: dict[str, Any]) -> bool:
         return self.run(LOOK + self.lock_clause, values).fetchone() is not None
