@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 
 def end_if_forked(pid: int, error: BaseException) -> None:
@@ -27,3 +29,17 @@ def end_if_forked(pid: int, error: BaseException) -> None:
         with suppress(Exception):
             stream.flush()
     os._exit(code)
+
+
+def ending_in_child(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, where a transaction is open around the work."""
+    pid = os.getpid()
+
+    def watched(*arguments: Any) -> Any:
+        try:
+            return work(*arguments)
+        except BaseException as error:
+            end_if_forked(pid, error)
+            raise
+
+    return watched

@@ -23,7 +23,6 @@ between the two sets it aside a second time.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,7 +51,7 @@ from holdfast.client.database.store import (
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.errors import ClientError
 from holdfast.client.failures import Failures
-from holdfast.client.forks import end_if_forked
+from holdfast.client.forks import ending_in_child
 from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
 from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.retries import Again, RetryPolicy
@@ -194,21 +193,12 @@ class DatabaseSink:
             following = following.__cause__ or following.__context__
         return told
 
-    def _run(self, handler: BatchHandler) -> None:
-        pid = os.getpid()
-
-        def work(batch: Sequence[Message], connection: Any) -> None:
-            try:
-                handler(batch, connection)
-            except BaseException as error:
-                end_if_forked(pid, error)
-                raise
-
+    def _run(self, work: BatchHandler) -> None:
         if self._is_running:
             raise UsageError("this sink is running: one run at a time")
         self._is_running = True
         try:
-            self._running = _Running(self, self._database, work)
+            self._running = _Running(self, self._database, ending_in_child(work))
             with stopping_on_signals(self.stop):
                 self._running.run()
         finally:
