@@ -76,6 +76,10 @@ def _definition(path: str, examination: Examination) -> None:
                 where = f"line {line}: " if line else ""
                 examination.missed(path, f"{where}{part}{': ' if part else ''}{wrong.message}")
         return
+    except ModuleNotFoundError as error:  # no reason to examine nothing else
+        why = f"{error.name} is not installed: pip install 'holdfast[spark]'"
+        examination.missed(path, f"checking a pipeline needs what is not here: {why}")
+        return
     explanation = explain(loaded.definition)
     examination.examined.append(
         f"{path} as pipeline {explanation.pipeline}: {explanation.weakest.strength.words}"
