@@ -1,4 +1,4 @@
-"""`holdfast pipeline rebuild`, `backfill`, `compare` and `check --against-running`: changing what has run."""
+"""`holdfast pipeline rebuild`, `refill`, `backfill`, `compare` and `check --against-running`: changing what has run."""
 
 from __future__ import annotations
 
@@ -114,6 +114,59 @@ def rebuild(
         sys.stdout.write(json_line(rebuilt.as_json()))
     else:
         print_table((f"pipeline {loaded.definition.name}", "state rebuilt"), rebuilt.rows())
+
+
+# ---------------------------------------------------------------------------- refill
+
+
+@app.command(
+    help="Write one sink again from the log, up to where the other sinks stand: one that was lost, that was restored "
+    "from an older copy, or that is new and shall have the past too. The others are not touched. The pipeline must not "
+    "be running. Run again, it goes on where it stopped.",
+    epilog=examples(
+        "holdfast pipeline refill orders.yaml parquet",
+        "holdfast pipeline refill orders.yaml parquet --yes --from-available",
+    ),
+)
+def refill(
+    file: FileArgument,
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="The name of the sink.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    from_available: Annotated[
+        bool,
+        typer.Option(
+            "--from-available",
+            help="Begin with what the source still has where its oldest records are gone: the sink then lacks them.",
+        ),
+    ] = False,
+    bootstrap_server: BootstrapOption = None,
+    master: MasterOption = None,
+    shared_filesystem: SharedOption = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    loaded = load(file)
+    from holdfast.cli.pipeline_progress import progress_for, summary_rows
+    from holdfast.pipeline.changes.refilling import perform_refill, plan_refill
+
+    name = loaded.definition.name
+    with located(loaded):
+        plan = plan_refill(loaded.definition, sink, bootstrap=bootstrap_server, from_available=from_available)
+        print(plan, file=sys.stderr)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise UsageError("nothing was written: there is no terminal to ask at; --yes does it unasked")
+            if not typer.confirm(f"Write {sink} again?", default=False):
+                complain("nothing was written")
+                raise Exit(ExitCode.FINDINGS)
+        with progress_for(name, as_json=output is Output.JSON) as progress:
+            summary = perform_refill(
+                plan, master=master, shared_filesystem=shared_filesystem, progress=progress
+            )
+    if output is Output.JSON:
+        sys.stdout.write(json_line(summary.as_json()))
+    else:
+        ended = f"{sink} refilled" if summary.reason == "done" else "stopped; run it again to go on"
+        print_table((f"pipeline {name}", ended), summary_rows(summary))
 
 
 # ---------------------------------------------------------------------------- backfill

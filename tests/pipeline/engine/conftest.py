@@ -92,6 +92,9 @@ class MemorySink:
     def missing(self) -> str | None:
         return None
 
+    def holds_rows(self) -> bool:
+        return bool(self.content)
+
     def forget(self) -> None:
         self.ledger.clear()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.pipeline.changes.refilling import perform_refill, plan_refill
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import ParquetSink
 from holdfast.pipeline.engine.failures import EnvironmentFails, SinkLost
@@ -53,7 +54,7 @@ class TestVanished:
         text = refused(
             bench, r"sink 'main': nothing of this pipeline is there, and it had 2 entries .*sinks\.json"
         )
-        for way in ("Restore", "--accept-loss=main"):
+        for way in ("Restore", "holdfast pipeline refill FILE main", "--accept-loss=main"):
             assert way in text
 
     @pytest.mark.parametrize("witness", ["dead-letter", "second"])
@@ -128,6 +129,23 @@ class TestGoneBack:
         bench.produce_orders(4)
         bench.run()
         assert bench.sinks["main"].ids == list(range(8))
+
+
+def test_a_sink_whose_rows_are_gone_is_refilled_from_its_beginning(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_batch(bench)
+    bench.sinks["main"].content.clear()
+    monkeypatch.setattr(
+        MemorySink, "missing", lambda self: "gone" if self.ledger and not self.content else None
+    )
+    bench.sinks["dead-letter"].content.append({})
+    plan = plan_refill(bench.definition, "main", build=lambda _: dict(bench.sinks))
+    assert plan.has_to_forget
+    perform_refill(plan, spark=bench.spark, signals=False, build=lambda _: dict(bench.sinks))
+    assert bench.sinks["main"].ids == list(range(4))
+    assert bench.sinks["main"].ledger[-1].generation == 1
+    bench.run()
 
 
 class TestWhatIsMeant:

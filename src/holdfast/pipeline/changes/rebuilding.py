@@ -32,6 +32,7 @@ from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.engine.failures import DefinitionWrong, PipelineError, explain_failure
 from holdfast.pipeline.engine.home import Home
+from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost
 from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.planning import Limits, Log
 from holdfast.pipeline.engine.progress import BatchDone, Progress, Started, StateNow, Warned
@@ -163,13 +164,13 @@ def plan_rebuild(
         raise DefinitionWrong("no step of the pipeline remembers anything: there is no state to rebuild")
     home, settings = home_of(expanded), client_settings(expanded, bootstrap)
     _refuse_refused(definition, home)
-    entries = _ledgers(expanded, settings, build or build_sinks)
+    entries = _ledgers(definition, expanded, settings, build or build_sinks)
     standing = _one_place(entries)
     with Cluster(settings) as cluster:
         logs = SourceView(cluster, expanded.source, own_topics(expanded)).look(dict(entries))
-    histories = _histories(expanded, home)
+    histories = histories_of(expanded, home)
     end = _with_new_partitions(standing, logs)
-    begin, notes = _begin(end, logs, histories)
+    begin, notes = beginning_of(end, logs, histories)
     missing = {
         place: logs[place].start - first
         for place, first in begin.items()
@@ -218,26 +219,30 @@ def _refuse_refused(definition: PipelineDefinition, home: str) -> None:
         )
 
 
-def _ledgers(definition: PipelineDefinition, settings: Mapping[str, str], build: Build) -> dict[str, Entry]:
-    """The newest entry of every sink that has one."""
+def _ledgers(
+    plain: PipelineDefinition, definition: PipelineDefinition, settings: Mapping[str, str], build: Build
+) -> dict[str, Entry]:
+    """The newest entry of every sink that has one; those that had one and have not are refused."""
+    known = KnownSinks(Home(home_of(definition), definition.name), canonical(plain))
     context = SinkContext(definition.name, home_of(definition), settings, os.urandom(6).hex())
-    found: dict[str, Entry] = {}
     with contextlib.ExitStack() as stack:
-        for name, sink in build(definition).items():
+        sinks = build(definition)
+        for name, sink in sinks.items():
             stack.callback(sink.close)
             sink.open(context, None)
             if sink.unfinished() is not None:
                 raise CannotRebuild(_apart(f"sink {name!r} has a batch half"))
-            entry = sink.last_entry()
-            if entry is not None:
-                found[name] = entry
+        ledgers = {name: sink.last_entry() for name, sink in sinks.items()}
+        found = {name: entry for name, entry in ledgers.items() if entry is not None}
+        refuse_lost(known.lost(sinks, ledgers), has_others=bool(found))
     return found
 
 
 def _apart(why: str) -> str:
     return (
         f"{why}, so that there is not one state to make. Run the pipeline once with the definition that ran last, then "
-        "rebuild with the new one. Nothing was changed"
+        "rebuild with the new one; `holdfast pipeline refill FILE SINK` brings a sink along where such a run cannot. "
+        "Nothing was changed"
     )
 
 
@@ -263,7 +268,7 @@ def _with_new_partitions(standing: Positions, logs: Mapping[Place, Log]) -> Posi
     return Positions({**standing.at, **new})
 
 
-def _histories(definition: PipelineDefinition, home: str) -> list[list[Recorded]]:
+def histories_of(definition: PipelineDefinition, home: str) -> list[list[Recorded]]:
     """What the log and the ledgers know of the past, each by itself."""
     found = [recorded_batches(home)]
     for sink in definition.sinks:
@@ -273,7 +278,7 @@ def _histories(definition: PipelineDefinition, home: str) -> list[list[Recorded]
     return [history for history in found if history]
 
 
-def _begin(
+def beginning_of(
     end: Positions, logs: Mapping[Place, Log], histories: Iterable[list[Recorded]]
 ) -> tuple[dict[Place, int], list[str]]:
     """Where the pipeline began in each partition: the earliest that is recorded, else the log's start; and what of it
@@ -359,13 +364,13 @@ def _perform(
         open_session(expanded, home, master, spark, progress) as session,
         Cluster(settings) as cluster,
     ):
-        turns = _Turns(plan, expanded, settings, home, session, cluster, progress)
+        turns = Turns(plan, expanded, settings, home, session, cluster, progress)
         try:
             version = turns.run()
         except BaseException:
             discard_state(turns.path)
             raise
-        _take_the_place(home.path)
+        take_the_place(home.path)
         home.note_definition(canonical(plan.definition))
         rebuilt = Rebuilt(
             expanded.name,
@@ -380,7 +385,7 @@ def _perform(
     return rebuilt
 
 
-class _Turns:
+class Turns:
     """One replay, from nothing to where the sinks stand."""
 
     def __init__(
@@ -499,7 +504,7 @@ class _Turns:
                 )
 
 
-def _take_the_place(home: str, disk: Disk | None = None) -> None:
+def take_the_place(home: str, disk: Disk | None = None) -> None:
     """The new state becomes the state."""
     disk = disk or Disk()
     current, before = state_path(home), os.path.join(home, BEFORE)

@@ -30,7 +30,7 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.engine.aside import AsideFiles, collect_rows
-from holdfast.pipeline.engine.failures import PipelineError, Unbalanced
+from holdfast.pipeline.engine.failures import PipelineError, StateMissing, StateOutdated, Unbalanced
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost
@@ -136,15 +136,16 @@ class Workshop:
 
     # -------------------------------------------------------------------- openings
 
-    def open_at(self, name: str, positions: Positions, batch_time_ms: int) -> None:
-        """Commit the entry by which a sink first knows these partitions; it has no rows."""
+    def open_at(
+        self, name: str, positions: Positions, batch_time_ms: int, state: Version | None = None
+    ) -> None:
+        """Commit the entry by which a sink first knows these partitions, or its state; it has no rows."""
         batch = Batch(opening_range(positions), batch_time_ms, self.home.new_label(), 0)
         is_dead_letter = name == DEAD_LETTER_NAME
         empty = self.router.empty_dead if is_dead_letter else self.router.empty(self._rows_of(name))
         prepared = self.sinks[name].prepare(batch, empty)
-        entry = replace(
-            self._entry(name, batch.range, batch_time_ms), state=self._opening_state(name, positions)
-        )
+        number = self._opening_state(name, positions) if state is None else state.number
+        entry = replace(self._entry(name, batch.range, batch_time_ms), state=number)
         prepared.commit(replace(entry, positions=Positions({**entry.positions.at, **positions.at})))
         self.ledgers[name] = self.sinks[name].last_entry()
         self.faults(f"opened:{name}")
@@ -195,7 +196,17 @@ class Workshop:
         if all(entry is None or entry.state is None for entry in self.ledgers.values()):
             self.memory.start_anew(entry for entry in self.ledgers.values() if entry is not None)
         entries = {name: self.ledgers[name] for name in plan.targets}
-        return self.memory.footing({name: entry for name, entry in entries.items() if entry is not None})
+        try:
+            return self.memory.footing({name: entry for name, entry in entries.items() if entry is not None})
+        except StateOutdated:
+            raise
+        except StateMissing as missing:
+            if len(entries) == len(self.ledgers):
+                raise
+            raise StateMissing(
+                f"{', '.join(map(repr, entries))} stand behind the other sinks, where there is no state any more: "
+                f"`holdfast pipeline refill FILE {next(iter(entries))}` writes what is lacking there from the log"
+            ) from missing
 
     def run(self, plan: Plan, start: Version | None = None) -> BatchResult:
         """Carry out a plan whose time is set; with a memory, from its `footing`."""

@@ -30,7 +30,7 @@ from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.engine.failures import EnvironmentFails, SinkLost
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.ledger import Entry, Reached
-from holdfast.pipeline.positions import to_text
+from holdfast.pipeline.positions import Positions, to_text
 from holdfast.pipeline.sinks.base import Sink
 from holdfast.real import RealFileSystem
 
@@ -46,6 +46,8 @@ class Noted(NamedTuple):
     reached: Reached
     mark: str = ""
     """Of the entry with that number; nothing: it is not known, and any will do."""
+    began: Positions | None = None
+    """Where its ledger began; nothing: it is not known."""
 
 
 class KnownSinks:
@@ -112,7 +114,20 @@ class KnownSinks:
 
     def note(self, ledgers: Mapping[str, Entry | None]) -> None:
         """Write down how far the sinks have come."""
-        self._write({name: Noted(self._of(entry), _mark(entry)) for name, entry in ledgers.items() if entry})
+        self._write(
+            {
+                name: Noted(
+                    self._of(entry), _mark(entry), self.began(name) if entry.number else entry.positions
+                )
+                for name, entry in ledgers.items()
+                if entry is not None
+            }
+        )
+
+    def began(self, name: str) -> Positions | None:
+        """Where the ledger of this sink began, as far as the home knows it."""
+        noted = self._noted.get(name)
+        return None if noted is None or noted.reached.place != self._places.get(name, "") else noted.began
 
     def begin_anew(self, name: str, ledgers: Mapping[str, Entry | None]) -> None:
         """Write down that this sink may lack what it had: the next generation begins."""
@@ -127,7 +142,7 @@ class KnownSinks:
             return
         document = {
             "version": NOTE_VERSION,
-            "sinks": {name: {**each.reached._asdict(), "mark": each.mark} for name, each in noted.items()},
+            "sinks": {name: _as_json(each) for name, each in noted.items()},
         }
         write_atomically(RealFileSystem(), self._path, to_text(document).encode())
         self._noted = noted
@@ -136,10 +151,7 @@ class KnownSinks:
         try:
             with open(self._path, encoding="utf-8") as file:
                 document = json.load(file)
-            return {
-                name: Noted(Reached(each["generation"], each["number"], each["place"]), each["mark"])
-                for name, each in document["sinks"].items()
-            }
+            return {name: _from_json(each) for name, each in document["sinks"].items()}
         except FileNotFoundError:
             return self._from_log()  # a home from before there was this file, or one that was lost
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -156,6 +168,17 @@ class KnownSinks:
         return {name: Noted(Reached(0, 0, places[name])) for name in sorted(took & places.keys())}
 
 
+def _as_json(noted: Noted) -> dict[str, Any]:
+    began = None if noted.began is None else noted.began.as_json()
+    return {**noted.reached._asdict(), "mark": noted.mark, "began": began}
+
+
+def _from_json(document: Mapping[str, Any]) -> Noted:
+    reached = Reached(document["generation"], document["number"], document["place"])
+    began = document.get("began")
+    return Noted(reached, document["mark"], None if began is None else Positions.from_json(began))
+
+
 def refuse_lost(lost: Mapping[str, str], *, has_others: bool) -> None:
     """`SinkLost` if there are any, with the ways on."""
     if not lost:
@@ -165,6 +188,7 @@ def refuse_lost(lost: Mapping[str, str], *, has_others: bool) -> None:
     flags = " ".join(f"--accept-loss={name}" for name in lost)
     raise SinkLost(
         f"{told}. Nothing was read or written. Restore what is lost and run again; or "
+        f"`holdfast pipeline refill FILE {next(iter(lost))}` writes it again from the log; or "
         f"`holdfast pipeline run FILE {flags}` lets it {goes_on}, without what it had"
     )
 

@@ -284,10 +284,9 @@ class Loop:
                 warm_up(spec)
                 self.lookups = Lookups(self.definition, self.home.path)
                 router = Router(self.spark, self.definition, self.lookups)
-                self.monitoring = Monitoring(self.settings, monitoring_group(self.definition), self.warn)
-                self.monitoring.refuse_members()
+                self.monitoring = self._monitoring()
                 self._open_sinks(opened)
-                self.known = KnownSinks(self.home, self.canonical)
+                self.known = self._known()
                 self.workshop = Workshop(
                     self.spark,
                     cluster,
@@ -315,6 +314,14 @@ class Loop:
         )
         self._log(self.summary.as_json())
         return self.summary
+
+    def _monitoring(self) -> Monitoring | None:
+        monitoring = Monitoring(self.settings, monitoring_group(self.definition), self.warn)
+        monitoring.refuse_members()
+        return monitoring
+
+    def _known(self) -> KnownSinks:
+        return KnownSinks(self.home, self.canonical)
 
     def _refuse_unsafe(self, source: SourceView) -> None:
         """The definition may take over from the one that made the newest batch: before sinks are opened."""
@@ -391,9 +398,8 @@ class Loop:
         if needed:
             self.known.note(self.workshop.ledgers)
 
-    def _one_batch(self, logs: Mapping[Place, Log], until: Mapping[Place, int] | None) -> bool:
-        began = time.monotonic()
-        plan = plan_batch(
+    def _plan(self, logs: Mapping[Place, Log], until: Mapping[Place, int] | None) -> Plan | None:
+        return plan_batch(
             self.workshop.ledgers,
             logs,
             self._limits(),
@@ -401,6 +407,10 @@ class Loop:
             unfinished=self.workshop.unfinished(),
             noted=self.noted,
         )
+
+    def _one_batch(self, logs: Mapping[Place, Log], until: Mapping[Place, int] | None) -> bool:
+        began = time.monotonic()
+        plan = self._plan(logs, until)
         if plan is None:
             return False
         start = self.workshop.footing(plan)
@@ -416,7 +426,8 @@ class Loop:
 
     def _after(self, plan: Plan, result: BatchResult, logs: Mapping[Place, Log], duration_ms: int) -> None:
         positions = {name: entry.positions for name, entry in self._entries().items()}
-        self.monitoring.show(lowest(positions))
+        if self.monitoring is not None:
+            self.monitoring.show(lowest(positions))
         self.faults("monitored")
         self.known.note(self.workshop.ledgers)
         self.home.note_done(plan, self.fingerprint)

@@ -123,6 +123,9 @@ class Sink(Protocol):
     def missing(self) -> str | None:
         """What the ledger speaks of and is no longer there, in words; nothing when all is there."""
 
+    def holds_rows(self) -> bool:
+        """Whether rows are there that a ledger begun anew would repeat."""
+
     def forget(self) -> None:
         """Drop this pipeline's ledger in the sink (`pipeline reset`); the rows stay."""
 

@@ -197,6 +197,10 @@ class DeltaSinkWriter:
     def missing(self) -> str | None:
         return None
 
+    def holds_rows(self) -> bool:
+        table = self.ledger.table()
+        return table is not None and bool(table.file_uris())
+
     def forget(self) -> None:
         table = self.ledger.table()
         if table is not None and self.ledger.number(table) is not None:

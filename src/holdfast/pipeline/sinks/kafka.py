@@ -222,6 +222,10 @@ class KafkaSinkWriter:
         standing = self._current()
         return self._missing if self._is_writing else self._lost_topic(standing.topic)
 
+    def holds_rows(self) -> bool:
+        assert self._ledger is not None
+        return self._ledger.has_records(self.topic)
+
     def forget(self) -> None:
         """Every transactional id is held by now, so nobody writes to the ledger behind the first writer's back."""
         assert self._ledger is not None

@@ -184,7 +184,29 @@ class LedgerTopic:
         count = self.partitions(self.name)
         if count == 0:
             return []
-        consumer = Consumer(
+        consumer = self._consumer()
+        try:
+            return [self._checked(self._last(consumer, partition)) for partition in range(count)]
+        finally:
+            consumer.close()
+
+    def has_records(self, topic: str) -> bool:
+        """Whether a partition of the topic has any."""
+        consumer = self._consumer()
+        try:
+            for partition in range(self.partitions(topic)):
+                place = TopicPartition(topic, partition)
+                low, high = self._ask(
+                    lambda place=place: consumer.get_watermark_offsets(place, timeout=self._seconds)
+                )
+                if high > low:
+                    return True
+            return False
+        finally:
+            consumer.close()
+
+    def _consumer(self) -> Consumer:
+        return Consumer(
             {
                 **self._settings,
                 "group.id": f"hf-ledger-reader-{self._pipeline}",
@@ -196,10 +218,6 @@ class LedgerTopic:
             },
             logger=LOGGER,
         )
-        try:
-            return [self._checked(self._last(consumer, partition)) for partition in range(count)]
-        finally:
-            consumer.close()
 
     def _last(self, consumer: Consumer, partition: int) -> LedgerRecord | None:
         place = TopicPartition(self.name, partition)

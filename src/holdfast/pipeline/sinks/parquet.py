@@ -347,6 +347,10 @@ class ParquetSinkWriter:
             disk.remove_tree(scratch)
         return written
 
+    def holds_rows(self) -> bool:
+        store = self._store
+        return any(entry.rows for number in store.numbers() for entry in store.entries_of(number))
+
     def forget(self) -> None:
         with explained(self.name, self._store.path):
             held = None if self._lock is not None else self._store.lock()

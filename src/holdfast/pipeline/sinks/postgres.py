@@ -232,6 +232,17 @@ class PostgresSinkWriter:
         ).fetchone()
         return None if found is None else found[0]
 
+    def holds_rows(self) -> bool:
+        """Rows of an upsert give way to those of their keys."""
+        definition = self._definition
+        with self._explained() as connection:
+            if definition.mode == "upsert" or self._oid(connection, definition.table) is None:
+                return False
+            table = sql.Identifier(definition.schema_name, definition.table)
+            return (
+                connection.execute(sql.SQL("SELECT 1 FROM {} LIMIT 1").format(table)).fetchone() is not None
+            )
+
     def forget(self) -> None:
         definition = self._definition
         with self._explained() as connection, connection.transaction():
