@@ -22,6 +22,7 @@ from holdfast.client.consuming.runs import Run
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.database.store import open_database
+from holdfast.client.dead_letters import failure_of
 from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
 from holdfast.client.messages import Message
 from holdfast.client.processor import Processor
@@ -127,6 +128,8 @@ def test_an_error_without_words_is_judged_like_any_other() -> None:
     assert described(Unspeakable()) == "Unspeakable (its text cannot be made: RuntimeError)"
     verdict = RetryPolicy(attempts=1).judge(Unspeakable(), 1, 0.0)
     assert "Unspeakable" in str(verdict)
+    letter = failure_of(Message("t", 0, 0, 0, None, None), "g", "given up", Unspeakable(), 1)
+    assert letter.message == "(its text cannot be made: RuntimeError)"
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -17,7 +17,7 @@ from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.dead_letter_dialects import read_failure
 from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
 from holdfast.client.processor import Output, Processor
-from holdfast.client.retries import RetryPolicy
+from holdfast.client.retries import NO_RETRIES, RetryPolicy
 from holdfast.client.side_topics import SideTopicMissing
 from holdfast.client.transactional import TakenBack
 from holdfast.testing.broker import BrokerProcess
@@ -39,12 +39,18 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 class Scene:
     """A topic with forty numbers, one for what is made of them, and one for what could not be."""
 
-    def __init__(self, broker: BrokerProcess, *, letters: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        broker: BrokerProcess,
+        *,
+        letters: dict[str, str] | None = None,
+        target: dict[str, str] | None = None,
+    ) -> None:
         self.bootstrap = broker.bootstrap_servers
         self.topic = f"in-{uuid4().hex[:8]}"
         self.target = f"{self.topic}-out"
         self.letters = f"{self.topic}-dlt"
-        new = [NewTopic(self.topic, PARTITIONS, 1), NewTopic(self.target, PARTITIONS, 1)]
+        new = [NewTopic(self.topic, PARTITIONS, 1), NewTopic(self.target, PARTITIONS, 1, config=target or {})]
         if letters is not None:
             new.append(NewTopic(self.letters, PARTITIONS, 1, config=letters))
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
@@ -224,6 +230,20 @@ def test_a_transform_that_fails_in_the_middle_leaves_no_half(broker: BrokerProce
 
     scene.run(transform)
     assert scene.numbers(scene.target) == in_order()
+
+
+@pytest.mark.parametrize("size", [5_000, 2_000_000], ids=["for the topic", "for the client"])
+def test_an_output_that_is_too_large_is_a_failure_of_its_message(broker: BrokerProcess, size: int) -> None:
+    scene = Scene(broker, letters={}, target={"max.message.bytes": "3000"})
+
+    def transform(message: Message) -> list[Output]:
+        number = int(message.value or b"")
+        larger = [Output(scene.target, b"x" * size)] if number == 6 else []
+        return [Output(scene.target, message.value, partition=message.partition), *larger]
+
+    scene.run(transform, scene.processor(NO_RETRIES, commit_messages=2))
+    assert scene.numbers(scene.target) == in_order(6)
+    assert scene.numbers(scene.letters) == [[6], []]
 
 
 def test_a_policy_may_say_stop(broker: BrokerProcess) -> None:

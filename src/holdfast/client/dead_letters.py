@@ -23,6 +23,7 @@ from holdfast.client.dead_letter_dialects import (
     stack_of,
 )
 from holdfast.client.errors import DeliveryFailed
+from holdfast.client.handlers import text_of
 from holdfast.client.messages import DeadLetter, Message, away_from_home
 from holdfast.client.retry_history import History, without_history
 from holdfast.client.side_topics import TOO_LARGE, Sends, SideTopics, send_smaller
@@ -98,9 +99,13 @@ class OutputLetters:
         headers = headers_of(message, failure, self._dialect)
         return [Output(topic, message.value, message.key, each, partition) for each in headers[self._step :]]
 
+    def go_to(self, topic: str) -> bool:
+        """Whether there are dead letters in a topic."""
+        return topic in self._topics
+
     def are_shorter_after(self, refused: DeliveryFailed) -> bool:
         """Whether it was a dead letter that was refused, and the next attempt is worth it."""
-        if refused.code not in TOO_LARGE or refused.topic not in self._topics or self._step >= 2:
+        if refused.code not in TOO_LARGE or not self.go_to(refused.topic) or self._step >= 2:
             return False
         self._step += 1
         return True
@@ -140,7 +145,7 @@ def failure_of(
         timestamp_ms=origin.timestamp_ms,
         group=group,
         error=None if cause is None else class_name(cause),
-        message=None if cause is None else str(cause),
+        message=None if cause is None else text_of(cause),
         reason=reason,
         stack=None if cause is None else stack_of(cause),
         attempts=history.attempts + attempts,

@@ -11,11 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterable, Awaitable, Callable, Generator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Final
 
 from holdfast.client.errors import ClientError
 from holdfast.client.messages import DeadLetter, Retry
 from holdfast.errors import UsageError
+
+UNTOLD: Final = "(its text cannot be made"
 
 
 class UnusableHandler(ClientError, UsageError):
@@ -66,10 +68,16 @@ def check_outcome(outcome: Any, *, iterates: bool = False) -> None:
 
 def described(error: BaseException) -> str:
     """An error's class and text, even where making the text fails."""
+    text = text_of(error)
+    return f"{type(error).__name__} {text}" if text.startswith(UNTOLD) else f"{type(error).__name__}: {text}"
+
+
+def text_of(error: BaseException) -> str:
+    """An error's text, even where making it fails."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     except Exception as failed:  # noqa: BLE001 - the error is told all the same
-        return f"{type(error).__name__} (its text cannot be made: {type(failed).__name__})"
+        return f"{UNTOLD}: {type(failed).__name__})"
 
 
 def _is(kind: Callable[[Any], bool], handler: Callable[..., Any]) -> bool:

@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -40,7 +40,7 @@ from holdfast.client.errors import DeliveryFailed
 from holdfast.client.failures import Failures
 from holdfast.client.forks import end_if_forked
 from holdfast.client.handlers import check_handler, check_outcome, described
-from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
+from holdfast.client.messages import DeadLetter, Message, Origin, Retry, from_raw
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import (
     SESSION_TIMEOUT_MS,
@@ -52,7 +52,7 @@ from holdfast.client.settings import (
 from holdfast.client.side_topics import TOO_LARGE, SideTopics, TooLargeToSetAside
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.transactional import Output, ProcessorFenced, TakenBack, TransactionalProducer
+from holdfast.client.transactional import Companion, Output, ProcessorFenced, TakenBack, TransactionalProducer
 from holdfast.errors import HoldfastError, UsageError
 
 __all__ = ["Companion", "Output", "Processor", "ProcessorFenced", "Transform"]
@@ -60,6 +60,8 @@ __all__ = ["Companion", "Output", "Processor", "ProcessorFenced", "Transform"]
 POLL_SECONDS: Final = 0.05
 BATCH_MESSAGES: Final = 500
 ANSWER_SECONDS: Final = 60.0
+REFUSED: Final = TOO_LARGE | {"INVALID_RECORD", "TOPIC_EXCEPTION", "_UNKNOWN_PARTITION"}
+"""Why a broker or the client refuses an output for what it is, and not for where we are or who."""
 
 
 Outcome: TypeAlias = Iterable[Output] | Retry | DeadLetter | None
@@ -168,35 +170,6 @@ def made(outcome: Outcome) -> list[Output]:
     return list(outcome or ())
 
 
-class Companion(Protocol):
-    """Something that goes along with the transactions of a run: the state of a stateful one."""
-
-    def noted(self, key: PartitionKey, note: str) -> None:
-        """What it gave to be stored beside the position that a partition begins at; nothing is stored beside a first
-        one."""
-
-    def note(self, key: PartitionKey) -> str:
-        """What to store beside a position."""
-
-    def given(self, keys: Collection[PartitionKey]) -> None:
-        """Partitions were assigned; none of their messages comes before they are ready."""
-
-    def prepare(self) -> Collection[PartitionKey]:
-        """Get on with making partitions ready, for a moment; returns those that became ready."""
-
-    def changes(self) -> Iterable[tuple[Output, Callable[[Any, Any], None]]]:
-        """What the open transaction is to hold besides its outputs, and who wants to know where each went."""
-
-    def committed(self) -> Collection[PartitionKey]:
-        """The transaction was committed; returns partitions that have to be made ready again."""
-
-    def taken_back(self) -> None:
-        """Nothing since the last commit has happened."""
-
-    def let_go(self, keys: Collection[PartitionKey]) -> None:
-        """Partitions were taken away."""
-
-
 class _Running:
     """One run: a consumer and a transactional producer, on one thread.
 
@@ -232,6 +205,10 @@ class _Running:
         self._held: dict[PartitionKey, tuple[Message, float]] = {}
         """Messages that the transform failed on, and when each is tried again; their partitions are paused."""
         self._failures = None if processor._retry is None else Failures(processor._retry)
+        self._refusals: dict[PartitionKey, tuple[int, DeliveryFailed]] = {}
+        """Messages whose outputs were refused: each counts as failed when its turn comes again."""
+        self._most = processor._commit_messages
+        """How many messages the next transaction takes: fewer, after an output was refused and nobody knows whose."""
         self._letters = OutputLetters(
             processor._group,
             SideTopics(
@@ -291,8 +268,7 @@ class _Running:
     def _is_due(self) -> bool:
         processor = self._processor
         return self._producer.is_open and (
-            self._taken >= processor._commit_messages
-            or time.monotonic() - self._began >= processor._commit_seconds
+            self._taken >= self._most or time.monotonic() - self._began >= processor._commit_seconds
         )
 
     def _received(self, raw: Any) -> None:
@@ -322,13 +298,21 @@ class _Running:
         # All that it makes before any of it is produced: a transform may fail in the middle.
         began = time.monotonic() if self._failures is not None else 0.0
         try:
-            outputs = made(self._transform(message))
+            outputs = made(self._transform(message)) if not self._refusals else self._made(message)
         except Exception as error:
             if self._failures is None:
                 raise
             self._failed(self._failures, message, error, began)
         else:
             self._take(message, lambda: self._produce(outputs))
+
+    def _made(self, message: Message) -> list[Output]:
+        key = (message.topic, message.partition)
+        offset, refused = self._refusals.get(key, (-1, None))
+        if refused is not None and offset == message.offset:
+            del self._refusals[key]
+            raise refused
+        return made(self._transform(message))
 
     def _take(self, message: Message, produce: Callable[[], None]) -> None:
         """Make a message's results part of the transaction."""
@@ -339,7 +323,9 @@ class _Running:
         except TakenBack as taken_back:
             self._go_back(taken_back)
         except DeliveryFailed as refused:
-            self._refused(refused)
+            # Where the transaction is over already, it may be the answer to an output of an earlier message.
+            is_ours = self._producer.is_open or self._taken == 0
+            self._refused(refused, message.here if is_ours else None)
         else:
             self._next[message.topic, message.partition] = message.offset + 1
             self._taken += 1
@@ -386,12 +372,27 @@ class _Running:
             "producer a larger message.max.bytes"
         ) from refused
 
-    def _refused(self, refused: DeliveryFailed) -> None:
-        """An output was refused, and its transaction is over; raises unless there is another way."""
-        if not self._letters.are_shorter_after(refused):
+    def _refused(self, refused: DeliveryFailed, culprit: Origin | None = None) -> None:
+        """An output was refused, and its transaction is over; raises unless there is another way.
+
+        Whose output it was is known when the client refuses it, and when a message is alone in its transaction.
+        """
+        if culprit is None and self._taken == 1:
+            culprit = next(Origin(*key, following - 1, 0) for key, following in self._next.items())
+        if self._letters.are_shorter_after(refused):
+            reason = f"a dead letter is too large for {refused.topic}, and is made shorter"
+        elif self._failures is None or refused.code not in REFUSED or self._letters.go_to(refused.topic):
+            raise refused
+        elif culprit is not None:
+            reason = f"an output was refused: {refused}"
+            self._refusals[culprit.topic, culprit.partition] = (culprit.offset, refused)
+        elif self._taken:
+            reason = f"an output was refused, and whose it is shows in smaller transactions: {refused}"
+            self._most = max(1, self._taken // 2)
+        else:
             raise refused
         self._producer.abort()
-        self._go_back(TakenBack(f"a dead letter is too large for {refused.topic}, and is made shorter"))
+        self._go_back(TakenBack(reason))
 
     def _hold(self, message: Message, until: float) -> None:
         """Keep a message for later, and let nothing behind it overtake."""
@@ -436,6 +437,7 @@ class _Running:
             self._refused(refused)
             return
         self.committed += self._taken
+        self._most = min(self._most * 2, self._processor._commit_messages)
         self._letters.committed()
         self._starts.update(self._next)
         if self._failures is not None:
@@ -573,6 +575,7 @@ class _Running:
             self._next.pop(key, None)
             self._unstored.discard(key)
             self._preparing.discard(key)
+            self._refusals.pop(key, None)
             if self._held.pop(key, None) is not None:
                 # The client would remember it if the partition came back.
                 self._consumer.resume([TopicPartition(*key)])
