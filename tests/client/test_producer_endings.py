@@ -362,6 +362,14 @@ def test_a_report_is_not_complete_when_the_refused_are_only_counted(
     assert (report.refused_count, len(report.refused)) == (1, 1)
 
 
+def test_a_report_that_nobody_reads_tells_nobody(cluster: FakeCluster, producer: Producer) -> None:
+    cluster.refuse(refuse_all)
+    producer.send("orders", b"x")
+    producer.flush(30)
+    with pytest.raises(UndeliveredMessages, match="1 message was not delivered"):
+        producer.close()
+
+
 def test_failures_that_are_told_of_make_room_for_others() -> None:
     failures = Failures()
     told = [_failed() for _ in range(FAILURES_KEPT_MAX)]
@@ -370,8 +378,8 @@ def test_failures_that_are_told_of_make_room_for_others() -> None:
         delivery.set_told()
     for _ in range(3):
         failures.add(_failed())
-    named, count = failures.take()
-    assert (len(named), count) == (3, 3)
+    seen = failures.seen()
+    assert (len(seen.named), seen.total) == (3, 3)
 
 
 def _failed() -> Delivery:

@@ -280,9 +280,10 @@ def test_messages_for_a_topic_that_takes_none_are_set_aside_and_others_go_on(
     assert spool.flush() == 0
     assert in_order(cluster) == [b"o%d" % number for number in range(10)]
     assert sorted(spool.refused()) == sorted(b"w%d" % number for number in range(10))
-    named, count = spool.sender.take_refused()
-    assert (len(named), count) == (10, 10)
-    assert spool.sender.take_refused() == ([], 0)
+    seen = spool.sender.seen_refused()
+    assert (len(seen.named), seen.total) == (10, 10)
+    seen.tell()
+    assert spool.sender.seen_refused().total == 0
 
 
 def test_a_refused_message_waits_in_the_spool_while_the_disk_has_no_room_to_set_it_aside(
@@ -320,9 +321,9 @@ def test_a_full_disk_refuses_what_is_sent_and_later_sends_work_again(
     spool.send(b"after").wait(30)
     assert in_order(cluster) == [b"before", b"after"]
     # The first failure was told to whoever waited; the other one is named.
-    named, count = spool.sender.take_refused()
-    assert count == 1
-    assert "no room" in named[0].reason
+    seen = spool.sender.seen_refused()
+    assert seen.total == 1
+    assert "no room" in seen.named[0].reason
     assert unseen.error is not None
 
 

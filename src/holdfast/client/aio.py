@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from holdfast.client import exit_guard
-from holdfast.client.delivery import Delivered, Delivery, Waiting
+from holdfast.client.delivery import Delivered, Delivery, Seen, Waiting
 from holdfast.client.errors import ClientError, SendTimeout, Undelivered, UndeliveredMessages
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.producer import (
@@ -276,12 +276,17 @@ class AsyncProducer:
         if self._line_task is not None:
             await asyncio.wait((self._line_task,), timeout=timeout)
         report = await asyncio.to_thread(self._producer.flush, _left(deadline))
-        refused = self._take_refused()
-        return report._replace(
-            refused=[*refused, *report.refused],
-            under_way=report.under_way + len(self._line),
-            refused_count=report.refused_count + len(refused),
-        )
+        behind = report._refused
+        refused = dict(self._refused)
+
+        def tell() -> None:
+            behind.tell()
+            for delivery in refused:
+                self._told(delivery)
+
+        named = [_as_undelivered(delivery, error) for delivery, error in refused.items()]
+        seen = Seen([*named, *behind.named], len(named) + behind.total, tell)
+        return FlushReport(report.delivered, seen, report.under_way + len(self._line))
 
     # Messages without room
 

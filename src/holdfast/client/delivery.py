@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -311,48 +311,74 @@ class Delivery:
         return Undelivered(self.topic, self.partition, self.key, reason)
 
 
-class Failures:
-    """What failed for good, to be named by whoever asks next unless somebody was told before.
+class Seen(NamedTuple):
+    """Failures that nobody was told of."""
 
-    One thread adds; any may take.
+    named: list[Undelivered]
+    """The first of them, when they are many."""
+    total: int
+    tell: Callable[[], object]
+    """Somebody was told of these."""
+
+
+def seen_together(several: Sequence[Failures]) -> Seen:
+    each_seen = [each.seen() for each in several]
+    return Seen(
+        [undelivered for seen in each_seen for undelivered in seen.named],
+        sum(seen.total for seen in each_seen),
+        lambda: [seen.tell() for seen in each_seen],
+    )
+
+
+class Failures:
+    """What failed for good, to be named by whoever asks until somebody is told.
+
+    One thread adds; any may look, and tell.
     """
 
     def __init__(self) -> None:
-        self._failed: deque[Delivery | Undelivered | None] = deque()
-        """Deliveries are named unless somebody was told, the others in any case; None is only counted."""
+        self._failed: list[Delivery | Undelivered | None] = []
+        """All that ever failed. Deliveries are named unless somebody was told, the others in any case; None is only
+        counted."""
+        self._told = 0
+        """Up to here somebody was told. Two threads that move it at once may set it back: nothing is left unsaid."""
 
     def add(self, delivery: Delivery, *, although_told: bool = False) -> None:
         """Remember a delivery that has just failed."""
         if delivery.is_told and not although_told:
             return
-        count = len(self._failed)
-        if count and not count % FAILURES_KEPT_MAX:
-            self._forget_told(count)
-            count = len(self._failed)
-        if count >= FAILURES_KEPT_MAX + NAMED_MAX:
+        if len(self._failed) - self._told >= FAILURES_KEPT_MAX:
+            self._pass_told()
+        kept = len(self._failed) - self._told
+        if kept >= FAILURES_KEPT_MAX + NAMED_MAX:
             self._failed.append(None)
-        elif although_told or count >= FAILURES_KEPT_MAX:
+        elif although_told or kept >= FAILURES_KEPT_MAX:
             self._failed.append(delivery.as_undelivered())
         else:
             self._failed.append(delivery)
 
-    def _forget_told(self, count: int) -> None:
-        for each in self._pop(count):
-            if not (isinstance(each, Delivery) and each.is_told):
-                self._failed.append(each)
+    def _pass_told(self) -> None:
+        through = self._told
+        while through < len(self._failed) and _is_told(self._failed[through]):
+            through += 1
+        self._tell(through)
 
-    def _pop(self, count: int) -> Iterator[Delivery | Undelivered | None]:
-        with suppress(IndexError):  # another thread takes, too
-            for _ in range(count):
-                yield self._failed.popleft()
-
-    def take(self) -> tuple[list[Undelivered], int]:
+    def seen(self) -> Seen:
         """Those that nobody was told of, as far as they are kept, and how many there are."""
-        named: list[Undelivered] = []
-        count = 0
-        for each in self._pop(len(self._failed)):
-            if not (isinstance(each, Delivery) and each.is_told):
-                count += 1
-                if each is not None:
-                    named.append(each.as_undelivered() if isinstance(each, Delivery) else each)
-        return named, count
+        told = self._told
+        failed = self._failed[told:]
+        left = [each for each in failed if not _is_told(each)]
+        named = [
+            each.as_undelivered() if isinstance(each, Delivery) else each for each in left if each is not None
+        ]
+        return Seen(named, len(left), lambda: self._tell(told + len(failed)))
+
+    def _tell(self, through: int) -> None:
+        begin = self._told
+        if begin < through:
+            self._told = through
+            self._failed[begin:through] = [None] * (through - begin)  # nobody needs them any more
+
+
+def _is_told(failed: Delivery | Undelivered | None) -> bool:
+    return isinstance(failed, Delivery) and failed.is_told

@@ -25,14 +25,13 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as RawProducer
 
 from holdfast.client.bell import Bell
-from holdfast.client.delivery import Delivery, Failures, Waiting
+from holdfast.client.delivery import Delivery, Failures, Seen, Waiting
 from holdfast.client.errors import (
     ClientError,
     DeliveryFailed,
     LeftBehind,
     ProducerClosed,
     SendTimeout,
-    Undelivered,
 )
 from holdfast.client.settings import Settings
 from holdfast.client.spool.format import Headers
@@ -294,8 +293,8 @@ class DirectSender:
         except Exception:  # noqa: BLE001  whoever closes is told of what is left, in any case
             _log.exception("closing the producer failed")
             unheard = len(self._producer)
-        named, total = self.reports.failures.take()
-        return LeftBehind(named, total + unheard)
+        refused = self.reports.failures.seen()
+        return LeftBehind(refused.named, refused.total + unheard)
 
     # Sending
 
@@ -412,9 +411,8 @@ class DirectSender:
     def delivered(self) -> int:
         return self.reports.delivered
 
-    def take_refused(self) -> tuple[list[Undelivered], int]:
-        """What failed since the last call and nobody was told of, and how many."""
-        return self.reports.failures.take()
+    def seen_refused(self) -> Seen:
+        return self.reports.failures.seen()
 
     @property
     def left(self) -> int:

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 from holdfast.client import exit_guard
-from holdfast.client.delivery import Delivery
+from holdfast.client.delivery import Delivery, Seen
 from holdfast.client.errors import (
     ClientError,
     DeliveryStopped,
@@ -49,21 +49,39 @@ CLOSE_SECONDS: Final = 10.0
 NO_TIMESTAMP: Final = -1
 
 
-class FlushReport(NamedTuple):
-    """What became of everything sent so far."""
+class FlushReport:
+    """What became of everything sent so far.
 
-    delivered: int
-    refused: list[Undelivered]
-    """Those that failed for good since the last report, unless somebody was told before: the first of them, when they
-    are many. With a spool, what brokers refused is kept in its directory `refused`."""
-    under_way: int
-    """Neither delivered nor refused yet; with a spool they are on disk and will be sent."""
-    refused_count: int = 0
-    """How many were refused."""
+    Whoever reads what was refused has been told of it. What nobody reads is named when the producer is closed.
+    """
+
+    __slots__ = ("_refused", "delivered", "under_way")
+
+    def __init__(self, delivered: int, refused: Seen, under_way: int) -> None:
+        self.delivered = delivered
+        self._refused = refused
+        self.under_way = under_way
+        """Neither delivered nor refused yet; with a spool they are on disk and will be sent."""
+
+    def __repr__(self) -> str:
+        return f"FlushReport(delivered={self.delivered}, refused={self._refused.total}, under_way={self.under_way})"
+
+    @property
+    def refused(self) -> list[Undelivered]:
+        """Those that failed for good and nobody was told of before: the first of them, when they are many. With a
+        spool, what brokers refused is kept in its directory `refused`."""
+        self._refused.tell()
+        return self._refused.named
+
+    @property
+    def refused_count(self) -> int:
+        """How many were refused."""
+        self._refused.tell()
+        return self._refused.total
 
     @property
     def is_complete(self) -> bool:
-        return not self.refused and not self.refused_count and not self.under_way
+        return not self.refused_count and not self.under_way
 
 
 class Sender(Protocol):
@@ -88,8 +106,8 @@ class Sender(Protocol):
         """How many messages are neither delivered nor refused."""
         ...
 
-    def take_refused(self) -> tuple[list[Undelivered], int]:
-        """What failed for good since the last call and nobody was told of, and how many there are."""
+    def seen_refused(self) -> Seen:
+        """What failed for good and nobody was told of."""
         ...
 
     def flush(self, timeout: float | None) -> int:
@@ -194,8 +212,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until everything sent so far is delivered or refused, or the time has passed; and say which."""
         under_way = self._sender.flush(timeout)
-        refused, count = self._sender.take_refused()
-        return FlushReport(self._sender.delivered, refused, under_way, count)
+        return FlushReport(self._sender.delivered, self._sender.seen_refused(), under_way)
 
     def wait_settled(self, timeout: float | None = None) -> int:
         """Wait as `flush` does, and take no report; returns how many messages are still under way."""

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException
 from holdfast.client.bell import Bell
 from holdfast.client.delivery import Failures, Waiting
 from holdfast.client.direct import failure
-from holdfast.client.errors import DeliveryFailed, DeliveryStopped, Undelivered
+from holdfast.client.errors import DeliveryFailed, DeliveryStopped
 from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
@@ -104,7 +104,7 @@ class Deliverer(ABC):
         self._ask_due = 0.0
         self._serving = threading.Lock()
         """Held by the thread of ours that hears reports or settles messages."""
-        self._refused = Failures()
+        self.refused = Failures()
         self._refused_count = 0
         self.sends = 0
         """How many messages the application has sent; it counts them itself."""
@@ -155,15 +155,12 @@ class Deliverer(ABC):
     def settle_undecided(self, refused: Sequence[tuple[SpooledDelivery, Refused]]) -> None:
         for item, each in refused:
             item.set_failed(_final_failure(each))
-            self._refused.add(item)
+            self.refused.add(item)
         self._waiting.wake()
 
     def give_turn(self) -> None:
         """The application is sending, in this thread: it may let the thread that delivers do its work."""
         self.is_due = False
-
-    def take_refused(self) -> tuple[list[Undelivered], int]:
-        return self._refused.take()
 
     @property
     def delivered(self) -> int:
@@ -345,7 +342,7 @@ class Deliverer(ABC):
         item.set_failed(_final_failure(refused))
         item.value = None
         group.left -= 1
-        self._refused.add(item)
+        self.refused.add(item)
 
     # Progress
 

@@ -89,7 +89,7 @@ class Drain:
             return Drained(owned.id, 0, 0, was.left, str(damaged))
         problem = self._deliver(spool, deadline)
         spool.close()
-        refused = spool.deliverer.take_refused()[1]
+        refused = spool.deliverer.refused.seen().total
         left = spool.deliverer.left
         if spool.is_finished:
             remove_or_release(self._fs, self._home, owned)

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaException
 
 from holdfast.client.bell import Bell
-from holdfast.client.delivery import Waiting
-from holdfast.client.errors import ClientError, DeliveryStopped, LeftBehind, Undelivered
+from holdfast.client.delivery import Seen, Waiting, seen_together
+from holdfast.client.errors import ClientError, DeliveryStopped, LeftBehind
 from holdfast.client.library_log import logged_producer
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
@@ -313,8 +313,8 @@ class SpooledSender:
             self._left = self._close_all()
         except BaseException as error:
             # Whoever closes must not wait for ever; what is stored stays stored.
-            refused, count = self.take_refused()
-            self._left = LeftBehind(refused, count, f"{self._home.path}: {error!r}")
+            refused = self.seen_refused()
+            self._left = LeftBehind(refused.named, refused.total, f"{self._home.path}: {error!r}")
             raise
         finally:
             self._waiting.wake()
@@ -381,15 +381,10 @@ class SpooledSender:
     def delivered(self) -> int:
         return self._own.deliverer.delivered
 
-    def take_refused(self) -> tuple[list[Undelivered], int]:
-        named: list[Undelivered] = []
-        count = 0
-        takers = [self._own.writer.failures.take, self._own.deliverer.take_refused]
-        for take in (*takers, *(spool.deliverer.take_refused for spool in self._adopted)):
-            more, counted = take()
-            named += more
-            count += counted
-        return named, count
+    def seen_refused(self) -> Seen:
+        own = self._own
+        adopted = [spool.deliverer.refused for spool in self._adopted]
+        return seen_together([own.writer.failures, own.deliverer.refused, *adopted])
 
     @property
     def left(self) -> int:
@@ -428,7 +423,7 @@ class SpooledSender:
         self._own.close()
         for spool in self._adopted:
             self._end_adopted(spool)
-        refused, count = self.take_refused()
+        refused = self.seen_refused()
         left = self._own.deliverer.left
         self._waiting.stop(
             DeliveryStopped("the producer was closed before the message was delivered; the spool keeps it")
@@ -441,4 +436,4 @@ class SpooledSender:
                 f"{left} message{'' if left == 1 else 's'} in {self._home.path} {'is' if left == 1 else 'are'} stored "
                 "and not delivered yet: the next producer with this spool delivers them, or `holdfast spool drain`"
             )
-        return LeftBehind(refused, count, line)
+        return LeftBehind(refused.named, refused.total, line)
