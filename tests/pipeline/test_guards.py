@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterable, Mapping
 
 import pytest
 
-from holdfast.pipeline.guards import GuardTripped, check_positions
+from holdfast.pipeline.guards import GuardTripped, check_positions, without
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.reader import OffsetAnswer, OffsetSpec, PartitionInfo, TopicInfo, TopicPartition
 
@@ -57,6 +58,15 @@ def test_a_topic_created_again_is_seen_by_its_id() -> None:
 def test_a_topic_that_is_gone_is_named() -> None:
     with pytest.raises(GuardTripped, match="'orders' is gone"):
         check_positions(Log(0, 200), standing(100), {})
+
+
+def test_a_topic_that_is_gone_can_be_left_out_of_a_pattern() -> None:
+    with pytest.raises(GuardTripped, match="leave it out of the source's pattern") as tripped:
+        check_positions(Log(0, 200), standing(100), {}, "orders|orders-.*")
+    narrowed = without("orders", "orders|orders-.*")
+    assert repr(narrowed) in str(tripped.value)
+    names = ("orders", "orders-eu", "payments")
+    assert [name for name in names if re.fullmatch(narrowed, name)] == ["orders-eu"]
 
 
 def test_a_partition_that_is_gone_is_named() -> None:

@@ -8,6 +8,7 @@ for by name, from positions that carry topic id and leader epoch; none is mended
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -34,10 +35,12 @@ class Offsets(Protocol):
     ) -> Mapping[TopicPartition, tuple[int, int]]: ...
 
 
-def check_positions(cluster: Offsets, standing: Positions, topics: Mapping[str, TopicInfo]) -> None:
-    """`GuardTripped` unless every position still stands in the log it was taken from."""
+def check_positions(
+    cluster: Offsets, standing: Positions, topics: Mapping[str, TopicInfo], pattern: str | None = None
+) -> None:
+    """`GuardTripped` unless every position still stands in the log it was taken from; `pattern` found the topics."""
     for place in standing:
-        _check_identity(place, standing.at[place], topics.get(place.topic))
+        _check_identity(place, standing.at[place], topics.get(place.topic), pattern)
     keys = [TopicPartition(place.topic, place.partition) for place in standing]
     if not keys:
         return
@@ -55,12 +58,22 @@ def check_positions(cluster: Offsets, standing: Positions, topics: Mapping[str, 
             _check_epoch(key, position, *epoch_ends[key])
 
 
-def _check_identity(place: Place, position: Position, topic: TopicInfo | None) -> None:
+def without(topic: str, pattern: str) -> str:
+    """The pattern that finds what this one finds, but for this topic."""
+    return f"(?!{re.escape(topic)}$)(?:{pattern})"
+
+
+def _check_identity(
+    place: Place, position: Position, topic: TopicInfo | None, pattern: str | None = None
+) -> None:
     name = f"{place.topic}-{place.partition}"
     if topic is None:
+        out = "take the topic out of the definition"
+        if pattern is not None:
+            out = f"leave it out of the source's pattern, which is then {without(place.topic, pattern)!r}"
         raise GuardTripped(
             f"topic {place.topic!r} is gone; this stands at offset {position.offset} of {name}. If that was meant, "
-            "take the topic out of the definition; what it held beyond the position cannot be read any more"
+            f"{out}; what the topic held beyond the position cannot be read any more"
         )
     if topic.topic_id != place.topic_id:
         raise GuardTripped(

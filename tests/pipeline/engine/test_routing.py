@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast.pipeline.engine.counting as counting
-from holdfast.pipeline.definition.model import Expect, Filter, Python, Sql, Step
+from holdfast.pipeline.definition.model import (
+    Decoding,
+    Dedupe,
+    EventTime,
+    Expect,
+    Field,
+    Filter,
+    Python,
+    Sql,
+    Step,
+    Window,
+)
 from holdfast.pipeline.engine.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.engine.routing import check_steps
 from holdfast.pipeline.ledger import Routes
@@ -64,6 +77,26 @@ def test_a_rule_that_is_null_is_broken_and_tombstones_are_records(routed: Bench)
     routes = run_steps(routed, Expect("amount", "_tombstone OR amount > 0"))
     assert routes == Routes(main=2, dead_letter={"amount": 1})
     assert sorted(row["_tombstone"] for row in routed.sinks["main"].content) == [False, True]
+
+
+def test_a_name_may_hold_anything_and_a_view_of_the_callers_stays(routed: Bench) -> None:
+    odd = "a`b.c'd"
+    value = Decoding("json", (Field("id", "long"), Field(odd, "string")))
+    routed.change(source=replace(routed.definition.source, value=value, event_time=EventTime("_timestamp")))
+    routed.produce([json.dumps({"id": number, odd: f"v{number % 2}"}).encode() for number in (1, 2, 3)])
+    routed.spark.range(7).createOrReplaceTempView("input")
+    try:
+        routes = run_steps(
+            routed,
+            Sql("twice", "SELECT * FROM input LATERAL VIEW explode(array(1, 2)) AS n", expand=True),
+            Dedupe("once", key=(odd,)),
+            Window("totals", size="1h", key=(odd,), aggregates={f"n {odd}": "count(*)"}),
+        )
+        assert routes == Routes(main=2, duplicate=4)
+        assert {row[odd] for row in routed.sinks["main"].content} == {"v0", "v1"}
+        assert routed.spark.table("input").count() == 7
+    finally:
+        routed.spark.catalog.dropTempView("input")
 
 
 def test_warnings_count_the_rows_that_got_as_far(routed: Bench) -> None:

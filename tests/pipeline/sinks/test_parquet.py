@@ -70,6 +70,15 @@ def test_a_batch_is_stored_with_its_entry_and_found_by_a_plain_reader(
     assert {row.batch: row["count"] for row in found.groupBy("batch").count().collect()} == {0: 3, 1: 2}
 
 
+def test_a_column_is_stored_under_whatever_name_its_field_has(
+    make: Any, table: str, rows: Any, batches: Any, spark: SparkSession
+) -> None:
+    sink, cut = make(), batches("parquet")
+    cut.write(sink, cut.at(0, 1), rows(ids(1)).withColumnRenamed("name", "user.na`me"))
+    [row] = spark.read.parquet(table).collect()
+    assert row["user.na`me"] == "n1"
+
+
 def test_rows_and_digest_are_those_of_the_files(make: Any, rows: Any, batches: Any) -> None:
     sink, cut = make(), batches("parquet")
     prepared = sink.prepare(cut.at(0, 4), rows(ids(*range(8)), partitions=2).repartition(3))

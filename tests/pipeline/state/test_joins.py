@@ -188,6 +188,14 @@ def test_telling_log(player: Player, spark: SparkSession, kind: str) -> None:
     assert {bytes(row["_key"]) for row in played.rows if row["k"] == "a"} == {b"a"}
 
 
+def test_a_row_that_nothing_is_found_for_has_columns_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    player = Player(spark, str(tmp_path), "k string, `order-no` int", DELAY_MS)
+    step = operator("left", select={"k": "l.k", "no": "r.`order-no`"})
+    log = [Record(time_ms, {"k": "a", "order-no": 7}, topic="orders") for time_ms in (100, 200)]
+    [row] = player.play(step, log, [1]).rows
+    assert (row["k"], row["no"]) == ("a", None)
+
+
 def is_found_out(spark: SparkSession, played: Played, kind: str) -> bool:
     return pairs(played) != expected(spark, TELLING, kind, played.watermark_ms)
 

@@ -22,6 +22,7 @@ from holdfast.pipeline.definition.model import (
     Python,
     Sql,
 )
+from holdfast.pipeline.engine.inspection import as_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,11 +97,8 @@ def _part(found: Evaluated, condition: str, fate: Fate, step: str) -> None:
 
 def _query(spark: SparkSession, found: Evaluated, step: Sql) -> None:
     given = found.main
-    given.createOrReplaceTempView("input")
-    try:
+    with as_input(spark, given):
         found.main = spark.sql(step.query)
-    finally:
-        spark.catalog.dropTempView("input")
     found.expands = found.expands or step.expand
     missing = _places(given).join(_places(found.main).distinct(), list(PLACE), "left_anti")
     found.left.append(_left(missing, Fate.FILTERED, step.name))

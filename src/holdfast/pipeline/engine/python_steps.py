@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import Python
 from holdfast.pipeline.engine.failures import StepError, spark_message, step_failure
@@ -43,7 +44,7 @@ def apply_python(frame: DataFrame, step: Python, directory: str) -> DataFrame:
     """The rows the function returns, not computed yet."""
     function = load_function(step, directory)
     schema = output_schema(frame, step)
-    return frame.mapInArrow(_worker(step, pickled(function), schema), schema)
+    return map_in_arrow(frame, _worker(step, pickled(function), schema), schema)
 
 
 def output_schema(frame: DataFrame, step: Python) -> StructType:

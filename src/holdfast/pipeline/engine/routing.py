@@ -60,6 +60,7 @@ from holdfast.pipeline.engine.walking import (
     transform,
     wide_with_event,
 )
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.ledger import Intake, Routes
 from holdfast.pipeline.state.building import operator_of, remembers
 from holdfast.pipeline.state.operator import DUPLICATES, Operator
@@ -309,7 +310,7 @@ class Router:
             "_headers",
             "_tombstone",
             f"timestamp_millis({batch_time_ms}L) AS _batch_time",
-            *(f"`{name}`" for name in self._input_columns),
+            *map(quoted, self._input_columns),
         )
 
     def _links(

@@ -108,7 +108,7 @@ class SourceView:
                 continue
             checked.append(standing)
             try:
-                check_positions(self.cluster, standing, topics)
+                check_positions(self.cluster, standing, topics, self._source.pattern)
             except GuardTripped as tripped:
                 raise GuardTripped(
                     f"sink {sink!r}: {tripped}. Nothing was read or committed; `holdfast pipeline reset` shows what a "

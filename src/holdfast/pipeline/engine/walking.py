@@ -18,6 +18,7 @@ from holdfast.pipeline.digest import hash_sql
 from holdfast.pipeline.engine.inspection import run_query
 from holdfast.pipeline.engine.python_steps import apply_python
 from holdfast.pipeline.engine.staging import Tally
+from holdfast.pipeline.formats.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -144,7 +145,7 @@ def condition_of(rule: Rule) -> str:
 def narrow(frame: DataFrame) -> DataFrame:
     """Rows as sinks get them: lineage, the record's own columns, then the user's."""
     own = [
-        f"`{name}`"
+        quoted(name)
         for name in frame.schema.names
         if not name.startswith("_") or name.startswith(KEY_PREFIX) or name in KEPT_RESERVED
     ]
@@ -203,20 +204,20 @@ def transform(spark: SparkSession, frame: DataFrame, step: Sql | Python, directo
 
 def _numbered(frame: DataFrame) -> DataFrame:
     """Rows of one record numbered by their content: equal rows are interchangeable, so any order of them will do."""
-    names = [f"`{name}`" for name in frame.schema.names if not name.startswith("_")]
+    names = [name for name in frame.schema.names if not name.startswith("_")]
     content = f"to_json(named_struct({', '.join(_pair(name) for name in names)}))" if names else "0"
     place = f"{LINEAGE}.topic, {LINEAGE}.partition, {LINEAGE}.offset"
     number = f"row_number() OVER (PARTITION BY {place} ORDER BY {content}) - 1"
-    others = [f"`{name}`" for name in frame.schema.names if name != LINEAGE]
+    others = [quoted(name) for name in frame.schema.names if name != LINEAGE]
     fields = cast("StructType", frame.schema[LINEAGE].dataType).names
     parts = ", ".join(f"'{name}', {'_index' if name == 'index' else f'{LINEAGE}.{name}'}" for name in fields)
     numbered = frame.selectExpr("*", f"CAST({number} AS INT) AS _index")
     return numbered.selectExpr(f"named_struct({parts}) AS {LINEAGE}", *others)
 
 
-def _pair(quoted: str) -> str:
-    text = quoted[1:-1].replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}', {quoted}"
+def _pair(name: str) -> str:
+    text = name.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{text}', {quoted(name)}"
 
 
 def tagged(frame: DataFrame, rules: Sequence[Rule]) -> DataFrame:

@@ -28,6 +28,7 @@ import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
+from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
@@ -380,7 +381,7 @@ class PostgresSinkWriter:
             return copy_task(batches, url, statement)
 
         try:
-            return rows.select(*columns).mapInArrow(task, REPORT).collect()
+            return map_in_arrow(rows.select(*columns), task, REPORT).collect()
         except PySparkException as error:
             told = told_by_task(self.name, error)
             if told is None:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.sinks.base import LINEAGE, SinkError
 from holdfast.pipeline.sinks.columns import quoted
@@ -79,12 +80,8 @@ def _escaped(text: str) -> str:
 
 def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
     """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files."""
-    from pyspark.sql import functions
 
-    values = [
-        functions.col(f"`{name}`").cast("string").alias(f"{VALUE}{at}")
-        for at, name in enumerate(files.partition_by)
-    ]
+    values = [quoted(name).cast("string").alias(f"{VALUE}{at}") for at, name in enumerate(files.partition_by)]
     if values:
         kept = [quoted(name) for name in rows.columns if name not in files.partition_by]
         rows = rows.select(*kept, *values).sortWithinPartitions(
@@ -94,7 +91,7 @@ def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return write_task(batches, files)
 
-    found = rows.mapInArrow(task, REPORT).collect()
+    found = map_in_arrow(rows, task, REPORT).collect()
     written = [
         WrittenFile(
             row["path"],

@@ -27,11 +27,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hash_sql, join_halves
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import Tally
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import DUPLICATES, LATE, Held, Moment, Turn
 
@@ -89,7 +91,7 @@ class _Key:
 
     @property
     def quoted(self) -> str:
-        return f"`{self.name}`"
+        return quoted(self.name)
 
 
 class DedupeOperator:
@@ -183,9 +185,9 @@ class DedupeOperator:
     def _key(self, name: str, types: Mapping[str, str]) -> _Key:
         if name not in types or name in OWN_NAMES:
             raise StepError(self.name, f"the rows have no column {name!r} to be a key")
-        quoted = f"`{name}`"
+        column = quoted(name)
         if types[name] in FLOATING:
-            return _Key(name, "string", f"CAST(CAST({quoted} AS DOUBLE) + 0D AS STRING)", quoted)
+            return _Key(name, "string", f"CAST(CAST({column} AS DOUBLE) + 0D AS STRING)", column)
         plain = SIMPLE.get(types[name].partition("(")[0])
         if plain is None:
             raise StepError(
@@ -193,7 +195,7 @@ class DedupeOperator:
                 f"the key's column {name!r} is {types[name]}; keys are made of simple values (text, numbers, times, "
                 "binary): take its parts in a step before",
             )
-        return _Key(name, types[name], quoted, plain.format(quoted))
+        return _Key(name, types[name], column, plain.format(column))
 
     def _route_sql(self, keys: Sequence[_Key]) -> str:
         """Of a row, by itself: whether it has a key, and whether it is too late to be judged."""
@@ -238,7 +240,7 @@ class DedupeOperator:
             lines = lines.unionAll(known.selectExpr("_h", *plain, "false AS _new", *_NOWHERE, "_t"))
         order = ["_h", *(key.quoted for key in keys), "_new", *PLACE_NAMES]
         sorted_lines = lines.repartition("_h").sortWithinPartitions(*order)
-        found = sorted_lines.mapInArrow(partial(_judge, self._within_ms, len(keys)), PLACE_DDL)
+        found = map_in_arrow(sorted_lines, partial(_judge, self._within_ms, len(keys)), PLACE_DDL)
         return _written_down(found, self._scratch(moment, "duplicates"), PLACE_DDL, held.spark)
 
     def _known(

@@ -33,6 +33,7 @@ from holdfast.pipeline.digest import hash_sql, join_halves
 from holdfast.pipeline.engine.failures import StepError, spark_message
 from holdfast.pipeline.engine.inspection import inspect
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
 
@@ -234,6 +235,8 @@ class JoinOperator:
         self, new: DataFrame | None, closed_ms: int, form: _Form, held: Held, moment: Moment
     ) -> list[DataFrame]:
         """Left rows whose time is over and that nothing was found for."""
+        from pyspark.sql import functions
+
         # A right row that a closing left one met is at most `within` later, and remembered for so much longer.
         reach_ms = closed_ms - self._lives_ms(LEFT) + self._within_ms + self._lives_ms(RIGHT)
         old = held.frame(form.memory, until_above=moment.watermark_ms, until_to=reach_ms)
@@ -242,12 +245,9 @@ class JoinOperator:
             return []
         closing = known.where(f"_until <= {closed_ms}L")
         alone = self._met(closing, known, form, "left_anti")
-        missing = [
-            f"CAST(NULL AS {PLACE_DDL}) AS _r",
-            "CAST(NULL AS BIGINT) AS _rt",
-            f"CAST(NULL AS {form.right.simpleString()}) AS r",
-        ]
-        return [self._selected(alone.selectExpr("*", *missing), form)]
+        missing = [f"CAST(NULL AS {PLACE_DDL}) AS _r", "CAST(NULL AS BIGINT) AS _rt"]
+        nothing = functions.lit(None).cast(form.right).alias("r")
+        return [self._selected(alone.selectExpr("*", *missing).select("*", nothing), form)]
 
     def _met(self, lefts: DataFrame, rights: DataFrame, form: _Form, kind: str) -> DataFrame:
         from pyspark.sql import functions as f
@@ -269,7 +269,7 @@ class JoinOperator:
             "timestamp_millis(greatest(_lt, _rt)) AS _timestamp",
             f"_l AS {LEFT_PLACE}",
             f"_r AS {RIGHT_PLACE}",
-            *(f"{sql} AS {_quoted(name)}" for name, sql in self._step.select.items()),
+            *(f"{sql} AS {quoted(name)}" for name, sql in self._step.select.items()),
         )
 
     def _numbered(self, made: DataFrame, form: _Form, held: Held, moment: Moment) -> tuple[DataFrame, int]:
@@ -293,7 +293,7 @@ class JoinOperator:
 
     @property
     def _own_names(self) -> list[str]:
-        return [LEFT_PLACE, RIGHT_PLACE, *(_quoted(name) for name in self._step.select)]
+        return [LEFT_PLACE, RIGHT_PLACE, *(quoted(name) for name in self._step.select)]
 
     def _narrow(self, version: int, index: str) -> list[str]:
         """What every sink takes of a row beside its own columns."""
@@ -350,13 +350,13 @@ class JoinOperator:
                 raise StepError(self.name, f"`on`: the rows have no column {name!r}")
             types.append(rows[name].dataType.simpleString())
         if types[0] == types[1]:
-            return _quoted(left), _quoted(right), types[0]
+            return quoted(left), quoted(right), types[0]
         if not all(each in WHOLE for each in types):
             raise StepError(
                 self.name,
                 f"`on`: {left!r} is {types[0]} and {right!r} is {types[1]}; cast one in a step before",
             )
-        return _quoted(left), _quoted(right), max(types, key=WHOLE.index)
+        return quoted(left), quoted(right), max(types, key=WHOLE.index)
 
     def _payload(self, rows: StructType, letter: str) -> StructType:
         """The columns of a side that `select` can mean."""
@@ -417,7 +417,7 @@ def _struct_sql(fields: StructType) -> str:
     parts = []
     for field in fields.fields:
         text = field.name.replace("\\", "\\\\").replace("'", "\\'")
-        parts.append(f"'{text}', {_quoted(field.name)}")
+        parts.append(f"'{text}', {quoted(field.name)}")
     return f"named_struct({', '.join(parts)})"
 
 
@@ -436,7 +436,3 @@ def _place_type() -> DataType:
     from holdfast.pipeline.engine.staging import ddl_schema
 
     return ddl_schema(f"place {PLACE_DDL}")["place"].dataType
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.functions import load_function, name_of
 from holdfast.pipeline.definition.model import EventTime, Keyed
@@ -32,6 +33,7 @@ from holdfast.pipeline.digest import hash_sql
 from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
 from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally, ddl_schema
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
 from holdfast.pipeline.state.merging import merged_tier, segments_to_merge, with_merged
@@ -277,7 +279,7 @@ class KeyedOperator:
         """
         from pyspark.sql import functions as f
 
-        keys = [_quoted(name) for name in shapes.key]
+        keys = [quoted(name) for name in shapes.key]
         hashed = f"xxhash64({', '.join(keys)})"
         sent = [name for name in shapes.handed_out if name != EVENT_TIME]
         sent += [name for name in shapes.key if name not in sent]
@@ -290,7 +292,7 @@ class KeyedOperator:
             f"unix_millis(_hf.watermark) AS {OWN}",
             *(f"_hf.{name.removeprefix('_hf_')} AS {name}" for name in PLACE_COLUMNS),
             f"_hf.event_time AS {EVENT_TIME}",
-            *map(_quoted, sent),
+            *map(quoted, sent),
         )
         session = rows.sparkSession
         stand_ins = session.range(0, buckets, 1, 1).selectExpr(f"CAST(id AS INT) AS {BUCKET}")
@@ -327,7 +329,7 @@ class KeyedOperator:
                 "_timestamp",
                 "false AS _tombstone",
                 f"CAST(NULL AS {HEADERS_DDL}) AS _headers",
-                *(_quoted(field.name) for field in shapes.output.fields),
+                *(quoted(field.name) for field in shapes.output.fields),
             )
         )
 
@@ -349,10 +351,6 @@ def _number(time_ms: int | None) -> int:
     return NEVER if time_ms is None else time_ms
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _struct(schema: pa.Schema) -> pa.StructType:
     import pyarrow as pa
 
@@ -369,7 +367,7 @@ def _by_bucket(held: Held, segments: Sequence[Segment], buckets: int) -> tuple[t
 
 def _collect(dealt: DataFrame, job: KeyedJob) -> list[dict[str, Any]]:
     """Each bucket's report, in the order of buckets."""
-    collected = dealt.mapInArrow(partial(run_buckets, job), "report string").collect()
+    collected = map_in_arrow(dealt, partial(run_buckets, job), "report string").collect()
     reports = [json.loads(row.report) for row in collected]
     for report in reports:
         if "failure" in report:

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.engine.failures import PipelineError, StepError
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.positions import to_text
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.state.tables import LookupUnavailable, Mark, Table, shown
@@ -138,7 +139,7 @@ def found_column(step: Lookup) -> str:
 
 def rule_of(step: Lookup) -> Expect | Filter | None:
     """What becomes of rows that the table has nothing for, as a rule over the joined rows; None: they go on."""
-    flag = f"`{found_column(step)}`"
+    flag = quoted(found_column(step))
     match step.missing:
         case "null":
             return None
@@ -185,21 +186,21 @@ def join(
     keys = [f"_key_{number}_{step.name}" for number in range(len(step.on))]
     flag = [f.lit(True).alias(found_column(step))] if step.missing != "null" else []
     right = table.select(
-        *(f.col(_quoted(name)).alias(key) for key, name in zip(keys, step.on.values(), strict=True)),
-        *(f.col(_quoted(name)) for name in step.columns),
+        *(f.col(quoted(name)).alias(key) for key, name in zip(keys, step.on.values(), strict=True)),
+        *(f.col(quoted(name)) for name in step.columns),
         *flag,
     )
     condition = f.lit(True)
     for key, name in zip(keys, step.on, strict=True):
         ours, theirs = _alike(
-            frame[_quoted(name)], frame.schema[name].dataType, right[_quoted(key)], right.schema[key].dataType
+            frame[quoted(name)], frame.schema[name].dataType, right[quoted(key)], right.schema[key].dataType
         )
         condition = condition & (ours == theirs)
     rows = frame.join(f.broadcast(right), condition, "left").drop(*keys)
     if step.missing == "null":
         return rows
     name = found_column(step)
-    return rows.withColumn(name, f.coalesce(f.col(_quoted(name)), f.lit(False)))
+    return rows.withColumn(name, f.coalesce(f.col(quoted(name)), f.lit(False)))
 
 
 def check_rows(step: Lookup, rows: StructType, table: StructType) -> None:
@@ -257,7 +258,3 @@ def _snapshot(step: Lookup, version: str, home: str) -> str:
             "are behind start anew (`holdfast pipeline reset --sink`)"
         )
     return path
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.segments import UNTIL
 from holdfast.pipeline.state.spans import END, START
 
@@ -41,7 +42,7 @@ def earlier_sessions(pieces: DataFrame, keys: Sequence[str], is_earlier: str, wa
         for function, column, name in (("min", START, "_s"), ("max", END, "_e"), ("max", UNTIL, "_u"))
     ]
     session = f"CASE WHEN {is_earlier} AND {was_given} THEN named_struct('s', _s, 'e', _e) END AS {EARLIER}"
-    known = [f"`{name}`" for name in pieces.columns]
+    known = [quoted(name) for name in pieces.columns]
     return numbered.selectExpr("*", *times).selectExpr(*known, session)
 
 

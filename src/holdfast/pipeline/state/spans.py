@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.engine.failures import StepError
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.segments import UNTIL
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Spans:
         """Rows of the state, one for each window they belong to."""
         if not self.is_sliding:
             return pieces
-        others = [f"`{name}`" for name in pieces.columns if name not in (START, LAST, UNTIL)]
+        others = [quoted(name) for name in pieces.columns if name not in (START, LAST, UNTIL)]
         each = pieces.selectExpr(*others, f"explode(sequence({START}, {LAST}, {self.every_ms}L)) AS {START}")
         return each.selectExpr("*", f"{self.end} + {self.hold_ms}L AS {UNTIL}")
 

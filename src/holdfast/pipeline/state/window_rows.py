@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import HEADERS_DDL
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.window_state import steady
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def bucket(keys: Sequence[str], *, is_small: bool) -> str:
 def tap_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -> DataFrame:
     """Windows as rows for sinks; given: `_bucket`, the key, `_begin`, `_finish`, `_is_gone`, `_n`, `_low`, `_high` and
     the aggregates."""
-    keys = [f"`{key}`" for key in step.key]
+    keys = [quoted(key) for key in step.key]
     order = ", ".join([*keys, "_begin"])
     place = f"row_number() OVER (PARTITION BY {BUCKET} ORDER BY {order})"
     text = step.name.replace("\\", "\\\\").replace("'", "\\'")
@@ -81,7 +82,7 @@ def tap_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -
         *keys,
         f"timestamp_millis(_begin) AS {WINDOW_START}",
         f"timestamp_millis(_finish) AS {WINDOW_END}",
-        *(f"CASE WHEN NOT _is_gone THEN `{name}` END AS `{name}`" for name in step.aggregates),
+        *(f"CASE WHEN NOT _is_gone THEN {quoted(name)} END AS {quoted(name)}" for name in step.aggregates),
         "CASE WHEN _is_gone THEN 0L ELSE _n END AS _hf_count",
         f"CASE WHEN _is_gone THEN 0L ELSE {digest} END AS _hf_digest",
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.pipeline.digest import hash_sql, join_halves
 from holdfast.pipeline.engine.staging import Tally
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.aggregates import DIGEST, ORDER, Aggregation, state_schema
 from holdfast.pipeline.state.merging import (
     FILE_BYTES,
@@ -89,7 +90,7 @@ def layout_of(
     schema = state_schema(aggregation, keys, empty.schema, (*spans.times, UNTIL))
     if aggregation.is_general:
         schema = schema.add(empty.selectExpr(f"named_struct({ORDER}) AS {IN_ORDER}").schema[IN_ORDER])
-    return Layout(step, tuple(f"`{key}`" for key in keys), spans, aggregation, schema)
+    return Layout(step, tuple(map(quoted, keys)), spans, aggregation, schema)
 
 
 def expressions(*texts: str) -> list[Column]:
@@ -137,7 +138,7 @@ def _aggregated(layout: Layout, marked: DataFrame) -> DataFrame:
 def _raw(layout: Layout, kept: DataFrame) -> DataFrame:
     until = f"{layout.spans.until} AS {UNTIL}"
     sums = ("1L AS _n", f"{HASH} & {HALF} AS _low", f"shiftrightunsigned({HASH}, 32) AS _high")
-    names = [f"`{name}`" for name in layout.aggregation.raw]
+    names = [quoted(name) for name in layout.aggregation.raw]
     order = f"named_struct({ORDER}) AS {IN_ORDER}"
     return kept.selectExpr(*layout.keys, *layout.spans.times, until, *sums, *names, order)
 

@@ -21,6 +21,7 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.model import EventTime, Window
 from holdfast.pipeline.engine.failures import StepError, spark_message
 from holdfast.pipeline.engine.staging import Tally
+from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.aggregates import compile_aggregates
 from holdfast.pipeline.state.merging import write_segment
 from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
@@ -229,7 +230,7 @@ class _Plan:
             by[-1] = SESSION
             more += [f"min({START}) AS {START}", f"max({END}) AS {END}", gone]
         sums = [f"max({UNTIL}) AS {UNTIL}", *OF_PIECES, *more]
-        finishes = [f"{sql} AS `{name}`" for name, sql in layout.aggregation.finishes.items()]
+        finishes = [f"{sql} AS {quoted(name)}" for name, sql in layout.aggregation.finishes.items()]
         if layout.aggregation.is_general:
             # By the step's own SQL, over rows in their order.
             ordered = pieces.sortWithinPartitions(*by, IN_ORDER)
@@ -289,7 +290,7 @@ class _Plan:
         numbered = numbered_sessions(pieces, layout.keys)
         session = f"max({UNTIL}) OVER (PARTITION BY {', '.join([*layout.keys, SESSION])}) AS _goes_on"
         going_on = numbered.selectExpr("*", session).where(f"{UNTIL} <= {now} AND _goes_on > {now}")
-        columns = [f"_goes_on AS {UNTIL}" if name == UNTIL else f"`{name}`" for name in layout.schema.names]
+        columns = [f"_goes_on AS {UNTIL}" if name == UNTIL else quoted(name) for name in layout.schema.names]
         going_on = going_on.selectExpr(*columns, SESSION)
         is_general = layout.aggregation.is_general
         rows = going_on.drop(SESSION) if is_general else merged_pieces(layout, going_on)
