@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import pickle
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.pipeline.engine.failures import StepError
+from holdfast.pipeline.engine.failures import EnvironmentFails, StepError
 from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.positions import Place
@@ -575,6 +576,16 @@ def test_files_of_a_task_that_ran_twice_are_no_part_of_the_state(tmp_path: Path)
     assert segment is not None
     assert store.paths(segment) == [reported]
     assert [keyed_files.bucket_of(path) for path in store.paths(segment)] == [1]
+
+
+def test_a_reported_file_that_is_not_seen_stops_the_batch(tmp_path: Path) -> None:
+    store = StateStore(str(tmp_path / "state"))
+    directory = Path(store.segment_dir("label", "rule"))
+    directory.mkdir()
+    (directory / keyed_files.file_name(1, "seen")).touch()
+    unseen = str(directory / keyed_files.file_name(2, "unseen"))
+    with pytest.raises(EnvironmentFails, match=re.escape(unseen)):
+        _adopted(store, str(directory), [str(directory / keyed_files.file_name(1, "seen")), unseen], 0)
 
 
 def test_many_row_groups_and_ranges_of_hashes_are_one_state(

@@ -22,7 +22,7 @@ from holdfast.pipeline.definition.model import (
     Python,
     Sql,
 )
-from holdfast.pipeline.engine.inspection import as_input
+from holdfast.pipeline.frames import as_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

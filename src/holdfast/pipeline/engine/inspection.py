@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.engine.failures import StepError, spark_message
+from holdfast.pipeline.frames import as_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -104,21 +103,6 @@ def run_query(spark: SparkSession, step: str, query: str, frame: DataFrame) -> D
             return spark.sql(query)
     except Exception as error:
         raise StepError(step, spark_message(error)) from error
-
-
-@contextmanager
-def as_input(spark: SparkSession, frame: DataFrame) -> Iterator[None]:
-    """The frame is the view `input` inside; a view of that name that the session's owner has is there again behind."""
-    views = spark._jsparkSession.sessionState().catalog()
-    owners = spark.table("input") if views.getTempView("input").isDefined() else None
-    frame.createOrReplaceTempView("input")
-    try:
-        yield
-    finally:
-        if owners is None:
-            spark.catalog.dropTempView("input")
-        else:
-            owners.createOrReplaceTempView("input")
 
 
 def inspect(step: str, frame: DataFrame) -> Shape:

@@ -19,10 +19,10 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import Python
 from holdfast.pipeline.engine.failures import StepError, spark_message, step_failure
+from holdfast.pipeline.frames import map_in_arrow
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -28,10 +28,10 @@ import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
-from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.sinks.base import (
     LINEAGE,

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.digest import MASK
+from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.sinks.base import LINEAGE, SinkError
 from holdfast.pipeline.sinks.columns import quoted
 from holdfast.pipeline.sinks.files import Disk

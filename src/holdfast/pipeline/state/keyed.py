@@ -24,16 +24,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.arrow_maps import map_in_arrow
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.functions import load_function, name_of
 from holdfast.pipeline.definition.model import EventTime, Keyed
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hash_sql
-from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
+from holdfast.pipeline.engine.failures import EnvironmentFails, StepError, Unbalanced, spark_message
 from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally, ddl_schema
 from holdfast.pipeline.formats.types import quoted
+from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
 from holdfast.pipeline.state.merging import merged_tier, segments_to_merge, with_merged
@@ -402,7 +402,15 @@ def _segments(
 
 def _adopted(store: StateStore, directory: str, reported: Sequence[str | None], tier: int) -> Segment | None:
     """The files that were reported as a segment; what a task left that ran twice goes."""
-    for name in os.listdir(directory):
+    names = os.listdir(directory)
+    unseen = [path for path in reported if path is not None and os.path.basename(path) not in names]
+    if unseen:
+        raise EnvironmentFails(
+            f"a task wrote state to {unseen[0]}, and this machine does not see it there ({len(unseen)} of such files): "
+            "the home's file system shows machines different contents (a directory cache of NFS). Nothing was "
+            "committed; mount it without such a cache (`noac`, or `lookupcache=none`) and run again"
+        )
+    for name in names:
         if os.path.join(directory, name) not in reported:
             os.unlink(os.path.join(directory, name))
     return store.adopt(directory, tier)

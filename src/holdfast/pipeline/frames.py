@@ -1,4 +1,4 @@
-"""Arrow functions over frames whose columns may have any name.
+"""Spark's frames where their own methods fall short: columns of any name, and a view that is somebody else's.
 
 Spark's `mapInArrow` looks every column up as an expression, in which a dot and a backtick mean something: a record's
 field `user.id` would be looked for in a column `user`. Such frames go there under other names, and the function sees
@@ -8,11 +8,12 @@ its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -27,3 +28,18 @@ def map_in_arrow(frame: DataFrame, function: ArrowFunction, schema: StructType |
         return function(batch.rename_columns(names) for batch in batches)
 
     return frame.toDF(*(f"_{number}" for number in range(len(names)))).mapInArrow(under_their_names, schema)
+
+
+@contextmanager
+def as_input(spark: SparkSession, frame: DataFrame) -> Iterator[None]:
+    """The frame is the view `input` inside; a view of that name that the session's owner has is there again behind."""
+    views = spark._jsparkSession.sessionState().catalog()
+    owners = spark.table("input") if views.getTempView("input").isDefined() else None
+    frame.createOrReplaceTempView("input")
+    try:
+        yield
+    finally:
+        if owners is None:
+            spark.catalog.dropTempView("input")
+        else:
+            owners.createOrReplaceTempView("input")
