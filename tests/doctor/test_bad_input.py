@@ -51,7 +51,7 @@ def test_the_rest_is_examined_and_the_gap_is_named(tmp_path: Path) -> None:
     ).examination
     assert [found.id for found in examination.findings] == ["HF102"]
     assert [gap.what for gap in examination.gaps] == [
-        str(bad),
+        f"{bad}:1",
         str(tmp_path / "missing"),
         str(code),
         "nowhere.yaml",
@@ -79,7 +79,7 @@ def test_a_pipeline_in_python_is_not_run(tmp_path: Path) -> None:
     path.write_text("raise SystemExit('run')\n")
     examination = examine_files(Asked(pipelines=[str(path)], code=[str(path)])).examination
     assert [gap.why for gap in examination.gaps] == [
-        "no Kafka client in it that the doctor knows",
+        "no Kafka client in Python that the doctor knows",
         "a pipeline in Python is not run by the doctor; name it with --code",
     ]
 
@@ -88,7 +88,7 @@ def test_a_directory_without_python_is_a_gap(tmp_path: Path) -> None:
     (tmp_path / ".hidden.d").mkdir()
     (tmp_path / ".hidden.d" / "x.py").write_text("x = 1\n")
     assert [gap.why for gap in examine_files(Asked(code=[str(tmp_path)])).examination.gaps] == [
-        "no Python file in it"
+        "no Kafka client in Python that the doctor knows"
     ]
 
 

@@ -25,6 +25,10 @@ HASHES: Final = {
 }
 
 
+PROGRAMS: Final = ("python", "spring")
+"""Styles in which a program is written: two programs of one directory may have nothing to do with each other."""
+
+
 @dataclass(frozen=True)
 class TopicFacts:
     """What is known about a topic, from a file or from the cluster."""
@@ -94,8 +98,8 @@ def _aborted_is_read(
 
 def _belong_together(consumer: ClientSettings, producers: Sequence[ClientSettings]) -> bool:
     """Named side by side, or in one program; two programs of one directory may have no topic in common."""
-    return consumer.style != "python" or any(
-        producer.style != "python" or producer.place.file == consumer.place.file for producer in producers
+    return consumer.style not in PROGRAMS or any(
+        producer.style not in PROGRAMS or producer.place.file == consumer.place.file for producer in producers
     )
 
 

@@ -43,6 +43,7 @@ FEW_REPLICAS: Final[Mapping[str, tuple[str, Severity, str]]] = {
     "kafkastore.topic.replication.factor": ("HF201", Severity.WARNING, "every schema"),
     "ksql.internal.topic.replicas": ("HF201", Severity.WARNING, "the statements of ksqlDB"),
     "ksql.streams.replication.factor": ("HF201", Severity.WARNING, "the state of queries"),
+    "replication.factor": ("HF201", Severity.WARNING, "the topics it makes"),
 }
 """Topics that these programs make for themselves, and what is lost with one of them."""
 SKIPPING: Final[Mapping[str, tuple[str, ...]]] = {
@@ -61,12 +62,15 @@ SKIPPING: Final[Mapping[str, tuple[str, ...]]] = {
 JUDGED: Final = frozenset({*FEW_REPLICAS, *SKIPPING, "errors.tolerance"})
 
 
-def is_worker(settings: Settings) -> bool:
-    return not WORKER_NAMES.isdisjoint(settings) and not is_connector(settings)
-
-
-def is_connector(settings: Settings) -> bool:
-    return "connector.class" in settings
+def program_of(settings: Settings) -> tuple[str, str] | None:
+    """What program these settings are of, and what stands before those of its clients; None for any other."""
+    if "connector.class" in settings:
+        return "a connector", "{}.override."
+    if not WORKER_NAMES.isdisjoint(settings):
+        return "a Connect worker", "{}."
+    if "application.id" in settings and "bootstrap.servers" in settings:
+        return "Kafka Streams", "{}."
+    return None
 
 
 def examine_program(
@@ -76,7 +80,7 @@ def examine_program(
     examination = result.examination
     examination.examined.append(f"{place} as {what}")
     examination.add(_own_topics(settings, spelling))
-    examination.add(_records_skipped(settings, spelling))
+    examination.add(records_skipped(settings))
     examination.add(_tolerated(settings, place, spelling))
     examination.add(_positions(settings))
     result.unknown(each for name, each in settings.items() if name in JUDGED)
@@ -97,7 +101,8 @@ def examine_program(
                     own,
                     defaults=CLIENT_DEFAULTS[role],
                     spelling=_framed(spelling, prefix),
-                )
+                ),
+                combined=False,
             )
 
 
@@ -120,7 +125,7 @@ def _own_topics(settings: Settings, spelling: str) -> Iterator[Finding]:
             )
 
 
-def _records_skipped(settings: Settings, spelling: str) -> Iterator[Finding]:
+def records_skipped(settings: Settings) -> Iterator[Finding]:
     for name, values in SKIPPING.items():
         setting = settings.get(name)
         if setting is not None and any(value in shown(setting.value).lower() for value in values):

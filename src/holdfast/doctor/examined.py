@@ -38,6 +38,16 @@ class FilesExamined:
         self.unknown(setting for name, setting in broker.settings.items() if name in JUDGED)
         self.topics.append(facts(broker))
 
+    def unreadable(self, path: str, error: Exception) -> None:
+        """The file, with the line where the error names one, and the reason."""
+        place, _, why = str(error).partition(": ")
+        self.examination.missed(place if place.startswith(path) else path, why)
+
+    @property
+    def accounted_for(self) -> int:
+        """How much was examined, or named as not examined."""
+        return len(self.examination.examined) + len(self.examination.gaps)
+
     def unknown(self, settings: Iterable[Setting]) -> None:
         for setting in settings:
             if not setting.is_known:

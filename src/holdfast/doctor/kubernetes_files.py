@@ -15,14 +15,13 @@ from holdfast.doctor.client_settings import UNKNOWN, Setting
 from holdfast.doctor.connect import examine_program
 from holdfast.doctor.containers import Container, examine_containers
 from holdfast.doctor.examined import FilesExamined
-from holdfast.doctor.findings import Fix, Place, Severity, finding
+from holdfast.doctor.findings import Finding, Fix, Place, finding
 from holdfast.doctor.properties_files import Entry
 from holdfast.doctor.trees import Tree, branch, branches, first_line, leaf, settings_of, text
 
 STRIMZI: Final = "kafka.strimzi.io/"
-WITHOUT_SETTINGS: Final = frozenset({"KafkaUser", "KafkaRebalance", "StrimziPodSet"})
+WITHOUT_SETTINGS: Final = frozenset({"KafkaUser", "KafkaRebalance", "KafkaAccess"})
 """Strimzi's resources that say nothing about what is kept."""
-CLIENT_RESOURCES: Final = frozenset({"KafkaBridge"})
 
 
 def is_resource(document: Tree) -> bool:
@@ -56,7 +55,7 @@ def _examine(
         return _strimzi(place, kind, resource, result)
     if kind == "ConfigMap":
         return _files_within(place, resource, result)
-    if "kafka" in f"{version} {kind}".lower():
+    if "kafka" in f"{version} {kind}".lower() and kind not in WITHOUT_SETTINGS:
         result.examination.missed(str(place), f"{version} is not known to the doctor", "unsupported")
         return 1
     return examine_containers(_containers(path, place.resource, resource, maps), result)
@@ -128,10 +127,10 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
         case "Kafka":
             config = branch(spec, "kafka", "config")
             result.broker(BrokerSettings(place, settings_of(config, place.file), spelling=spelling))
-            _nodes(place, branch(spec, "kafka"), result)
+            result.examination.add(_nodes(place, branch(spec, "kafka")))
         case "KafkaNodePool":
             result.examination.examined.append(f"{place} as a pool of brokers")
-            _nodes(place, spec, result)
+            result.examination.add(_nodes(place, spec))
         case "KafkaTopic":
             settings = settings_of(branch(spec, "config"), place.file)
             if (replicas := leaf(spec, "replicas")) is not None:
@@ -139,9 +138,15 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
                 settings["replication.factor"] = Setting("replication.factor", replicas.value, at, "replicas")
             name = text(spec, "topicName") or text(resource, "metadata", "name")
             result.broker(BrokerSettings(place, settings, is_topic=True, name=name, spelling=spelling))
-        case "KafkaConnect":
-            config = branch(spec, "config")
-            examine_program(settings_of(config, place.file), place, result, spelling, "a Connect worker")
+        case "KafkaConnect" | "KafkaMirrorMaker2":
+            result.examination.examined.append(f"{place} as {kind}")
+            for config in _configs(spec):
+                examine_program(settings_of(config, place.file), place, result, spelling, "a Connect worker")
+        case "KafkaBridge":
+            settings = {
+                name.replace(".config.", "."): each for name, each in settings_of(spec, place.file).items()
+            }
+            examine_program(settings, place, result, spelling, "a REST proxy")
         case "KafkaConnector":
             settings = settings_of(branch(spec, "config"), place.file)
             if (named := leaf(spec, "class")) is not None:
@@ -152,35 +157,27 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
     return 1
 
 
-def _nodes(place: Place, spec: Tree, result: FilesExamined) -> None:
+def _configs(tree: Tree) -> Iterator[Tree]:
+    """Every branch of settings, wherever the resource has it."""
+    for name, below in branches(tree):
+        yield from [below] if name == "config" else _configs(below)
+
+
+def _nodes(place: Place, spec: Tree) -> Iterator[Finding]:
     """How many brokers there are, and whether their disks stay."""
-    replicas = leaf(spec, "replicas")
-    controls = [each for each in ("broker", "controller") if f"'{each}'" in repr(leaf(spec, "roles"))] == [
-        "controller"
-    ]
-    if replicas is not None and replicas.value in (1, 2) and not controls:
-        result.examination.add(
-            [
-                finding(
-                    "HF201",
-                    Place(place.file, replicas.line, place.resource),
-                    f"replicas: {replicas.value}: no topic can have more copies than there are brokers",
-                    fix=Fix("replicas: 3", "settings"),
-                )
-            ]
+    replicas, roles = leaf(spec, "replicas"), leaf(spec, "roles")
+    if replicas is not None and replicas.value in (1, 2) and (roles is None or "broker" in roles.value):
+        yield finding(
+            "HF201",
+            Place(place.file, replicas.line, place.resource),
+            f"replicas: {replicas.value}: no topic can have more copies than there are brokers",
+            fix=Fix("replicas: 3", "settings"),
         )
-    storage = [branch(spec, "storage"), *(each for _, each in branches(spec, "storage", "volumes"))]
-    for each in storage:
-        kind = leaf(each, "type")
-        if kind is not None and kind.value == "ephemeral":
-            result.examination.add(
-                [
-                    finding(
-                        "HF212",
-                        Place(place.file, kind.line, place.resource),
-                        "storage of type ephemeral: a pod that is replaced begins with an empty disk",
-                        severity=Severity.ERROR,
-                        fix=Fix("type: persistent-claim, with a size", "settings"),
-                    )
-                ]
+    for each in (branch(spec, "storage"), *(volume for _, volume in branches(spec, "storage", "volumes"))):
+        if (kind := leaf(each, "type")) is not None and kind.value == "ephemeral":
+            yield finding(
+                "HF212",
+                Place(place.file, kind.line, place.resource),
+                "storage of type ephemeral: a pod that is replaced begins with an empty disk",
+                fix=Fix("type: persistent-claim, with a size", "settings"),
             )

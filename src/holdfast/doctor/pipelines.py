@@ -29,9 +29,7 @@ SOURCE_SECTIONS: Final = frozenset({"source", "readstream", "read", "reader"})
 SINK_SECTIONS: Final = frozenset({"sink", "writestream", "write", "writer"})
 REPLAYED: Final = "made again"
 """What a definition says about an expression that is another one in the next run."""
-SPARK_WORDS: Final = frozenset(
-    {"failondataloss", "startingoffsets", "checkpointlocation", "kafka.bootstrap.servers", "subscribe"}
-)
+SPARK_WORDS: Final = frozenset({"failondataloss", "startingoffsets", "checkpointlocation", "subscribe"})
 
 
 def examine_pipeline(path: str, examination: Examination) -> None:
@@ -45,9 +43,9 @@ def examine_pipeline(path: str, examination: Examination) -> None:
     except UnreadableFile as error:
         examination.missed(path, str(error).removeprefix(f"{path}: "))
         return
-    if any(entry.path[0] == "pipeline" for entry in entries):
+    if _is_definition(entries):
         _definition(path, examination)
-    elif SPARK_WORDS & {option_name(entry) for entry in entries} or entries[0].path[0].startswith("spark"):
+    elif is_pipeline(entries):
         examination.examined.append(f"{path} as options of Spark")
         examination.add(check_options(path, entries))
     else:
@@ -56,7 +54,19 @@ def examine_pipeline(path: str, examination: Examination) -> None:
         )
 
 
+def is_pipeline(entries: Sequence[Entry]) -> bool:
+    return (
+        _is_definition(entries)
+        or not SPARK_WORDS.isdisjoint(map(option_name, entries))
+        or any(".".join(entry.path).startswith("spark.") for entry in entries)
+    )
+
+
 # Our definitions
+
+
+def _is_definition(entries: Sequence[Entry]) -> bool:
+    return any(entry.path[0] == "pipeline" for entry in entries)
 
 
 def _definition(path: str, examination: Examination) -> None:

@@ -80,11 +80,14 @@ def plain_client(
     written = list(_section(entries, role))
     style: Style = _style(named or path)
     chosen = client or _guess(style, written)
+    written = [entry for entry in written if not entry.path[0].startswith("[")]
     names = (".".join(entry.path).removeprefix(TOPIC_SECTION) for entry in written)
     settings = [Setting(name, e.value, Place(path, e.line)) for name, e in zip(names, written, strict=True)]
     if client in (Client.KAFKA_PYTHON, Client.AIOKAFKA) and style == "properties":
         style = "yaml"
-    return make_settings(role, chosen, Place(path), settings, style=style)
+    # A prefix is that of some program, whose own defaults are not known.
+    framed = style == "properties" and any(entry.path[0].startswith(f"{role}.") for entry in entries)
+    return make_settings(role, chosen, Place(path), settings, style=style, open_ended=framed)
 
 
 def read_text(path: str) -> str:
@@ -135,8 +138,8 @@ def _style(path: str) -> Style:
 
 
 def _guess(style: Style, written: Sequence[Entry]) -> Client:
-    if style == "properties":
-        return Client.JAVA
+    if style == "properties":  # one with sections is read by Python's configparser
+        return Client.LIBRDKAFKA if any(entry.path[0].startswith("[") for entry in written) else Client.JAVA
     underscores = any("_" in entry.path[-1] and "." not in entry.path[-1] for entry in written)
     return Client.KAFKA_PYTHON if underscores else Client.LIBRDKAFKA
 
@@ -182,9 +185,19 @@ def _walk_json(value: Any, path: tuple[str, ...], text: str, cursor: list[int]) 
         yield Entry(path, value, text.count("\n", 0, cursor[0]) + 1)
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """An anchor that is used again takes its new meaning, as YAML 1.2 has it."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if not isinstance(event, yaml.AliasEvent):
+            self.anchors.pop(getattr(event, "anchor", None), None)
+        return super().compose_node(parent, index)
+
+
 def _yaml_documents(path: str, text: str) -> Iterator[list[Entry]]:
     try:
-        nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if node is not None]
+        nodes = [node for node in yaml.compose_all(text, Loader=_Loader) if node is not None]
         for node in nodes:
             if not isinstance(node, yaml.MappingNode) and not _is_null(node):
                 raise UnreadableFile(f"{path}:{node.start_mark.line + 1}: not a dictionary of settings")

@@ -46,7 +46,7 @@ SKIPPED_DIRECTORIES: Final = frozenset(
     {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
 )
 FILES_MAX: Final = 20_000
-"""More Python files under one path means that a whole disk was named."""
+"""More files under one path means that a whole disk was named."""
 
 
 @dataclass
@@ -89,35 +89,40 @@ class Program:
 
 def examine_code(path: str, result: FilesExamined) -> None:
     """A file, or every Python file below a directory; those without a Kafka client are passed over."""
+    before = result.accounted_for
+    if os.path.isdir(path):
+        for file in files_below(path, (".py",), result.examination):
+            examine_program_file(file, result)
+    elif os.path.exists(path):
+        examine_program_file(path, result)
+    else:
+        result.examination.missed(path, "no such file or directory")
+    if result.accounted_for == before:
+        result.examination.missed(path, "no Kafka client in Python that the doctor knows", "unsupported")
+
+
+def examine_program_file(file: str, result: FilesExamined) -> None:
+    """One file of Python; nothing is said about one that has nothing of Kafka in it."""
     examination = result.examination
-    before = len(examination.examined) + len(examination.gaps)
-    for file in python_files(path, examination):
-        try:
-            program = read_program(file)
-            found = list(check_program(program))
-        except UnreadableFile as error:
-            examination.missed(file, str(error).removeprefix(f"{file}: "))
-            continue
-        except RecursionError:
-            examination.missed(file, "nested too deeply to be examined")
-            continue
-        for library in filter(program.names.imports_from, UNKNOWN_LIBRARIES):
-            examination.missed(file, f"uses {library}, which the doctor does not know", "unsupported")
-        if program.made or mentions_streams(program.names) or any(map(program.names.imports_from, LIBRARIES)):
-            examination.examined.append(f"{file} as Python code")
-        examination.add(found)
-        result.clients.extend(made.settings for made in program.made if not made.settings.open_ended)
-    if len(examination.examined) + len(examination.gaps) == before:
-        examination.missed(path, "no Kafka client in it that the doctor knows", "unsupported")
-
-
-def python_files(path: str, examination: Examination) -> Iterator[str]:
-    if not os.path.isdir(path):
-        if os.path.exists(path):
-            yield path
-        else:
-            examination.missed(path, "no such file or directory")
+    try:
+        program = read_program(file)
+        found = list(check_program(program))
+    except UnreadableFile as error:
+        result.unreadable(file, error)
         return
+    except RecursionError:
+        examination.missed(file, "nested too deeply to be examined")
+        return
+    for library in filter(program.names.imports_from, UNKNOWN_LIBRARIES):
+        examination.missed(file, f"uses {library}, which the doctor does not know", "unsupported")
+    if program.made or mentions_streams(program.names) or any(map(program.names.imports_from, LIBRARIES)):
+        examination.examined.append(f"{file} as Python code")
+    examination.add(found)
+    result.clients.extend(made.settings for made in program.made if not made.settings.open_ended)
+
+
+def files_below(path: str, endings: tuple[str, ...], examination: Examination) -> Iterator[str]:
+    """Files with these endings, in order; hidden directories and those of installed packages are left out."""
     count = 0
     refused: list[OSError] = []
     for directory, below, files in os.walk(path, onerror=refused.append):
@@ -125,16 +130,14 @@ def python_files(path: str, examination: Examination) -> Iterator[str]:
             each for each in below if each not in SKIPPED_DIRECTORIES and not each.startswith(".")
         )
         for file in sorted(files):
-            if file.endswith(".py"):
+            if file.endswith(endings):
                 count += 1
                 if count > FILES_MAX:
-                    examination.missed(path, f"more than {FILES_MAX} Python files; name fewer")
+                    examination.missed(path, f"more than {FILES_MAX} files; name fewer")
                     return
                 yield os.path.join(directory, file)
     for error in refused:
         examination.missed(str(error.filename), str(error.strerror), "permission")
-    if count == 0:
-        examination.missed(path, "no Python file in it")
 
 
 def read_program(file: str) -> Program:

@@ -24,6 +24,9 @@ DECODING: Final = frozenset(
     partition offset timestamp items values keys deserialize parse model_validate model_validate_json
     TopicPartition OffsetAndMetadata KafkaException KafkaError from_json code append isEnabledFor""".split()  # noqa: SIM905
 )
+PARSING: Final = frozenset(
+    {"loads", "decode", "deserialize", "parse", "ParseFromString", "model_validate_json"}
+)
 HANDING_ON: Final = frozenset({"submit", "put", "put_nowait", "apply_async", "create_task", "ensure_future"})
 PASSING: Final = frozenset(
     """ValueError TypeError KeyError IndexError AttributeError LookupError AssertionError StopIteration IntegrityError
@@ -45,6 +48,13 @@ class Loop:
     def handles(self, node: ast.AST) -> bool:
         """Whether there is a call that works on the message."""
         return any(self._is_handling(call) for call in calls_in(node))
+
+    def parses(self, node: ast.AST) -> bool:
+        """Whether there is a call that makes something of the message's bytes."""
+        return any(
+            isinstance(call.func, ast.Attribute) and call.func.attr in PARSING and names_in(call) & self.names
+            for call in calls_in(node)
+        )
 
     def _is_handling(self, call: ast.Call) -> bool:
         name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted(call.func)
@@ -215,7 +225,9 @@ def _failure_skipped(program: Program, made: Made, loop: Loop) -> Iterator[Findi
     if not moving and not _commits_by_itself(made):
         return
     for attempt in ast.walk(loop.node):
-        if not isinstance(attempt, ast.Try) or not any(loop.handles(each) for each in attempt.body):
+        if not isinstance(attempt, ast.Try) or not any(
+            loop.handles(each) or loop.parses(each) for each in attempt.body
+        ):
             continue
         if _is_retried(program, loop, attempt):
             continue

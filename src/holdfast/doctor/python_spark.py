@@ -1,4 +1,4 @@
-"""Spark's readers and writers and FastStream's subscribers in Python code.
+"""Spark's readers and writers, FastStream's subscribers and Faust's applications in Python code.
 
 A reader or writer is judged when it is written as one chain, from `readStream` to `load` or from `writeStream` to
 `start`: only then is it known that an option is missing. An option that is there is judged wherever it stands.
@@ -37,6 +37,8 @@ def check_frameworks(names: ModuleNames) -> Iterator[Finding]:
         yield from _check_spark(names)
     if names.imports_from("faststream"):
         yield from _check_faststream(names)
+    if names.imports_from("faust"):
+        yield from _check_faust(names)
 
 
 def _check_spark(names: ModuleNames) -> Iterator[Finding]:
@@ -241,3 +243,34 @@ def _check_faststream(names: ModuleNames) -> Iterator[Finding]:
                         "code",
                     ),
                 )
+
+
+FAUST: Final[dict[str, tuple[tuple[Any, ...], str, str, str]]] = {
+    "producer_acks": ((0, 1), "HF102", "not every replica is waited for", "producer_acks=-1"),
+    "consumer_auto_offset_reset": (
+        ("latest",),
+        "HF305",
+        "where there is no valid position, what is in the topic is skipped",
+        'consumer_auto_offset_reset="earliest"',
+    ),
+    "topic_replication_factor": ((1, 2), "HF201", "topics that Faust makes", "topic_replication_factor=3"),
+}
+"""Settings of an application: values that lose something, the risk, why, and what is meant."""
+
+
+def _check_faust(names: ModuleNames) -> Iterator[Finding]:
+    for call in ast.walk(names.tree):
+        if not isinstance(call, ast.Call) or names.meaning(call.func) not in ("faust.App", "faust.app.App"):
+            continue
+        for name, value, line in names.keywords(call.keywords)[0]:
+            bad, risk, why, fix = FAUST.get(name, ((), "", "", ""))
+            if value in bad:
+                yield finding(risk, Place(names.file, line), f"{name}={value}: {why}", fix=Fix(fix, "code"))
+        if any(isinstance(node, ast.Attribute) and node.attr == "agent" for node in ast.walk(names.tree)):
+            yield finding(
+                "HF306",
+                Place(names.file, call.lineno),
+                "Faust acknowledges an event whose agent raises: it is not given again",
+                severity=Severity.NOTE,
+                fix=Fix("catch errors in the agent, and send the event to a dead-letter topic", "code"),
+            )

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from holdfast.doctor.client_defaults import Client, Role, canonical
 from holdfast.doctor.client_settings import ClientSettings, Setting, make_settings
+from holdfast.doctor.connect import records_skipped
+from holdfast.doctor.examined import FilesExamined
 from holdfast.doctor.findings import Place
 from holdfast.doctor.properties_files import Documents, Entry
 
@@ -42,7 +44,13 @@ _SPRING_NAMES: Final[Mapping[str, str]] = {
 _SPRING_OTHERS: Final = frozenset({"bootstrap-servers", "client-id"})
 SPRING_DEFAULTS: Final[Mapping[str, Any]] = {"enable.auto.commit": False}
 """What the listener container sets where the file says nothing."""
-BINDER: Final = "spring.cloud.stream.kafka.binder."
+STREAM: Final = "spring.cloud.stream.kafka."
+BINDER_NAMES: Final[Mapping[tuple[Role, str], str]] = {
+    ("producer", "requiredacks"): "acks",
+    ("producer", "transactionidprefix"): "transactional.id",
+    ("consumer", "startoffset"): "auto.offset.reset",
+}
+HANDLER: Final = re.compile(r"(?i)^spring.*\.streams\..*(deserialization.?exception.?handler|serdeerror)$")
 BINDER_DEFAULTS: Final[Mapping[str, Any]] = {"acks": "1", "auto.offset.reset": "earliest"}
 """What the binder sets: it waits for the leader alone, and groups begin at the start."""
 _DURATION = re.compile(r"(?i)^(\d+)(ms|s|m|h)?$")
@@ -56,17 +64,52 @@ def is_spring(documents: Documents) -> bool:
 
 
 def _is_spring(entries: Sequence[Entry]) -> bool:
-    return any(".".join(entry.path).startswith(("spring.kafka.", BINDER)) for entry in entries)
+    return any(_name(entry).startswith(("spring.kafka.", STREAM)) for entry in entries)
 
 
-def spring_roles(documents: Documents) -> Iterator[Role]:
-    """The roles that a file says something about."""
-    names = [".".join(entry.path) for entries in documents for entry in entries]
+def examine_spring(path: str, documents: Documents, asked_as: str | None, result: FilesExamined) -> None:
+    """The roles that a file says something about, or the one asked for."""
+    names = [_name(entry) for entries in documents for entry in entries]
     roles: tuple[Role, ...] = ("producer", "consumer")
-    for role in roles:
-        binder = role == "producer" and any(name.startswith(BINDER) for name in names)
-        if binder or any(name.startswith((f"spring.kafka.{role}.", f"{BINDER}{role}")) for name in names):
-            yield role
+    wanted = [role for role in roles if role == asked_as or (asked_as not in roles and _plays(role, names))]
+    for role in wanted:
+        *others, last = spring_clients(path, documents, role)
+        for each in others:
+            result.client(each, combined=False)
+        result.client(last)
+    handlers = {
+        "deserialization.exception.handler": Setting(name, entry.value, Place(path, entry.line))
+        for entries in documents
+        for entry in entries
+        if HANDLER.search(name := _name(entry))
+    }
+    if handlers or any(".kafka.streams." in name for name in names):
+        result.examination.examined.append(f"{path} as Kafka Streams in Spring")
+        result.examination.add(records_skipped(handlers))
+    elif not wanted:
+        why = "settings of Spring for Kafka, of neither a producer nor a consumer; --producer or --consumer says which"
+        result.examination.missed(path, why, "unsupported")
+
+
+def _name(entry: Entry) -> str:
+    """A binder may be given an environment of its own: what stands in it counts as if it stood outside."""
+    return ".".join(entry.path).rpartition(".environment.")[2]
+
+
+def _plays(role: Role, names: Sequence[str]) -> bool:
+    """Whether the program has this role: by a section, a name, or a binding of Spring Cloud Stream's Kafka binder."""
+    own = re.compile(rf"spring\.kafka\.{role}\.|{STREAM}bind.*\b{role}\b")
+    if any(own.match(name) or _binder_name(role, name) for name in names):
+        return True
+    bound = re.compile(
+        rf"spring\.cloud\.stream\.bindings\.([^.]*-)?{'out' if role == 'producer' else 'in'}(put)?\b"
+    )
+    return any(map(bound.match, names)) and any(name.startswith(f"{STREAM}bind") for name in names)
+
+
+def _binder_name(role: Role, name: str) -> str | None:
+    """Kafka's name of a setting that Spring Cloud Stream gives one of its own."""
+    return BINDER_NAMES.get((role, re.sub("[-_]", "", name.rpartition(".")[2]).lower()))
 
 
 def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[ClientSettings]:
@@ -82,7 +125,7 @@ def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[Clie
                 last[canonical(Client.JAVA, setting.name)] = setting
         if _is_spring(entries):
             defaults = dict(SPRING_DEFAULTS)
-            if any(".".join(entry.path).startswith(BINDER) for entry in merged):
+            if any(_name(entry).startswith(f"{STREAM}bind") for entry in merged):
                 defaults |= BINDER_DEFAULTS
             yield make_settings(
                 role, Client.JAVA, Place(path), list(last.values()), style="spring", defaults=defaults
@@ -90,19 +133,22 @@ def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[Clie
 
 
 def _binder_setting(path: str, entry: Entry, name: str, role: Role) -> Iterator[Setting]:
-    """One of Spring Cloud Stream's binder: its own few names, and Kafka's below `configuration` and the like."""
-    place = Place(path, entry.line)
-    rest = name.removeprefix(BINDER)
-    if re.sub("[-_]", "", rest).lower() == "requiredacks" and role == "producer":
-        yield Setting("acks", entry.value, place, rest)
-    for section in ("configuration.", f"{role}-properties.", f"{role}Properties."):
-        if rest.startswith(section):
-            yield Setting(rest.removeprefix(section).strip("[]"), entry.value, place)
+    """One of Spring Cloud Stream: its own few names, and Kafka's below `configuration` and the like."""
+    found = re.fullmatch(
+        rf"(?:binder\.(?:{role}-?[pP]roperties|configuration)|[^.]+\.[^.]+\.{role}\.configuration)\.\[?(.+?)\]?",
+        name.removeprefix(STREAM),
+    )
+    own = _binder_name(role, name)
+    if found is not None or own is not None:
+        kafka_name = found[1] if found is not None else own or ""
+        yield Setting(
+            kafka_name, entry.value, Place(path, entry.line), "" if found else name.rpartition(".")[2]
+        )
 
 
 def _spring_setting(path: str, entry: Entry, role: Role) -> Iterator[Setting]:
-    name = ".".join(entry.path)
-    if name.startswith(BINDER):
+    name = _name(entry)
+    if name.startswith(STREAM):
         yield from _binder_setting(path, entry, name, role)
     parts = name.split(".")
     if parts[:2] != ["spring", "kafka"]:
