@@ -87,7 +87,7 @@ def examine_spring(path: str, documents: Documents, asked_as: str | None, result
         result.examination.examined.append(f"{path} as Kafka Streams in Spring")
         result.examination.add(records_skipped(handlers))
     elif not wanted:
-        why = "settings of Spring for Kafka, of neither a producer nor a consumer; --producer or --consumer says which"
+        why = "Spring's settings for Kafka, of which client does not show; --producer or --consumer says it"
         result.examination.missed(path, why, "unsupported")
 
 
