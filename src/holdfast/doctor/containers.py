@@ -116,7 +116,11 @@ def _examine(container: Container, result: FilesExamined) -> bool:
 
 def _program(container: Container) -> Image | None:
     names = [variable.name for variable in container.environment]
-    runs_broker = any(map(BROKER_VARIABLES.fullmatch, names))
+    # Helpers that only borrow the image's tools set what it asks for to `ignored`.
+    runs_broker = any(
+        BROKER_VARIABLES.fullmatch(variable.name) and variable.value != "ignored"
+        for variable in container.environment
+    )
     for image in IMAGES:
         if re.search(rf"(^|/)(?:{image.pattern})(:|@|$)", container.image):
             if image.kind == "broker" and container.runs_something_else and not runs_broker:

@@ -195,8 +195,21 @@ def _every_send_waited(program: Program, made: Made) -> bool:
             continue
         if isinstance(parent, ast.Attribute) and parent.attr in ("get", "result"):
             continue
+        if isinstance(parent, ast.Assign) and _is_waited_for(names, parent.targets[0]):
+            continue
         return False
     return True
+
+
+def _is_waited_for(names: ModuleNames, future: ast.expr) -> bool:
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr in ("get", "result")
+        and isinstance(node.value, ast.Name)
+        and isinstance(future, ast.Name)
+        and node.value.id == future.id
+        for node in ast.walk(names.scope_of(future))
+    )
 
 
 # HF105, HF107

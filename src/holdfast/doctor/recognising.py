@@ -47,6 +47,9 @@ CLUES: Final = re.compile(
 """What a file of settings that is about Kafka has in it."""
 
 
+NO_KAFKA: Final = "no container or resource of Kafka that the doctor knows"
+
+
 @dataclass(frozen=True)
 class File:
     path: str
@@ -98,9 +101,9 @@ def examine_file(path: str, asked_as: AskedAs | None, client: Client | None, res
         examine_code(path, result)
         return
     try:
-        documents = parse_documents(path, read_text(path))
-        if not _examine(File(path, documents, path, asked_as, client), result):
-            result.examination.missed(path, _not_known(documents, asked_as), "unsupported")
+        why_not = _examine(File(path, parse_documents(path, read_text(path)), path, asked_as, client), result)
+        if why_not:
+            result.examination.missed(path, why_not, "unsupported")
     except UnreadableFile as error:
         result.unreadable(path, error)
 
@@ -120,30 +123,25 @@ def examine_text(path: str, name: str, text: str, line: int, result: FilesExamin
     return 1
 
 
-def _not_known(documents: Documents, asked_as: AskedAs | None) -> str:
-    if asked_as is not None:
-        count = sum(map(len, documents))
-        return f"none of its {count} values is a setting of a {asked_as} that the doctor knows"
-    return "no kind of file that the doctor knows; --producer, --consumer or --broker says what it is"
-
-
-def _examine(file: File, result: FilesExamined) -> bool:
-    """Whether some kind of file knew it."""
+def _examine(file: File, result: FilesExamined) -> str:
+    """Let the kind of file that knows it examine it; returns why it was not examined, if so."""
     trees = [tree_of(document) for document in file.documents]
     settings = settings_of(branch(trees[0], "config") or trees[0], file.path)
     if any(map(is_resource, trees)):
-        return examine_resources(file.path, trees, result) > 0
+        return "" if examine_resources(file.path, trees, result) else NO_KAFKA
     if is_compose(trees[0]):
-        return examine_containers(compose_containers(file.path, trees[0]), result) > 0
+        return "" if examine_containers(compose_containers(file.path, trees[0]), result) else NO_KAFKA
     if (program := program_of(settings)) is not None:
         examine_program(settings, Place(file.path), result, file.spelling, *program)
     elif is_spring(file.documents):
         examine_spring(file.path, file.documents, file.asked_as, result)
     elif is_pipeline(file.documents[0]):
         examine_pipeline(file.path, result.examination)
-    else:
-        return _plain(file, result)
-    return True
+    elif not _plain(file, result):
+        if file.asked_as is None:
+            return "no kind of file that the doctor knows; --producer, --consumer or --broker says what it is"
+        return f"none of its {len(settings)} values is a setting of a {file.asked_as} that the doctor knows"
+    return ""
 
 
 def _plain(file: File, result: FilesExamined) -> bool:

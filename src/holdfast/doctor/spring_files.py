@@ -6,6 +6,7 @@ below `properties` keeps Kafka's names. A document of a profile is read on top o
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -69,7 +70,7 @@ def _is_spring(entries: Sequence[Entry]) -> bool:
 
 def examine_spring(path: str, documents: Documents, asked_as: str | None, result: FilesExamined) -> None:
     """The roles that a file says something about, or the one asked for."""
-    names = [_name(entry) for entries in documents for entry in entries]
+    names = [_name(entry) for entry in itertools.chain(*documents)]
     roles: tuple[Role, ...] = ("producer", "consumer")
     wanted = [role for role in roles if role == asked_as or (asked_as not in roles and _plays(role, names))]
     for role in wanted:
@@ -77,15 +78,12 @@ def examine_spring(path: str, documents: Documents, asked_as: str | None, result
         for each in others:
             result.client(each, combined=False)
         result.client(last)
-    handlers = {
-        "deserialization.exception.handler": Setting(name, entry.value, Place(path, entry.line))
-        for entries in documents
-        for entry in entries
-        if HANDLER.search(name := _name(entry))
-    }
-    if handlers or any(".kafka.streams." in name for name in names):
+    if any(".kafka.streams." in name for name in names):
         result.examination.examined.append(f"{path} as Kafka Streams in Spring")
-        result.examination.add(records_skipped(handlers))
+        for entry in itertools.chain(*documents):
+            if HANDLER.search(name := _name(entry)):
+                handler = Setting(name, entry.value, Place(path, entry.line))
+                result.examination.add(records_skipped({"deserialization.exception.handler": handler}))
     elif not wanted:
         why = "Spring's settings for Kafka, of which client does not show; --producer or --consumer says it"
         result.examination.missed(path, why, "unsupported")
