@@ -113,11 +113,9 @@ def examine_text(path: str, name: str, text: str, line: int, result: FilesExamin
     if not name.endswith(SETTINGS_FILES) or not CLUES.search(text):
         return 0
     try:
-        documents = parse_documents(path, "\n" * line + text, name)
-        if not _examine(File(path, documents, name), result):
-            result.examination.missed(
-                f"{path}:{line}", f"{name}: {_not_known(documents, None)}", "unsupported"
-            )
+        why_not = _examine(File(path, parse_documents(path, "\n" * line + text, name), name), result)
+        if why_not:
+            result.examination.missed(f"{path}:{line}", f"{name}: {why_not}", "unsupported")
     except UnreadableFile as error:
         result.unreadable(path, error)
     return 1
