@@ -34,6 +34,7 @@ from holdfast.client.consuming.handling import HandlerFailed
 from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
 from holdfast.client.consuming.seeking import is_member, seek
+from holdfast.client.consuming.subscription import Source
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dead_letters import OutputLetters
 from holdfast.client.errors import DeliveryFailed
@@ -192,6 +193,7 @@ class _Running:
             say=say,
             memory=self._memory,
             settings=settings,
+            sources=[Source(processor._topics, processor._dead_letter_topic)],
         )
         self._producer = TransactionalProducer(processor._producer_settings, lambda: processor.is_stopping)
         self._next: dict[PartitionKey, int] = {}

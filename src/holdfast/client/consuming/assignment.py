@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as RawConsumer
 
 from holdfast.client.consuming.memory import GroupMemory, Mark
 from holdfast.client.consuming.notes import Note
+from holdfast.client.consuming.subscription import Source, own_dead_letters
 from holdfast.client.errors import ClientError
 from holdfast.client.settings import shared_settings
 from holdfast.client.spool.format import PartitionKey
@@ -115,11 +116,15 @@ class Assignment:
         memory: GroupMemory | None = None,
         settings: Mapping[str, Any] | None = None,
         ids: TopicIds | None = None,
+        sources: Collection[Source] = (),
     ) -> None:
-        """`settings` are the consumer's own: with them another one can be made that asks in its place, and somebody
+        """`sources` are what is subscribed to: partitions of our own dead letters, which a pattern may bring, are left
+        alone. `settings` are the consumer's own: with them another one can be made that asks in its place, and somebody
         who asks for topics' ids; without either, positions are not told from those of another topic of the name."""
         self._settings = settings
         self._ids = TopicIds(settings) if ids is None and settings is not None else ids
+        self._sources = sources
+        self._left_alone: frozenset[str] = frozenset()
         self._id_of: dict[PartitionKey, str] = {}
         """Which topic we believe to read, where that is known."""
         self._consumer = consumer
@@ -131,6 +136,7 @@ class Assignment:
 
     def take_over(self, partitions: list[TopicPartition], lookback: int = 0) -> dict[PartitionKey, Start]:
         """Take partitions over, reading so many offsets before the position of each again."""
+        alone, partitions = self.divide(partitions)
         starts: dict[PartitionKey, Start] = {}
         if partitions:
             committed = self._patiently(lambda: self._committed(partitions))
@@ -154,8 +160,24 @@ class Assignment:
                 TopicPartition(*key, start.position if start.read_from is None else start.read_from)
                 for key, start in starts.items()
             ]
+            + alone
         )
+        if alone:
+            self._consumer.pause(alone)
         return starts
+
+    def divide(self, partitions: list[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
+        """Partitions that are to be left alone, since they hold our own dead letters, and the others."""
+        own: frozenset[str] = self._patiently(lambda: own_dead_letters(self._sources, self._consumer))
+        for topic in sorted({each.topic for each in partitions} & own - self._left_alone):
+            self._say(
+                f"'{topic}' is for dead letters of this group: a pattern does not take it, its name would"
+            )
+        self._left_alone |= own
+        alone = [
+            TopicPartition(each.topic, each.partition, OFFSET_END) for each in partitions if each.topic in own
+        ]
+        return alone, [each for each in partitions if each.topic not in own]
 
     def _committed(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """Where the group is.

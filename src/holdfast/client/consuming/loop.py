@@ -31,6 +31,7 @@ from holdfast.client.consuming.assignment import Assignment, LostPositions, Star
 from holdfast.client.consuming.memory import GroupMemory
 from holdfast.client.consuming.positions import Positions
 from holdfast.client.consuming.runs import Pool, Reports
+from holdfast.client.consuming.subscription import Source
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.dedupe import Dedupe, Seen
 from holdfast.client.errors import ClientError
@@ -84,6 +85,7 @@ class Loop:
         say: Callable[[str], None],
         memory: GroupMemory | None = None,
         settings: Mapping[str, Any] | None = None,
+        sources: Sequence[Source] = (),
     ) -> None:
         """`make_consumer` makes one that tells the function it is given of answers to commits; `held` keeps what is
         not due yet, by retry topic."""
@@ -108,6 +110,7 @@ class Loop:
             say=say,
             memory=memory,
             settings=settings,
+            sources=sources,
         )
         self._trackers: dict[PartitionKey, PartitionTracker] = {}
         self._seen: dict[PartitionKey, Seen] = {}

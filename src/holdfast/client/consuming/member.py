@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from holdfast.client.consuming.handling import Handling
 from holdfast.client.consuming.loop import BATCH_MESSAGES, Limits, Loop
 from holdfast.client.consuming.memory import MEMORY_TOPIC, GroupMemory
 from holdfast.client.consuming.runs import Order, Pool, Reports
+from holdfast.client.consuming.subscription import Source, takes
 from holdfast.client.consuming.workers import Workers
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dedupe import Dedupe
@@ -65,8 +65,8 @@ class Route:
         check_handler(self.handler, awaits=True)
 
     def takes(self, topic: str) -> bool:
-        """Whether a topic is ours; names that begin with ^ are patterns, as everywhere in the client."""
-        return any(topic == each or (each.startswith("^") and re.search(each, topic)) for each in self.topics)
+        """Whether a topic is ours."""
+        return takes(self.topics, topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +178,7 @@ class Member:
             say=say,
             memory=self._memory(),
             settings=self._settings,
+            sources=[Source(route.topics, route.dead_letter_topic) for route in routes],
         )
         with stopping_on_signals(self.stop):
             self._loop.run()

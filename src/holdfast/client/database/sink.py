@@ -37,6 +37,7 @@ from holdfast.client.aside import Aside
 from holdfast.client.consuming.assignment import ANSWER_SECONDS, Assignment, LostPositions, messages
 from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.seeking import seek
+from holdfast.client.consuming.subscription import Source
 from holdfast.client.database.reconnecting import Reconnecting
 from holdfast.client.database.store import (
     Advance,
@@ -53,7 +54,7 @@ from holdfast.client.errors import ClientError
 from holdfast.client.failures import Failures
 from holdfast.client.forks import ending_in_child
 from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
-from holdfast.client.messages import DeadLetter, Message, Retry, from_raw
+from holdfast.client.messages import Message, from_raw
 from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
 from holdfast.client.signals import say, stopping_on_signals
@@ -119,6 +120,7 @@ class DatabaseSink:
         self._database = open_database(database)
         self.pipeline = pipeline
         self.failures = None if retry is None else Failures(retry)
+        self.dead_letter_topic = dead_letter_topic
         self.aside = Aside(
             bootstrap,
             group,
@@ -177,22 +179,6 @@ class DatabaseSink:
 
         self._run(work)
 
-    def trouble(self, error: BaseException) -> Trouble:
-        """What an error tells of the connection, of other transactions and of the database as a whole.
-
-        One that a handler made of the database's error tells the same, unless it says what is to become of the message.
-        """
-        error = error.error if isinstance(error, _Failed) else error
-        told = self._database.judge(error)
-        following: BaseException | None = error
-        while (
-            told is Trouble.FAILED and following is not None and not isinstance(following, Retry | DeadLetter)
-        ):
-            if isinstance(following, self._database.errors):
-                told = self._database.judge(following)
-            following = following.__cause__ or following.__context__
-        return told
-
     def _run(self, work: BatchHandler) -> None:
         if self._is_running:
             raise UsageError("this sink is running: one run at a time")
@@ -212,6 +198,10 @@ class _Failed(Exception):
         super().__init__(described(error))
         self.index = index
         self.error = error
+
+
+def _trouble(database: Database, error: BaseException) -> Trouble:
+    return database.trouble(error.error if isinstance(error, _Failed) else error)
 
 
 @dataclass
@@ -247,6 +237,7 @@ class _Running:
             say=say,
             settings=sink.settings,
             ids=self._ids,
+            sources=[Source(sink.topics, sink.dead_letter_topic)],
         )
         self._shares: dict[PartitionKey, _Share] = {}
         self._pending: list[Message] = []
@@ -398,7 +389,7 @@ class _Running:
         self, error: Exception, batch: Sequence[Message], wanted: Sequence[Message]
     ) -> _Failed | None:
         """A transaction was rolled back: put it off where the database is to blame, or tell how the handler failed."""
-        trouble = self._sink.trouble(error)
+        trouble = _trouble(self._database, error)
         if trouble is not Trouble.FAILED:
             self._disconnected(error, trouble)
             return None
@@ -432,7 +423,7 @@ class _Running:
             try:
                 self._database.store(self._sink.group, self._owner, advances, work)
             except self._reasons as error:
-                trouble = self._sink.trouble(error)
+                trouble = _trouble(self._database, error)
                 if is_pipelined and trouble is Trouble.FAILED:
                     # It may be the answer to any statement before: whose it is shows without the pipeline.
                     is_pipelined = False
@@ -583,7 +574,12 @@ class _Running:
         else:
             consumer.assign(mine)
         consumer.pause(mine)
-        self._shares.update({(each.topic, each.partition): _Share() for each in partitions})
+        try:
+            _, taken = self._assignment.divide(partitions)
+        except KafkaException as error:
+            self._error = self._error or error
+            return
+        self._shares.update({(each.topic, each.partition): _Share() for each in taken})
 
     def _gone(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         """What was read and not stored is read again by whoever has the partition next."""

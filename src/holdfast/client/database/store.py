@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from holdfast.client.database import migrations
 from holdfast.client.errors import ClientError
+from holdfast.client.messages import DeadLetter, Retry
 from holdfast.client.spool.format import PartitionKey
 from holdfast.errors import UsageError
 
@@ -168,6 +169,19 @@ class Database(ABC):
     @abstractmethod
     def is_missing_table(self, error: BaseException) -> bool:
         """Whether an error says that a table does not exist."""
+
+    def trouble(self, error: BaseException) -> Trouble:
+        """What an error tells of the database; one that a handler made of the database's error tells the same, unless
+        it says what is to become of the message."""
+        told = self.judge(error)
+        following: BaseException | None = error
+        while (
+            told is Trouble.FAILED and following is not None and not isinstance(following, Retry | DeadLetter)
+        ):
+            if isinstance(following, self.errors):
+                told = self.judge(following)
+            following = following.__cause__ or following.__context__
+        return told
 
     lock_clause = ""
     """Added to a select to lock what it finds."""
