@@ -473,6 +473,7 @@ UPSERT = "postgres: {url: u, table: t, rows: w, mode: upsert, key: [window_start
         ("filter: {name: f, where: id > 1}", "parquet: {path: o, rows: g}", "no step makes rows of its own"),
         ("dedupe: {name: d, key: id}", "parquet: {path: o, rows: d}", "makes no rows of its own"),
         (CHANGING, "parquet: {path: o, rows: w}", "is written again when it changes (emit: changes)"),
+        (CHANGING, "kafka: {topic: o, rows: w, key: name}", "windows share a record key"),
         (CHANGING, "delta: {path: o, rows: w}", "this sink would keep every version"),
         (CORRECTING, "postgres: {url: u, table: t, rows: w}", "(late: correct)"),
         (CHANGING, "kafka: {topic: o, rows: w}", None),

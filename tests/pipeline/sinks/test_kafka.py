@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import functions
 
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
@@ -105,6 +107,39 @@ def test_a_tombstone_stays_one_and_the_source_key_is_kept(
     cut.write(sink, cut.at(0, 1), rows([{"_key": b"k", "_tombstone": True}]))
     (message,) = committed(bootstrap, "out")
     assert (message.key(), message.value()) == (b"k", None)
+
+
+def test_a_tombstone_stays_one_where_the_definition_names_key_and_value(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    sink = make(key="id", value="to_json(struct(id, name))", headers={"of": "id"})
+    cut = batches("kafka")
+    given = rows([{"_key": b"17", "_tombstone": True}, {"_key": b"x", "id": 3}])
+    cut.write(sink, cut.at(0, 2), given)
+    decoded = given.withColumn("_key_id", functions.lit(5).cast("int"))
+    cut.write(sink, cut.at(2, 4), decoded)
+    found = [(m.key(), m.value()) for m in committed(bootstrap, "out")]
+    assert found == [(b"17", None), (b"3", b'{"id":3}'), (b"5", None), (b"3", b'{"id":3}')]
+
+    told = make(name="told", topic="told", key="coalesce(id, 0)", value="string(_tombstone)")
+    cut = batches("told")
+    cut.write(told, cut.at(0, 2), given)
+    assert [(m.key(), m.value()) for m in committed(bootstrap, "told")] == [(b"0", b"true"), (b"3", b"false")]
+
+
+def test_times_keep_their_microseconds(make: Any, rows: Any, batches: Any, bootstrap: str) -> None:
+    sink, cut = make(), batches("kafka")
+    at = datetime(2026, 3, 1, 12, 0, 0, 123456)
+    cut.write(
+        sink,
+        cut.at(0, 1),
+        rows([{"wall": at, "utc": at.replace(tzinfo=UTC)}], "wall timestamp_ntz, utc timestamp"),
+    )
+    (message,) = committed(bootstrap, "out")
+    assert json.loads(message.value()) == {
+        "wall": "2026-03-01T12:00:00.123456",
+        "utc": "2026-03-01T12:00:00.123456Z",
+    }
 
 
 def test_a_new_run_continues_from_the_ledger_and_empty_batches_move_it(

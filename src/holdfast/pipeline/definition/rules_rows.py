@@ -79,6 +79,13 @@ def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Fin
             f"a window of {step.name!r} is written again when it changes ({reason}), and this sink would keep every "
             "version of it; use postgres with 'mode: upsert', or kafka, or only closed windows",
         )
+    if isinstance(sink, KafkaSink) and sink.key is not None and "window_start" not in sink.key.lower():
+        yield Finding(
+            (*path, "key"),
+            f"windows share a record key, and in a compacted topic they replace each other: a window of {step.name!r} "
+            f"is known by {', '.join((*step.key, 'window_start'))}. Leave 'key' out, or name window_start in it",
+            "error" if reason else "warning",
+        )
     if isinstance(sink, PostgresSink) and sink.mode == "upsert":
         if reason and step.kind == "session" and "_tombstone" not in (sink.delete_when or ""):
             yield Finding(

@@ -25,6 +25,12 @@ DIGEST = "_hf_digest"
 """Of an aggregate: how many rows are in it, and the digest of their places (`holdfast.pipeline.digest`)."""
 STORED = frozenset({LINEAGE, UNKNOWN, COUNT, DIGEST})
 """The reserved columns that are stored."""
+JSON_OPTIONS = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""For `to_json`, wherever rows become text: every field is there, and times have all their digits."""
 
 
 def is_stored(name: str) -> bool:

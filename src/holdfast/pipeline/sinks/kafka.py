@@ -5,6 +5,9 @@ that live in the driver for the whole run: opening the sink takes every transact
 what an earlier copy left open and fences it, and only then is the ledger read. From there on this copy alone moves the
 ledger, until it is fenced itself.
 
+A tombstone stays one, unless the definition's `value` says itself what it becomes: its value is null, and its key is
+the one that the definition's `key` gives for the columns of the record's key, else the record's own.
+
 With several writers a batch is several transactions. A hash of its key, or of its lineage, gives each row to a writer:
 a batch that only some of its writers had committed is finished by the others, with the number of writers it began with.
 """
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from holdfast.client.settings import shared_settings
+from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.sinks.base import (
@@ -31,7 +35,7 @@ from holdfast.pipeline.sinks.base import (
     SinkError,
     SinkFenced,
 )
-from holdfast.pipeline.sinks.columns import is_stored, quoted
+from holdfast.pipeline.sinks.columns import JSON_OPTIONS, is_stored, quoted
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, Topic, standing_of
 from holdfast.pipeline.sinks.kafka_records import Records, set_aside
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
@@ -40,12 +44,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+TOMBSTONE = "_tombstone"
 SOURCE_HEADER = "hf-source"
 """Where a record came from: `topic:partition@offset#index`."""
-JSON_OPTIONS = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-}
 BATCH_OVERHEAD_BYTES = 1024
 
 
@@ -267,10 +268,15 @@ class KafkaSinkWriter:
         """Key, value and headers of every row, beside its lineage."""
         from pyspark.sql import functions
 
+        rows = _with_keys_of_tombstones(rows)
         key = self._definition.key
         columns: list[Column] = [functions.col(LINEAGE)]
         if key is not None:
-            columns.append(_as_bytes(functions.expr(key), rows).alias("key"))
+            value = _as_bytes(functions.expr(key), rows)
+            if {"_key", TOMBSTONE} <= set(rows.columns):
+                of_record = functions.when(functions.col(TOMBSTONE), functions.col("_key"))
+                value = functions.coalesce(value, of_record)
+            columns.append(value.alias("key"))
         elif "_key" in rows.columns:
             columns.append(functions.col("_key").alias("key"))
         else:
@@ -285,13 +291,15 @@ class KafkaSinkWriter:
     def _value(self, rows: DataFrame) -> Column:
         from pyspark.sql import functions
 
-        if self._definition.value is not None:
-            return _as_bytes(functions.expr(self._definition.value), rows)
-        named = [quoted(name) for name in rows.columns if name != LINEAGE and is_stored(name)]
-        text = functions.to_json(functions.struct(*named), JSON_OPTIONS) if named else functions.lit("{}")
-        value = functions.encode(text, "utf-8")
-        if "_tombstone" in rows.columns:
-            value = functions.when(functions.col("_tombstone"), functions.lit(None)).otherwise(value)
+        given = self._definition.value
+        if given is not None:
+            value = _as_bytes(functions.expr(given), rows)
+        else:
+            named = [quoted(name) for name in rows.columns if name != LINEAGE and is_stored(name)]
+            text = functions.to_json(functions.struct(*named), JSON_OPTIONS) if named else functions.lit("{}")
+            value = functions.encode(text, "utf-8")
+        if TOMBSTONE in rows.columns and TOMBSTONE not in (given or ""):
+            value = functions.when(functions.col(TOMBSTONE), functions.lit(None)).otherwise(value)
         return value.cast("binary")
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
@@ -355,6 +363,24 @@ class KafkaSinkWriter:
         failures = [failure for future in futures if (failure := future.exception()) is not None]
         for failure in sorted(failures, key=lambda each: not isinstance(each, SinkFenced)):
             raise failure
+
+
+def _with_keys_of_tombstones(rows: DataFrame) -> DataFrame:
+    """A tombstone has no value: columns that the record's key has too are taken from there."""
+    from pyspark.sql import functions
+
+    names = [name for name in rows.columns if KEY_PREFIX + name in rows.columns]
+    if not names or TOMBSTONE not in rows.columns:
+        return rows
+    kinds = {field.name: field.dataType for field in rows.schema.fields}
+    taken = {
+        name: functions.when(
+            functions.col(TOMBSTONE),
+            functions.coalesce(quoted(name), quoted(KEY_PREFIX + name).cast(kinds[name])),
+        ).otherwise(quoted(name))
+        for name in names
+    }
+    return rows.withColumns(taken)
 
 
 def _as_bytes(value: Column, rows: DataFrame) -> Column:

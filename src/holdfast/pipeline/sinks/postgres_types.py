@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.csv
 
+from holdfast.pipeline.sinks.columns import JSON_OPTIONS
+
 if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
@@ -81,9 +83,7 @@ def travelling(value: Column, kind: DataType) -> Column:
     if text == "binary":
         return functions.concat(functions.lit("\\x"), functions.hex(value))
     if text.startswith(_NESTED):
-        return functions.to_json(
-            value, {"ignoreNullFields": "false", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-        )
+        return functions.to_json(value, JSON_OPTIONS)
     if text.startswith("decimal"):
         return value.cast("string")
     return value

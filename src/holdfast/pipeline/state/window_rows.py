@@ -6,6 +6,9 @@ are numbered by key and start. Many rows are numbered in `BUCKETS` sequences sid
 so that many tasks can do it. Either way a turn repeated gives each row the same number, and windows of one key have
 theirs in the order of their starts.
 
+Its key, as a record's, is a JSON object of the key's columns and `window_start`: in a compacted topic every window is a
+record of its own.
+
 A session that was given out and has become part of another one is taken back: a row with `_tombstone`, its key, start
 and end, and nothing else.
 """
@@ -20,6 +23,7 @@ from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import HEADERS_DDL
 from holdfast.pipeline.formats.types import quoted
+from holdfast.pipeline.sinks.columns import JSON_OPTIONS
 from holdfast.pipeline.state.window_state import steady
 
 if TYPE_CHECKING:
@@ -72,15 +76,17 @@ def tap_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -
     )
     # Sums of halves: what the lower one has above 32 bits goes to the upper.
     digest = "shiftleft(_high + shiftrightunsigned(_low, 32), 32) | (_low & 4294967295L)"
-    json = f"to_json(struct({', '.join(keys)}), map('ignoreNullFields', 'false'))"
+    start = f"timestamp_millis(_begin) AS {WINDOW_START}"
+    options = ", ".join(f'"{name}", "{value}"' for name, value in JSON_OPTIONS.items())
+    json = f"to_json(struct({', '.join([*keys, start])}), map({options}))"
     return windows.selectExpr(
         lineage,
-        f"{f'CAST({json} AS BINARY)' if keys else 'CAST(NULL AS BINARY)'} AS _key",
+        f"CAST({json} AS BINARY) AS _key",
         "timestamp_millis(_finish) AS _timestamp",
         "_is_gone AS _tombstone",
         f"CAST(array() AS {HEADERS_DDL}) AS _headers",
         *keys,
-        f"timestamp_millis(_begin) AS {WINDOW_START}",
+        start,
         f"timestamp_millis(_finish) AS {WINDOW_END}",
         *(f"CASE WHEN NOT _is_gone THEN {quoted(name)} END AS {quoted(name)}" for name in step.aggregates),
         "CASE WHEN _is_gone THEN 0L ELSE _n END AS _hf_count",
