@@ -173,34 +173,24 @@ def _elections(file: BrokerSettings) -> Iterator[Finding]:
 
 def _disk(file: BrokerSettings) -> Iterator[Finding]:
     """HF212: what the system empties, or what goes with its container."""
-    name = "log.dirs" if "log.dirs" in file.settings or "log.dir" not in file.settings else "log.dir"
-    directories = [each.strip() for each in (file.value(name) or "").split(",") if each.strip()]
-    kept = file.kept or ()
-    lost = [
-        each
-        for each in directories
-        if not any(f"{each}/".startswith(f"{root.rstrip('/')}/") for root in kept)
-    ]
+    name = "log.dir" if "log.dir" in file.settings and "log.dirs" not in file.settings else "log.dirs"
+    written = file.value(name)
+    directories = [each.strip() for each in (written or "").split(",")]
     if file.kept is None:
-        lost = [each for each in directories if is_temporary(each)]
-        what, severity = "a restart of the machine may empty it", Severity.ERROR
+        is_lost = any(map(is_temporary, directories))
+        why, severity = "a restart of the machine may empty it", Severity.ERROR
     else:
-        what, severity = "on no volume: what the broker stores goes with its container", Severity.WARNING
-        if name in file.settings and not directories:
-            return  # a value that is not known
-    if lost or (file.kept is not None and not directories and not kept):
-        yield finding(
-            "HF212",
-            file.place_of(name),
-            f"{file.said(name)}: {what}" if directories else what,
-            severity=severity,
-            fix=Fix(
-                "a volume at the broker's data directory"
-                if file.kept is not None
-                else spelled(file.spelling, name, "/var/lib/kafka"),
-                "advice" if file.kept is not None else "settings",
-            ),
+        roots = tuple(f"{root.rstrip('/')}/" for root in file.kept)
+        is_lost = not roots if written is None else not all(f"{d}/".startswith(roots) for d in directories)
+        why, severity = "on no volume: what the broker stores goes with its container", Severity.WARNING
+    if is_lost and (written is not None or name not in file.settings):
+        said = f"{file.said(name)}: {why}" if written is not None else why
+        fix = (
+            file.set_to(name, "/var/lib/kafka")
+            if file.kept is None
+            else Fix("a volume at its data directory")
         )
+        yield finding("HF212", file.place_of(name), said, severity=severity, fix=fix)
 
 
 def _cluster(file: BrokerSettings) -> Iterator[Finding]:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from holdfast.doctor.client_settings import Setting
+from holdfast.doctor.connect import Bad, judge
 from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
 from holdfast.doctor.python_names import ModuleNames, mentions_streams
 from holdfast.doctor.spark_options import Option, Options, check_source, is_temporary
@@ -245,28 +247,25 @@ def _check_faststream(names: ModuleNames) -> Iterator[Finding]:
                 )
 
 
-FAUST: Final[dict[str, tuple[tuple[Any, ...], str, str, str]]] = {
-    "producer_acks": ((0, 1), "HF102", "not every replica is waited for", "producer_acks=-1"),
-    "consumer_auto_offset_reset": (
-        ("latest",),
-        "HF305",
-        "where there is no valid position, what is in the topic is skipped",
-        'consumer_auto_offset_reset="earliest"',
+FAUST: Final = {
+    "producer_acks": Bad("0|1", "HF102", "not every replica is waited for", "-1", Severity.ERROR),
+    "consumer_auto_offset_reset": Bad(
+        "latest", "HF305", "where there is no valid position, what is in the topic is skipped", '"earliest"'
     ),
-    "topic_replication_factor": ((1, 2), "HF201", "topics that Faust makes", "topic_replication_factor=3"),
+    "topic_replication_factor": Bad("1|2", "HF201", "of the topics that Faust makes", "3"),
 }
-"""Settings of an application: values that lose something, the risk, why, and what is meant."""
 
 
 def _check_faust(names: ModuleNames) -> Iterator[Finding]:
+    has_agents = any(
+        isinstance(node, ast.Attribute) and node.attr == "agent" for node in ast.walk(names.tree)
+    )
     for call in ast.walk(names.tree):
         if not isinstance(call, ast.Call) or names.meaning(call.func) not in ("faust.App", "faust.app.App"):
             continue
-        for name, value, line in names.keywords(call.keywords)[0]:
-            bad, risk, why, fix = FAUST.get(name, ((), "", "", ""))
-            if value in bad:
-                yield finding(risk, Place(names.file, line), f"{name}={value}: {why}", fix=Fix(fix, "code"))
-        if any(isinstance(node, ast.Attribute) and node.attr == "agent" for node in ast.walk(names.tree)):
+        items, _ = names.keywords(call.keywords)
+        yield from judge({n: Setting(n, v, Place(names.file, line)) for n, v, line in items}, FAUST, "{}={}")
+        if has_agents:
             yield finding(
                 "HF306",
                 Place(names.file, call.lineno),

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from holdfast.doctor.client_defaults import Client, Role, canonical
 from holdfast.doctor.client_settings import ClientSettings, Setting, make_settings
-from holdfast.doctor.connect import records_skipped
+from holdfast.doctor.connect import TABLE, judge
 from holdfast.doctor.examined import FilesExamined
 from holdfast.doctor.findings import Place
 from holdfast.doctor.properties_files import Documents, Entry
@@ -80,10 +80,13 @@ def examine_spring(path: str, documents: Documents, asked_as: str | None, result
         result.client(last)
     if any(".kafka.streams." in name for name in names):
         result.examination.examined.append(f"{path} as Kafka Streams in Spring")
-        for entry in itertools.chain(*documents):
-            if HANDLER.search(name := _name(entry)):
-                handler = Setting(name, entry.value, Place(path, entry.line))
-                result.examination.add(records_skipped({"deserialization.exception.handler": handler}))
+        handlers = {
+            name: Setting(name, entry.value, Place(path, entry.line))
+            for entry in itertools.chain(*documents)
+            if HANDLER.search(name := _name(entry))
+        }
+        skipping = TABLE["deserialization.exception.handler"]
+        result.examination.add(judge(handlers, dict.fromkeys(handlers, skipping), "{}: {}"))
     elif not wanted:
         why = "Spring's settings for Kafka, of which client does not show; --producer or --consumer says it"
         result.examination.missed(path, why, "unsupported")
