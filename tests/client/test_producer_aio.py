@@ -139,13 +139,46 @@ async def test_a_failure_that_came_after_the_wait_was_given_up_is_named(cluster:
             cluster.back()
 
 
-async def test_an_error_of_the_block_goes_on_with_a_note_of_what_was_left(cluster: FakeCluster) -> None:
+async def test_an_error_of_the_block_goes_on_with_a_note_of_what_was_left(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exit_guard, "_owed", [])
     cluster.refuse(lambda topic, partition, message: Verdict(29))
     with pytest.raises(RuntimeError) as failed:
         async with AsyncProducer("fake") as made:
             made.send("orders", b"x")
             raise RuntimeError("the block failed")
     assert any("not delivered" in note for note in failed.value.__notes__)
+    assert exit_guard._owed == [1]
+
+
+async def test_starting_twice_at_once_makes_one_producer(cluster: FakeCluster) -> None:
+    made = AsyncProducer("fake")
+    await asyncio.gather(made.start(), made.start())
+    assert len(cluster.settings) == 1
+    await made.close()
+
+
+async def test_a_start_that_is_given_up_leaves_a_producer_that_can_be_closed(cluster: FakeCluster) -> None:
+    made = AsyncProducer("fake")
+    starting = asyncio.create_task(made.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await made.close()
+    assert made._producer is not None
+    assert made._producer.is_closed
+
+
+async def test_times_bound_flush_and_close_with_messages_in_line(cluster: FakeCluster) -> None:
+    cluster.queue_max = 1
+    cluster.away()
+    made = await AsyncProducer("fake", send_timeout=3600.0).start()
+    made.send("orders", b"taken")
+    made.send("orders", b"in line")
+    report = await made.flush(0.01)
+    assert (report.is_complete, report.under_way) == (False, 2)
+    with pytest.raises(UndeliveredMessages, match="2 messages were not delivered"):
+        await asyncio.wait_for(made.close(0.01), 30)
 
 
 async def test_sending_before_it_is_started_is_a_mistake() -> None:
@@ -204,7 +237,7 @@ async def test_a_line_that_is_cancelled_refuses_what_stands_in_it(cluster: FakeC
     with pytest.raises(SendTimeout, match="event loop ended"):
         await asyncio.wait_for(awaiting, 30)
     assert other.is_settled
-    assert made.abandon(0) == 1
+    assert len(made._refused) == 1
     with pytest.raises(UndeliveredMessages) as left:
         await made.close(timeout=0)
     assert left.value.count == 2

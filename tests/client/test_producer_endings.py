@@ -238,7 +238,7 @@ SENDING = (
 )
 ENDING = (
     Producer.close,
-    Producer._end,
+    Producer.end,
     direct.DirectSender.flush,
     direct.DirectSender.close,
     Waiting.wait,

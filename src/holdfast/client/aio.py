@@ -12,16 +12,19 @@ or its time has passed; awaiting any of them is what slows the sender down, and 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from holdfast.client import exit_guard
 from holdfast.client.delivery import Delivered, Delivery, Seen, Waiting
-from holdfast.client.errors import ClientError, SendTimeout, Undelivered, UndeliveredMessages
+from holdfast.client.errors import ClientError, LeftBehind, SendTimeout, Undelivered, UndeliveredMessages
 from holdfast.client.partitioner import DEFAULT_PARTITIONER
 from holdfast.client.producer import (
     NO_TIMESTAMP,
@@ -37,6 +40,8 @@ from holdfast.client.producer import (
 from holdfast.client.serializers import Serializer, as_bytes
 from holdfast.client.spool.store import SpoolFull
 from holdfast.errors import UsageError
+
+T = TypeVar("T")
 
 LINE_MAX: Final = 10_000
 """How many messages may wait for room: their senders do not wait for any of them."""
@@ -134,7 +139,7 @@ class AsyncProducer:
         )
         self._send_timeout = send_timeout
         self._producer: Producer | None = None
-        self._starting: asyncio.Task[Producer] | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._line: deque[_InLine] = deque()
         self._line_task: asyncio.Task[None] | None = None
@@ -142,8 +147,10 @@ class AsyncProducer:
         self._refused: dict[AsyncDelivery, BaseException] = {}
         """What got no room, as long as nobody was told."""
         self._closing: asyncio.Task[None] | None = None
-        self._left: ClientError | None = None
-        """What closing left behind, as long as nobody was told."""
+        self._left = LeftBehind([], 0)
+        self._stopped_by: ClientError | None = None
+        """What closing left behind, and why, as long as nobody was told."""
+        self._is_orphaned = False
         self._waiting: dict[Delivery, set[asyncio.Future[None]]] = {}
         """Futures of those who await something."""
         self._woken: deque[asyncio.Future[None]] = deque()
@@ -155,37 +162,42 @@ class AsyncProducer:
     async def start(self) -> AsyncProducer:
         """Open the spool and the producer; `async with` does it by itself."""
         if self._producer is None:
-            self._loop = asyncio.get_running_loop()
-            if self._starting is None or self._starting.cancelled():
+            if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
                 # One producer, however many start it, and though the first of them gives up waiting.
-                self._starting = self._loop.create_task(asyncio.to_thread(self._make))
-            try:
-                self._producer = await asyncio.shield(self._starting)
-            except Exception:
-                self._starting = None
-                raise
-            exit_guard.watch(self)
+                self._loop = asyncio.get_running_loop()
+                self._starting = self._loop.create_task(self._start())
+            await asyncio.shield(self._starting)
         return self
+
+    async def _start(self) -> None:
+        self._producer = await _in_thread(self._make)
+        # Watched here, with what stands in line, and not twice.
+        exit_guard.watch(self)
+        exit_guard.unwatch(self._producer)
 
     async def close(self, timeout: float | None = None) -> None:
         """As `Producer.close`; raises `UndeliveredMessages` for what did not arrive.
 
         Whoever gives up waiting for it stops only the waiting; the next to call it hears how it ended.
         """
+        if self._is_orphaned:
+            return
+        if self._starting is not None and not self._starting.done():
+            await asyncio.wait((self._starting,))
         if self._producer is None:
             return
         if self._closing is None or self._closing.cancelled():
             self._closing = asyncio.get_running_loop().create_task(self._close(self._producer, timeout))
         await asyncio.shield(self._closing)
+        refused = [_as_undelivered(delivery, error) for delivery, error in self._refused.items()]
+        left, stopped = self._left, self._stopped_by
+        self._refused.clear()
+        self._left, self._stopped_by = LeftBehind([], 0), None
         exit_guard.unwatch(self)
-        refused = self._take_refused()
-        left, self._left = self._left, None
-        if isinstance(left, UndeliveredMessages):
-            raise UndeliveredMessages([*refused, *left.messages], len(refused) + left.count)
-        if refused:
-            raise UndeliveredMessages(refused) from left
-        if left is not None:
-            raise left
+        if refused or left.total:
+            raise UndeliveredMessages([*refused, *left.named], len(refused) + left.total) from stopped
+        if stopped is not None:
+            raise stopped
 
     async def _close(self, producer: Producer, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -198,22 +210,30 @@ class AsyncProducer:
         def end() -> None:
             # Noted by the thread itself: the event loop may not be there any more when it ends.
             try:
-                producer.close(_left(deadline))
-            except ClientError as left:
-                self._left = left
+                if not producer.is_closed:
+                    self._left = producer.end(_left(deadline))
+            except ClientError as stopped:
+                self._stopped_by = stopped
+            producer.set_closed()
 
-        await asyncio.to_thread(end)
+        await _in_thread(end)
 
     def abandon(self, timeout: float) -> int:
-        """The program ends; returns how many messages are lost that the producer behind us does not know of."""
-        left = 0 if self._left is None else getattr(self._left, "count", 1)
-        return len(self._line) + len(self._refused) + left
+        """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
+        left = 0 if self._producer is None else self._producer.abandon(timeout)
+        return (
+            len(self._line)
+            + len(self._refused)
+            + max(left, self._left.total, 0 if self._stopped_by is None else 1)
+        )
 
     def orphan(self) -> None:
-        """The producer behind us refuses; what stands in line is the parent's."""
+        """See `Producer.orphan`; what stands in line is the parent's."""
+        self._is_orphaned = True
         self._line.clear()
         self._refused.clear()
-        self._left = None
+        if self._producer is not None:
+            self._producer.orphan()
 
     async def __aenter__(self) -> AsyncProducer:
         return await self.start()
@@ -275,7 +295,7 @@ class AsyncProducer:
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._line_task is not None:
             await asyncio.wait((self._line_task,), timeout=timeout)
-        report = await asyncio.to_thread(self._producer.flush, _left(deadline))
+        report = await _in_thread(partial(self._producer.flush, _left(deadline)))
         behind = report._refused
         refused = dict(self._refused)
 
@@ -305,8 +325,8 @@ class AsyncProducer:
             while self._line:
                 delivery, arguments = self._line[0]
                 try:
-                    delivery._inner = await asyncio.to_thread(
-                        producer._hand_over, *arguments, self._send_timeout
+                    delivery._inner = await _in_thread(
+                        partial(producer._hand_over, *arguments, self._send_timeout)
                     )
                 except Exception as error:  # noqa: BLE001  whoever awaits the delivery gets it
                     self._refuse(delivery, error)
@@ -328,11 +348,6 @@ class AsyncProducer:
     def _move_on(self) -> None:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
-
-    def _take_refused(self) -> list[Undelivered]:
-        refused = [_as_undelivered(delivery, error) for delivery, error in self._refused.items()]
-        self._refused.clear()
-        return refused
 
     async def _line_moved(self) -> None:
         await self._moved.wait()
@@ -367,7 +382,8 @@ class AsyncProducer:
         if not self._is_waking:
             self._is_waking = True
             assert self._loop is not None, "deliveries are made by a producer that was started"
-            self._loop.call_soon_threadsafe(self._wake_all)
+            with suppress(RuntimeError):  # the event loop has ended, and nobody awaits anything
+                self._loop.call_soon_threadsafe(self._wake_all)
 
     def _wake_all(self) -> None:
         # Taken back first: whoever comes from now on calls again.
@@ -379,13 +395,36 @@ class AsyncProducer:
 
     def _stopped(self, why: ClientError) -> None:
         assert self._loop is not None, "deliveries are made by a producer that was started"
-        self._loop.call_soon_threadsafe(self._wake_those_left)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake_those_left)
 
     def _wake_those_left(self) -> None:
         for awaited in list(self._waiting.values()):
             for future in list(awaited):
                 if not future.done():
                     future.set_result(None)
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """What may take long, in a thread of its own: an executor may be busy, and is gone when the program ends."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(settling: Callable[[Any], None], value: Any) -> None:
+        if not outcome.done():
+            settling(value)
+
+    def work() -> None:
+        settling: tuple[Any, Any]
+        try:
+            settling = outcome.set_result, function()
+        except BaseException as error:  # noqa: BLE001  whoever awaits it gets it
+            settling = outcome.set_exception, error
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(settle, *settling)
+
+    threading.Thread(target=work, name="holdfast-async", daemon=True).start()
+    return await outcome
 
 
 def _left(deadline: float | None) -> float | None:

@@ -156,7 +156,6 @@ class Producer:
         self._changes_keys = key is not as_bytes
         self._changes_values = value is not as_bytes
         self._send_timeout = send_timeout
-        self._is_orphaned = False
         self.is_closed = False
         """Whether it was closed, and whoever closed it has heard what it left behind."""
         self._is_said = False
@@ -231,23 +230,24 @@ class Producer:
         With a spool, what is stored and not delivered within the time, 10 seconds unless given, is no failure: it is
         said how many messages the next process will find.
         """
-        if self.is_closed or self._is_orphaned:
+        if self.is_closed:
             return
         self._sender.check_thread()
         try:
-            left = self._end(timeout)
+            left = self.end(timeout)
             if left.total:
                 raise UndeliveredMessages(left.named, left.total)
         except ClientError:
-            self._tell()
+            self.set_closed()
             raise
-        self._tell()
+        self.set_closed()
 
-    def _tell(self) -> None:
+    def set_closed(self) -> None:
+        """Somebody hears of what it left behind."""
         self.is_closed = True
         exit_guard.unwatch(self)
 
-    def _end(self, timeout: float | None) -> LeftBehind:
+    def end(self, timeout: float | None) -> LeftBehind:
         """Deliver what can be delivered. A signal may interrupt it, and whoever is interrupted may call it again."""
         if timeout is None and self._has_spool:
             timeout = CLOSE_SECONDS
@@ -269,14 +269,14 @@ class Producer:
         """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
         if self.is_closed:
             return 0
-        lost = self._end(timeout).total
+        lost = self.end(timeout).total
         # A generator that holds the block open is ended when Python has forgotten our modules.
         self.is_closed = True
         return lost
 
     def orphan(self) -> None:
         """This is a child of the process that the producer works in."""
-        self._is_orphaned = True
+        self.is_closed = True
         self._hand_over = _refuse_in_child
         self._sender.orphan(USED_IN_CHILD)
 

@@ -197,6 +197,8 @@ class WrappedProducer:
 
     def close(self, timeout: float | None = None) -> bool:
         """Deliver what is under way, call the callbacks, and end. Raises `UndeliveredMessages` for what has none."""
+        if self._producer.is_closed and not self._reports:
+            return True
         if timeout is None and not self._keeps_values:
             timeout = CLOSE_SECONDS
         deadline = None if timeout is None else time.monotonic() + timeout
