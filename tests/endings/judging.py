@@ -119,17 +119,23 @@ class World:
         self._deaf.crash()
         self._broker.crash()
 
-    def run(self, combinations: Iterable[Combination], at_a_time: int) -> dict[Combination, Ended]:
-        jobs = [self._job(each) for each in combinations]
+    def run(
+        self, combinations: Sequence[Combination], at_a_time: int, times: int = 1
+    ) -> dict[Combination, list[str]]:
+        """The faults of each, run so many times."""
+        jobs = [self._job(each, number) for number in range(times) for each in combinations]
         self._make_topics(jobs)
         self._fill([job for job in jobs if job.combination.is_member])
         run_nursery(jobs, at_a_time)
         self._drain(jobs)
         arrived = self._read(self._broker, [topic for job in jobs for topic in topics_of(job)])
-        return {job.combination: self._ended(job, arrived) for job in jobs}
+        found: dict[Combination, list[str]] = {each: [] for each in combinations}
+        for job in jobs:
+            found[job.combination] += faults(self._ended(job, arrived))
+        return found
 
-    def _job(self, each: Combination) -> Job:
-        directory = self._root / each.id
+    def _job(self, each: Combination, number: int) -> Job:
+        directory = self._root / (each.id if not number else f"{each.id}-{number}")
         directory.mkdir()
         return Job(*each, self._broker.bootstrap_servers, self._link.address, str(directory))
 
@@ -265,12 +271,13 @@ def run_nursery(jobs: Sequence[Job], at_a_time: int) -> None:
 
 
 def faults(ended: Ended) -> list[str]:
-    """What was promised and not kept."""
+    """What was promised and not kept, and what the program said."""
     if ended.how == "hung":
-        return ["hung"]
+        return [f"hung {ended.stderr}\n{ended.file('stacks')}"]
     code = int(ended.how)
     of_messages = _faults_of_reading if ended.job.combination.is_member else _faults_of_sending
-    return [*of_messages(ended, code), *_faults_of_child(ended), *_faults_of_things(ended)]
+    found = [*of_messages(ended, code), *_faults_of_child(ended), *_faults_of_things(ended)]
+    return [*found, ended.stderr] if found and ended.stderr else found
 
 
 def _faults_of_sending(ended: Ended, code: int) -> Iterable[str]:
@@ -292,7 +299,8 @@ def _faults_of_success(ended: Ended, code: int) -> Iterable[str]:
     each = ended.job.combination
     if code != each.meant and not (each.way == "stdout-broken" and code == PYTHON_COULD_NOT_FLUSH):
         yield f"nothing is lost, and the exit code is {code}"
-    if each.meant == 0 and "Traceback" in ended.stderr:
+    # A thread that is cut off by the end of the interpreter may say so.
+    if each.meant == 0 and "Traceback" in ended.stderr and not each.way.startswith("daemon-"):
         yield "nothing is lost, and there is a traceback"
 
 
@@ -347,7 +355,10 @@ def table(results: dict[Combination, list[str]]) -> str:
     lines = []
     for (client, way), together in _grouped(results).items():
         bad = {under_way: found for under_way, found in together.items() if found}
-        said = "; ".join(f"{under_way}: {', '.join(found)}" for under_way, found in bad.items())
+        said = "; ".join(
+            f"{under_way}: {', '.join(each[:90].strip() for each in found)}"
+            for under_way, found in bad.items()
+        )
         lines.append(f"{client:14} {way:20} {len(together) - len(bad)}/{len(together)} {said}".rstrip())
     held = sum(not found for found in results.values())
     return "\n".join([*lines, f"{held} of {len(results)} combinations hold"])

@@ -9,6 +9,7 @@ are taken apart. Its streams are files in the directory of its job, and so is ho
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -24,6 +25,8 @@ from tests.endings.scene import Job
 
 HUNG_SECONDS: Final = 15.0
 """More than the time-outs of a client and the waiting of its program together."""
+STACKS_SECONDS: Final = 0.2
+"""How long a program that hangs has to write down where."""
 SHORTER: Final = (
     ("holdfast.client.producer", "CLOSE_SECONDS", 0.5),
     ("holdfast.client.exit_guard", "LAST_CHANCE_SECONDS", 3.0),
@@ -81,6 +84,8 @@ def fork_all(jobs: list[Job], at_a_time: int) -> Job | None:
             time.sleep(0.005)
         for child, (job, deadline) in list(running.items()):
             if time.monotonic() > deadline:
+                os.kill(child, signal.SIGUSR2)
+                time.sleep(STACKS_SECONDS)
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
                 del running[child]
@@ -90,6 +95,9 @@ def fork_all(jobs: list[Job], at_a_time: int) -> Job | None:
 
 def become(job: Job) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    stacks = open(job.path("stacks"), "w")  # noqa: SIM115 - written to when the program is asked why it hangs
+    faulthandler.register(signal.SIGUSR2, stacks)
+    scene.keep(stacks)
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(job.path(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)

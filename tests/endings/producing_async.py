@@ -31,7 +31,6 @@ from tests.endings.scene import (
     Notes,
     in_child,
     keep,
-    raising,
     signal_soon,
     until,
 )
@@ -152,19 +151,36 @@ def sigint_swallowed(use: Use) -> None:
         asyncio.run(_signalled(use, signal.SIGINT))
 
 
-def handled(use: Use, number: int, handler: Callable[..., None]) -> None:
-    signal.signal(number, handler)
-    asyncio.run(_signalled(use, number))
+# Handlers of signals are the event loop's: an exception out of any other may be raised within the loop itself, where
+# it can cost a task its next step, and the program then waits for that task for ever.
+
+
+async def exits_by(use: Use, number: int) -> None:
+    asyncio.get_running_loop().add_signal_handler(number, sys.exit, 0)
+    await _signalled(use, number)
+
+
+async def _until_given_up(use: Use, number: int) -> None:
+    work = asyncio.create_task(use.wait())
+    asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    signal_soon(number)
+    try:
+        await work
+    except asyncio.CancelledError as given_up:
+        raise Meant("told to end") from given_up
+
+
+async def raises_by(use: Use, number: int) -> None:
+    async with use:
+        await use.begin()
+        await _until_given_up(use, number)
 
 
 async def alarm_swallowed(use: Use) -> None:
     async with use:
         await use.begin()
-        work = asyncio.create_task(use.wait())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, work.cancel)
-        signal_soon(signal.SIGALRM)
-        with suppress(asyncio.CancelledError):
-            await work
+        with suppress(Meant):
+            await _until_given_up(use, signal.SIGALRM)
         use.send()
 
 
@@ -239,10 +255,13 @@ def daemon_close(use: Use) -> None:
     is_ready.wait(WAIT_SECONDS_MAX)
 
 
+# A child must not go on with the event loop of its parent: what it unregisters there is gone for both.
+
+
 async def fork_idle(use: Use) -> None:
     async with use:
         await use.begin()
-        in_child(use.job, lambda: None)
+        in_child(use.job, lambda: None, os._exit)
 
 
 async def fork_use(use: Use) -> None:
@@ -254,7 +273,7 @@ async def fork_use(use: Use) -> None:
 
     async with use:
         await use.begin()
-        in_child(use.job, work)
+        in_child(use.job, work, os._exit)
 
 
 def _in_loop(way: Callable[[Use], Any]) -> Callable[[Use], None]:
@@ -271,9 +290,9 @@ PROGRAMS: Final[dict[str, Callable[[Use], None]]] = {
     "sigint": _in_loop(lambda use: _signalled(use, signal.SIGINT)),
     "sigint-swallowed": sigint_swallowed,
     "sigterm": _in_loop(lambda use: _signalled(use, signal.SIGTERM)),
-    "sigint-exits": lambda use: handled(use, signal.SIGINT, raising(SystemExit(0))),
-    "sigterm-exits": lambda use: handled(use, signal.SIGTERM, raising(SystemExit(0))),
-    "sigterm-raises": lambda use: handled(use, signal.SIGTERM, raising(Meant("told to end"))),
+    "sigint-exits": _in_loop(lambda use: exits_by(use, signal.SIGINT)),
+    "sigterm-exits": _in_loop(lambda use: exits_by(use, signal.SIGTERM)),
+    "sigterm-raises": _in_loop(lambda use: raises_by(use, signal.SIGTERM)),
     "alarm-swallowed": _in_loop(alarm_swallowed),
     "sigint-closes": _in_loop(lambda use: closed_by(use, signal.SIGINT)),
     "sigterm-closes": _in_loop(lambda use: closed_by(use, signal.SIGTERM)),

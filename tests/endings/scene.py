@@ -42,7 +42,8 @@ class Job(NamedTuple):
 
     @property
     def topic(self) -> str:
-        return self.combination.id
+        """A name of its own, which is that of its group and of its client too."""
+        return os.path.basename(self.directory)
 
     @property
     def outputs(self) -> str:
@@ -127,12 +128,12 @@ def prepare_streams(way: str) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
 
 
-def in_child(job: Job, work: Callable[[], None]) -> None:
+def in_child(job: Job, work: Callable[[], None], end: Callable[[int], object] = sys.exit) -> None:
     """Fork; the child does the work and goes on from here to its own end, the parent notes how the child ended."""
     child = os.fork()
     if child == 0:
         work()
-        sys.exit(0)
+        end(0)
     until_ended(job, child)
 
 
