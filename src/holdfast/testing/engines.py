@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Producer,
@@ -31,7 +30,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.errors import HoldfastError
 from holdfast.testing.decided import await_decided
-from holdfast.testing.wire_client import LIST_OFFSETS, WireClient
+from holdfast.testing.wire_client import CLOSED, LIST_OFFSETS, OFFSET_FETCH, SILENT, WireClient
 
 WAIT_SECONDS: Final = 40.0
 """How long anything may take on a crowded machine."""
@@ -150,19 +149,27 @@ class Engine:
     # Groups
 
     def committed(self, group: str) -> dict[str, int]:
-        """The positions of a group, by `topic-partition`, once no transaction is about to change them."""
+        """The positions of a group, by `topic-partition`, once no transaction is about to change them.
+
+        A client of the requests themselves asks: librdkafka's could end the process when it was asked right after a
+        restart of the broker.
+        """
+        wanted = {"groups": [{"group_id": group, "topics": None}], "require_stable": True}
 
         def ask() -> list[Any] | None:
-            wanted = [ConsumerGroupTopicPartitions(group)]
-            asked = self.admin.list_consumer_group_offsets(wanted, require_stable=True)
-            found = asked[group].result(WAIT_SECONDS).topic_partitions
-            return None if any(each.error is not None for each in found) else [found]
+            try:
+                with WireClient(self.bootstrap_servers) as client:
+                    answer = client.ask(OFFSET_FETCH, 8, wanted)
+            except OSError:
+                return None
+            if answer in (CLOSED, SILENT) or answer.groups[0].error_code != 0:
+                return None
+            found = [(topic.name, each) for topic in answer.groups[0].topics for each in topic.partitions]
+            return None if any(each.error_code != 0 for _, each in found) else [found]
 
         (found,) = wait_until(ask, f"the positions of {group} are stable")
-        return {
-            f"{each.topic}-{each.partition}": each.offset
-            for each in sorted(found, key=lambda each: (each.topic, each.partition))
-        }
+        places = sorted((topic, each.partition_index, each.committed_offset) for topic, each in found)
+        return {f"{topic}-{index}": offset for topic, index, offset in places}
 
     def await_committed(self, group: str, positions: Mapping[Place, int]) -> dict[str, int]:
         """The same once they are these: Apache Kafka answers the end of a transaction before it shows."""
