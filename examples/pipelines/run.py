@@ -199,7 +199,7 @@ def create(bootstrap: str, *topics: str) -> None:
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 4})
     made = admin.create_topics([NewTopic(topic, PARTITIONS, 1) for topic in topics])
     for future in made.values():
         try:

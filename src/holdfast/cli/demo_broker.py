@@ -47,7 +47,7 @@ def try_broker(broker: BrokerProcess, console: Console, messages: int) -> tuple[
 
 
 def _create_topics(broker: BrokerProcess) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
     for future in admin.create_topics([NewTopic(name, 1) for name in ("bulk", "single", "crash")]).values():
         future.result(30)
 

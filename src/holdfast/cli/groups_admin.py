@@ -25,7 +25,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.cli.advice import describe_error, failure, no_such_topic
 from holdfast.cli.client import Connection
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.wire import CONSUMER_GROUP_DESCRIBE, OFFSET_DELETE, Cluster, Refused, check
+from holdfast.cli.wire import CONSUMER_GROUP_DESCRIBE, OFFSET_DELETE, OFFSET_FETCH, Cluster, Refused, check
 
 T = TypeVar("T")
 
@@ -61,6 +61,8 @@ MEMBER_TYPES: Final[Mapping[int | None, bool]] = {0: False, 1: True}
 
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+BY_NAME: Final = 9
+"""The last version of OffsetFetch that names topics; later ones have their ids."""
 NOT_THERE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 
 
@@ -211,6 +213,8 @@ class GroupAdmin:
 
     def positions(self, group: str) -> dict[Place, Position]:
         """Every committed position of a group; none for a group that does not exist."""
+        if self._connection.is_plain:
+            return self._fetched_positions(group)
         request = [ConsumerGroupTopicPartitions(group)]
         future = self.admin.list_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
         found = _result(future, f"cannot read the positions of group '{group}'", group)
@@ -218,6 +222,28 @@ class GroupAdmin:
             (each.topic, each.partition): Position(each.offset, each.leader_epoch)
             for each in found.topic_partitions
             if each.offset >= 0
+        }
+
+    def _fetched_positions(self, group: str) -> dict[Place, Position]:
+        """By our own client: librdkafka's ends the process when the answer is that the coordinator has moved."""
+        request = {"group_id": group, "topics": None, "groups": [{"group_id": group, "topics": None}]}
+        subject = f"cannot read the positions of group '{group}'"
+        with Cluster(self._connection, self._timeout_ms) as cluster:
+
+            def ask() -> Any:
+                answer = cluster.ask_coordinator("group", group, OFFSET_FETCH, request, BY_NAME)
+                found = answer.groups[0] if hasattr(answer, "groups") else answer
+                check(found.error_code, subject)
+                return found.topics
+
+            topics = cluster.retried(ask)
+        return {
+            (topic.name, each.partition_index): Position(
+                each.committed_offset, epoch if (epoch := each.committed_leader_epoch) >= 0 else None
+            )
+            for topic in topics
+            for each in topic.partitions
+            if each.committed_offset >= 0
         }
 
     def set_positions(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, KafkaError | None]:

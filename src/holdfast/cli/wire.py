@@ -1,8 +1,8 @@
 """Requests that confluent-kafka has no way to make, said to the broker that must answer them.
 
 librdkafka knows neither transactions as an administrator sees them, nor the deletion of single positions, nor
-the epochs of the new group protocol. For these a command speaks for itself: over plain sockets, one request
-at a time.
+the epochs of the new group protocol, and it can crash when it asks for positions. For these a command speaks for
+itself: over plain sockets, one request at a time.
 
 The rules this client keeps:
 
@@ -33,6 +33,7 @@ from holdfast.wire import apis, error_table
 T = TypeVar("T")
 
 METADATA: Final = 3
+OFFSET_FETCH: Final = 9
 FIND_COORDINATOR: Final = 10
 INIT_PRODUCER_ID: Final = 22
 WRITE_TXN_MARKERS: Final = 27
@@ -133,9 +134,14 @@ class Cluster(AbstractContextManager["Cluster"]):
         return self.ask_broker(self.leader_of(topic, partition), api_key, fields)
 
     def ask_coordinator(
-        self, kind: CoordinatorKind, key: str, api_key: int, fields: Mapping[str, Any]
+        self,
+        kind: CoordinatorKind,
+        key: str,
+        api_key: int,
+        fields: Mapping[str, Any],
+        version_max: int | None = None,
     ) -> Any:
-        return self._ask(self.coordinator_of(kind, key).address, api_key, fields)
+        return self._ask(self.coordinator_of(kind, key).address, api_key, fields, version_max)
 
     def retried(self, attempt: Callable[[], T]) -> T:
         """What an attempt returns, made again while its refusal is one of `PASSING`."""
@@ -206,13 +212,15 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     # -------------------------------------------------------------------- the connections
 
-    def _ask(self, address: str, api_key: int, fields: Mapping[str, Any]) -> Any:
+    def _ask(
+        self, address: str, api_key: int, fields: Mapping[str, Any], version_max: int | None = None
+    ) -> Any:
         client = self._clients.get(address)
         if client is None:
             client = self._clients[address] = _Client(
                 address, self._connection.connect_timeout_ms, self._timeout_ms
             )
-        return client.ask(api_key, fields)
+        return client.ask(api_key, fields, version_max)
 
     def _forget(self) -> None:
         for client in self._clients.values():
@@ -233,9 +241,9 @@ class _Client:
         except ValueError:
             raise CannotConnect(f"{address!r} is no HOST:PORT") from None
 
-    def ask(self, api_key: int, fields: Mapping[str, Any]) -> Any:
+    def ask(self, api_key: int, fields: Mapping[str, Any], version_max: int | None = None) -> Any:
         version = self._version(api_key)
-        return self._answer(api_key, version, fields)
+        return self._answer(api_key, version if version_max is None else min(version, version_max), fields)
 
     def close(self) -> None:
         self._client.close()

@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
 )
 
 from holdfast.client.errors import ClientError
-from holdfast.client.settings import Settings
+from holdfast.client.settings import Settings, admin_settings
 from holdfast.client.signals import say
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.state_cache import StateCache
@@ -79,7 +79,7 @@ class Changelogs:
     """What is asked of the cluster about changelogs."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._admin = AdminClient(connection_settings(settings))
+        self._admin = AdminClient(admin_settings(connection_settings(settings)))
         self._ids = TopicIds(settings)
 
     def ensure(self, changelog: str, source: str) -> None:

@@ -161,6 +161,11 @@ def shared_settings(settings: Mapping[str, Any]) -> Settings:
     return {name: value for name, value in settings.items() if name.startswith(_SHARED)}
 
 
+def admin_settings(settings: Mapping[str, Any]) -> Settings:
+    """For an admin client beside another one: it logs warnings, not that it is closed before all is served."""
+    return {"log_level": 4, **shared_settings(settings)}
+
+
 def spool_settings(bootstrap: str, config: Mapping[str, Any], unsafe: Collection[str] = ()) -> Settings:
     """What the producer behind a spool is made with: it never gives a message up."""
     for name in ("message.timeout.ms", "delivery.timeout.ms"):

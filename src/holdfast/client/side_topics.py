@@ -23,7 +23,7 @@ from holdfast.client.dead_letter_dialects import Headers
 from holdfast.client.errors import ClientError, DeliveryFailed, UndeliveredMessages
 from holdfast.client.messages import Message
 from holdfast.client.producer import NO_TIMESTAMP, SEND_TIMEOUT_SECONDS, Producer
-from holdfast.client.settings import INFINITE
+from holdfast.client.settings import INFINITE, admin_settings
 from holdfast.client.signals import say
 from holdfast.errors import UsageError
 
@@ -176,7 +176,9 @@ class SideTopics:
             return known
         with self._lock:
             while topic not in self._counts:
-                keeper = _Keeper(AdminClient({"bootstrap.servers": self._bootstrap, **self._shared}))
+                keeper = _Keeper(
+                    AdminClient(admin_settings({"bootstrap.servers": self._bootstrap, **self._shared}))
+                )
                 try:
                     self._counts[topic] = keeper.find(topic) or keeper.make(
                         topic, source, is_allowed=self._create

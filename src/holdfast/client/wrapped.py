@@ -39,7 +39,7 @@ from holdfast.client.producer import (
     Producer,
     note_left_behind,
 )
-from holdfast.client.settings import ALIASES, shared_settings
+from holdfast.client.settings import ALIASES, admin_settings
 from holdfast.client.spool.store import SpoolFull
 from holdfast.errors import UsageError
 
@@ -186,7 +186,7 @@ class WrappedProducer:
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         if self._admin is None:
-            self._admin = AdminClient(shared_settings(self._settings))
+            self._admin = AdminClient(admin_settings(self._settings))
         return self._admin.list_topics(topic, timeout) if topic else self._admin.list_topics(timeout=timeout)
 
     # Ending

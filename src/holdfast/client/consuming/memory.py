@@ -30,7 +30,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as RawProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.settings import producer_settings, shared_settings
+from holdfast.client.settings import admin_settings, producer_settings
 from holdfast.client.spool.format import PartitionKey
 from holdfast.client.topic_ids import TopicIds
 
@@ -55,8 +55,6 @@ NOT_ALLOWED: Final = frozenset(
         KafkaError.INVALID_REPLICATION_FACTOR,
     )
 )
-WARNINGS: Final = 4
-"""What librdkafka logs of clients that come and go; more is for those that are asked for."""
 MISSING: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
 
 
@@ -97,7 +95,7 @@ class GroupMemory:
         topic: str = MEMORY_TOPIC,
     ) -> None:
         self._group = group
-        self._shared = {"log_level": WARNINGS, **shared_settings(settings)}
+        self._shared = admin_settings(settings)
         self._say = say
         self._topic = topic
         self._asked: set[PartitionKey] = set()

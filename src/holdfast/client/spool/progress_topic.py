@@ -14,7 +14,7 @@ from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.settings import Settings, shared_settings
+from holdfast.client.settings import Settings, admin_settings, shared_settings
 from holdfast.client.spool.progress import NOTHING, Progress, decode_progress, merged
 
 PROGRESS_TOPIC: Final = "holdfast-spool-progress"
@@ -37,7 +37,7 @@ class ProgressTopic:
 
     def make(self) -> None:
         """Create the topic when there is none."""
-        admin = AdminClient(self._settings)
+        admin = AdminClient(admin_settings(self._settings))
         found = admin.list_topics(timeout=ANSWER_SECONDS)
         if PROGRESS_TOPIC in found.topics and found.topics[PROGRESS_TOPIC].error is None:
             return
