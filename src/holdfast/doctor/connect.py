@@ -115,6 +115,8 @@ def examine_program(
 ) -> None:
     """A worker, a connector or a program like them; `frame` is what stands before settings of its clients."""
     result.examination.examined.append(f"{place} as {what}")
+    if what == "a Connect worker":  # which has no such setting; MirrorMaker 2 and Streams have
+        settings = {name: each for name, each in settings.items() if name != "replication.factor"}
     result.examination.add(judge(settings, TABLE, spelling))
     result.examination.add(_tolerated(settings, spelling))
     result.unknown(each for name, each in settings.items() if name in TABLE or name == "errors.tolerance")

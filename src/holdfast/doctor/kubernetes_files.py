@@ -20,6 +20,8 @@ from holdfast.doctor.properties_files import Entry
 from holdfast.doctor.trees import Tree, branch, branches, first_line, leaf, settings_of, text
 
 STRIMZI: Final = "kafka.strimzi.io/"
+TEMPORARY: Final = frozenset({"emptyDir", "secret", "configMap", "projected", "downwardAPI"})
+"""Volumes that keep nothing of a broker's."""
 WITHOUT_SETTINGS: Final = frozenset({"KafkaUser", "KafkaRebalance", "KafkaAccess"})
 """Strimzi's resources that say nothing about what is kept."""
 
@@ -86,7 +88,7 @@ def _containers(
         gone = {
             text(volume, "name")
             for _, volume in branches(tree, "volumes")
-            if "emptyDir" in volume and text(volume, "name") not in claims
+            if TEMPORARY & volume.keys() and text(volume, "name") not in claims
         }
         for _, each in branches(below):
             yield _container(path, owner, each, maps, gone)
@@ -139,9 +141,8 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
             name = text(spec, "topicName") or text(resource, "metadata", "name")
             result.broker(BrokerSettings(place, settings, is_topic=True, name=name, spelling=spelling))
         case "KafkaConnect" | "KafkaMirrorMaker2":
-            result.examination.examined.append(f"{place} as {kind}")
             for config in _configs(spec):
-                examine_program(settings_of(config, place.file), place, result, spelling, "a Connect worker")
+                examine_program(settings_of(config, place.file), place, result, spelling, kind)
         case "KafkaBridge":
             settings = {
                 name.replace(".config.", "."): each for name, each in settings_of(spec, place.file).items()

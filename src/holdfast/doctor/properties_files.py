@@ -82,12 +82,22 @@ def plain_client(
     chosen = client or _guess(style, written)
     written = [entry for entry in written if not entry.path[0].startswith("[")]
     names = (".".join(entry.path).removeprefix(TOPIC_SECTION) for entry in written)
-    settings = [Setting(name, e.value, Place(path, e.line)) for name, e in zip(names, written, strict=True)]
+    framed = {
+        ".".join(entry.path)
+        for entry in entries
+        if style == "properties" and entry.path[0].startswith(f"{role}.")
+    }
+    settings = [
+        Setting(name, e.value, Place(path, e.line), f"{role}.{name}" if f"{role}.{name}" in framed else "")
+        for name, e in zip(names, written, strict=True)
+    ]
     if client in (Client.KAFKA_PYTHON, Client.AIOKAFKA) and style == "properties":
         style = "yaml"
     # A prefix is that of some program, whose own defaults are not known.
-    framed = style == "properties" and any(entry.path[0].startswith(f"{role}.") for entry in entries)
-    return make_settings(role, chosen, Place(path), settings, style=style, open_ended=framed)
+    spelling = f"{role}.{{}}={{}}" if framed else ""
+    return make_settings(
+        role, chosen, Place(path), settings, style=style, open_ended=bool(framed), spelling=spelling
+    )
 
 
 def read_text(path: str) -> str:

@@ -21,18 +21,17 @@ from holdfast.doctor.properties_files import UnreadableFile, read_text
 from holdfast.doctor.python_names import ModuleNames, mentions_streams
 from holdfast.doctor.rules import check_settings
 
-CLASSES: Final[dict[str, tuple[Client, Role]]] = {
-    "confluent_kafka.Producer": (Client.LIBRDKAFKA, "producer"),
-    "confluent_kafka.SerializingProducer": (Client.LIBRDKAFKA, "producer"),
-    "confluent_kafka.Consumer": (Client.LIBRDKAFKA, "consumer"),
-    "confluent_kafka.DeserializingConsumer": (Client.LIBRDKAFKA, "consumer"),
-    "kafka.KafkaProducer": (Client.KAFKA_PYTHON, "producer"),
-    "kafka.producer.KafkaProducer": (Client.KAFKA_PYTHON, "producer"),
-    "kafka.KafkaConsumer": (Client.KAFKA_PYTHON, "consumer"),
-    "kafka.consumer.KafkaConsumer": (Client.KAFKA_PYTHON, "consumer"),
-    "aiokafka.AIOKafkaProducer": (Client.AIOKAFKA, "producer"),
-    "aiokafka.AIOKafkaConsumer": (Client.AIOKAFKA, "consumer"),
+CLASSES: Final[dict[tuple[str, str], tuple[Client, Role]]] = {
+    ("confluent_kafka", "Producer"): (Client.LIBRDKAFKA, "producer"),
+    ("confluent_kafka", "SerializingProducer"): (Client.LIBRDKAFKA, "producer"),
+    ("confluent_kafka", "Consumer"): (Client.LIBRDKAFKA, "consumer"),
+    ("confluent_kafka", "DeserializingConsumer"): (Client.LIBRDKAFKA, "consumer"),
+    ("kafka", "KafkaProducer"): (Client.KAFKA_PYTHON, "producer"),
+    ("kafka", "KafkaConsumer"): (Client.KAFKA_PYTHON, "consumer"),
+    ("aiokafka", "AIOKafkaProducer"): (Client.AIOKAFKA, "producer"),
+    ("aiokafka", "AIOKafkaConsumer"): (Client.AIOKAFKA, "consumer"),
 }
+"""By package and class: a class may be imported from any module of its package."""
 LIBRARIES: Final = ("confluent_kafka", "kafka", "aiokafka", "faust", "faststream", "pyspark", "holdfast")
 UNKNOWN_LIBRARIES: Final = (
     "pykafka",
@@ -195,8 +194,10 @@ def _places_itself(made: Made) -> bool:
 
 def _clients(names: ModuleNames) -> Iterator[Made]:
     for node in ast.walk(names.tree):
-        if isinstance(node, ast.Call) and (known := CLASSES.get(names.meaning(node.func))):
-            yield _made(names, node, *known)
+        if isinstance(node, ast.Call):
+            package, _, rest = names.meaning(node.func).partition(".")
+            if known := CLASSES.get((package, rest.rpartition(".")[2])):
+                yield _made(names, node, *known)
 
 
 def _made(names: ModuleNames, call: ast.Call, client: Client, role: Role) -> Made:
