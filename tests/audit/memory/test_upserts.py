@@ -86,6 +86,24 @@ def test_a_record_past_the_audits_end_leaves_its_key_alone(table: tuple[World, R
     assert play.audit(play.play(), [reader]).examined.findings == ()
 
 
+def test_the_greatest_of_an_order_stands_whatever_the_batches(
+    world: type[World], sent: type[Sent], reader: type[Reader]
+) -> None:
+    records = [
+        sent(number % 2, "abcde"[number % 5], number, number, amount=7 * number % 9) for number in range(20)
+    ]
+    play = world((), records, [7, 13], sinks=(replace(TABLE, order="amount"),))
+    best: dict[str, tuple[int, int, int]] = {}
+    for partition, log in enumerate(play.logs):
+        for offset, record in enumerate(log):
+            place = (record.amount, partition, offset)
+            best[str(record.customer)] = max(best.get(str(record.customer), place), place)
+    keyed = [(customer, *place[1:]) for customer, place in best.items()]
+    assert {row[0]: row[1:] for row in keyed} != standing(play)
+    found = reader("table", [], play.play().entries, kind="postgres", takes="", keyed=keyed)
+    assert play.audit(play.play(), [found]).examined.findings == ()
+
+
 def test_deletes_that_only_spark_can_evaluate_are_a_gap_when_keys_are_missing(
     world: type[World], sent: type[Sent], reader: type[Reader]
 ) -> None:

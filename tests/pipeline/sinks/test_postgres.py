@@ -137,6 +137,32 @@ def test_upsert_keeps_the_last_row_of_a_key_and_never_an_older_one(
     assert table(database, "id, name, _hf_offset") == [(1, "c", 2), (2, "d", 3)]
 
 
+@pytest.mark.parametrize("cuts", [(range(6),), (range(3), range(3, 6)), (range(3, 6), range(3))])
+def test_the_greatest_of_an_order_wins_however_rows_come(
+    make: Make, database: Any, rows: Any, batches: Any, cuts: tuple[range, ...]
+) -> None:
+    """Rows of two partitions; of those that are equal the later place wins."""
+    values = [
+        {"id": 1, "name": "older", "at": 5},
+        {"id": 1, "name": "newer", "at": 7},
+        {"id": 2, "name": "null", "at": None},
+        {"id": 2, "name": "known", "at": -1},
+        {"id": 3, "name": "0-2", "at": 4},
+        {"id": 3, "name": "1-2", "at": 4},
+    ]
+    frame = rows(values, "id bigint, name string, at bigint", partitions=2)
+    sink, cut = make(mode="upsert", key=("id",), order="at"), batches("postgres")
+    for number, taken in enumerate(cuts):
+        places = " OR ".join(f"(_hf.partition = {at % 2} AND _hf.offset = {at // 2})" for at in taken)
+        cut.write(sink, cut.at(number, number + 1), frame.where(places))
+    assert table(database, "id, name") == [(1, "newer"), (2, "known"), (3, "1-2")]
+    sink.forget()
+    cut.write(
+        sink, cut.at(0, 1), rows([{"id": 1, "name": "mended", "at": 1}], "id bigint, name string, at bigint")
+    )
+    assert table(database, "name", where="WHERE id = 1") == ["mended"]
+
+
 def test_after_a_reset_an_upsert_takes_whatever_comes(
     make: Make, database: Any, rows: Any, batches: Any
 ) -> None:
@@ -436,6 +462,8 @@ def test_a_definition_that_does_not_fit_is_told(rows: Any) -> None:
         PostgresSink("", "t", mode="upsert", key=("no",)): "key",
         PostgresSink("", "t", mode="upsert", key=("id", "name")): "key",
         PostgresSink("", "t", delete_when="true"): "delete_when",
+        PostgresSink("", "t", mode="upsert", key=("id",), order="name"): "order",
+        PostgresSink("", "t", mode="upsert", key=("id",), order="nothing"): "order",
         PostgresSink("", "t", mode="upsert", key=("id",), delete_when="id"): "delete_when",
         PostgresSink("", "t", mode="upsert", key=("id",), delete_when="nothing"): "delete_when",
     }

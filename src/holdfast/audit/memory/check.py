@@ -37,7 +37,7 @@ from holdfast.audit.memory.turns import (
     own_watermarks,
     with_watermarks,
 )
-from holdfast.audit.memory.upserts import UpsertCheck, keys_of_tombstones
+from holdfast.audit.memory.upserts import UpsertCheck, keys_of_tombstones, ranks
 from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader
@@ -140,6 +140,8 @@ class MemoryCheck:
             plain = self._plain(sink.rows)
             yield from (plain[name] for name in sink.key if name in plain)
             yield from (KEY_PREFIX + name for name in sink.key)
+            if sink.order is not None:
+                yield plain.get(sink.order, "")
             if sink.delete_when is not None:
                 yield from (field for name, field in plain.items() if name in sink.delete_when)
 
@@ -500,6 +502,8 @@ class _Examination:
         columns |= keys_of_tombstones(sink, self._rows, columns)
         chain = self._chains[sink.name]
         turns = chain.turns_of(self._rows).astype(np.int64) if chain.is_whole else None
+        if sink.order in columns:
+            turns = ranks(columns[sink.order])
         check = UpsertCheck(sink, reader, self._rows, columns, np.flatnonzero(reaching), turns, self._ends)
         self._found += check.examine()
         return self._rows.offsets_by_place(check.superseded)

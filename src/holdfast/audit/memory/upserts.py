@@ -2,7 +2,7 @@
 
 A batch writes, of the rows of a key, the last by topic, partition and offset; a later batch replaces it, and a row for
 which `delete_when` is true removes the key. So the record that stands is the last of its key by batch, topic, partition
-and offset, and every other one is superseded.
+and offset, and every other one is superseded. Where the sink names an `order`, its column stands for the batch.
 """
 
 from __future__ import annotations
@@ -104,6 +104,13 @@ def keys_of_tombstones(
     }
 
 
+def ranks(column: pa.ChunkedArray) -> Numbers:
+    """Of a column that says which row of a key wins: the greater, the later; null is before everything."""
+    values = pc.unique(column.drop_null())
+    found = pc.index_in(column, value_set=values.take(pc.sort_indices(values)))
+    return np.asarray(pc.fill_null(found, -1).to_numpy(), np.int64)
+
+
 def standing(keys: Codes, reaching: Numbers, turns: Numbers) -> Numbers:
     """Of each key the record that was written last; `reaching` are rows in the order of their places."""
     order = reaching[sorting(keys[reaching], turns[reaching], reaching)]
@@ -139,7 +146,8 @@ class UpsertCheck:
     def examine(self) -> Examined:
         names = list(self._sink.key)
         table = read_table(self._reader, names, self._rows, self._ends)
-        missing = [name for name in names if name not in self._columns]
+        ordered = [] if self._sink.order is None else [self._sink.order]
+        missing = [name for name in (*names, *ordered) if name not in self._columns]
         if missing:
             return self._without_key(table, missing[0])
         space = KeySpace([self._columns[name] for name in names], len(self._rows))
@@ -158,7 +166,7 @@ class UpsertCheck:
             unproven=(
                 Unproven(
                     f"which records of sink {self._sink.name!r} are superseded by a newer one of their key",
-                    f"its key ({name}) is not a column of the source; --spark computes it",
+                    f"its key or order ({name}) is not a column of the source; --spark computes it",
                     is_gap=bool(self.superseded.any()),
                 ),
             )

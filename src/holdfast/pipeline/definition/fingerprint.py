@@ -29,7 +29,7 @@ FINGERPRINT_VERSION: Final = 1
 LEFT_OUT: Final = frozenset(
     {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes"}
 )
-ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": ""}
+ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": "", "order": None}
 """Words of the source and of sinks that version 1 began without, with what they are when they are not used."""
 
 WITH_MEMORY: Final = frozenset({"dedupe", "window", "keyed", "join"})

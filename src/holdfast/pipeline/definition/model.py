@@ -240,6 +240,8 @@ class PostgresSink:
     schema_name: str = "public"
     rows: str = ""
     """The step whose rows it takes (`totals`, `totals.late`); nothing: those at the end of the steps."""
+    order: str | None = None
+    """Upsert: the row with this column's greatest value wins, whenever it is read; without it, the one read last."""
 
 
 @dataclass(frozen=True)

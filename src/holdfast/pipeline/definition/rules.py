@@ -134,6 +134,15 @@ def _sink(sink: SinkDefinition, path: Path) -> Iterator[Finding]:
                 yield Finding(path, "upsert needs 'key': the columns of the primary key")
             if sink.mode == "append" and sink.key:
                 yield Finding((*path, "key"), "a key is for 'mode: upsert'; append keeps every row")
+            if sink.mode == "append" and sink.order is not None:
+                yield Finding((*path, "order"), "append keeps every row; it needs 'mode: upsert'")
+            if sink.order is not None and sink.delete_when is not None:
+                yield Finding(
+                    (*path, "order"),
+                    "a key that was deleted leaves nothing behind that an older row could be compared with, which is "
+                    "read later: keep such rows, with a column that says so, and leave out 'delete_when'; or leave out "
+                    "'order' where all rows of a key come through one partition",
+                )
             if sink.mode == "append" and sink.delete_when is not None:
                 yield Finding((*path, "delete_when"), "append deletes nothing; it needs 'mode: upsert'")
             yield from check_columns(sink.key, (*path, "key"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from holdfast.pipeline.definition.columns import KEY_PREFIX, key_columns, source_columns
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.model import (
+    Dedupe,
     KafkaSink,
     PipelineDefinition,
     PostgresSink,
@@ -26,6 +28,8 @@ from holdfast.pipeline.definition.streams import (
     takers,
 )
 
+RECORD_KEY: Final = "_key"
+
 
 def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
     yield from _names_apart(definition)
@@ -42,6 +46,8 @@ def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
             yield from _window_rows(step, sink, path)
         if isinstance(sink, PostgresSink) and (stream.kind or not stream.step):
             yield from _deletes(definition, sink, path)
+            yield from _last_of_key(definition, sink, path)
+    yield from _first_of_key(definition)
     yield from _untaken(definition)
 
 
@@ -128,6 +134,51 @@ def _deletes(definition: PipelineDefinition, sink: PostgresSink, path: Path) -> 
                 "tombstone has it: give both the same type",
                 rests_on=(("source",),),
             )
+
+
+def _last_of_key(definition: PipelineDefinition, sink: PostgresSink, path: Path) -> Iterator[Finding]:
+    if (
+        sink.mode == "upsert"
+        and sink.order is None
+        and not _in_one_partition(definition, sink.key, sink.rows)
+    ):
+        yield Finding(
+            path,
+            "rows of one key may lie in several partitions, and then the one that is read last wins, which depends on "
+            "how batches are cut: name a column that grows in 'order', or, where the topic is keyed so, decode its key "
+            "(source.key) with the fields of this 'key'",
+            "warning",
+            rests_on=(("source",), ("steps",)),
+        )
+
+
+def _first_of_key(definition: PipelineDefinition) -> Iterator[Finding]:
+    for index, step in enumerate(definition.steps):
+        if not isinstance(step, Dedupe) or not step.key or _in_one_partition(definition, step.key, step.name):
+            continue
+        yield Finding(
+            ("steps", index, kind_of_step(step)),
+            "rows of one key may lie in several partitions, and then the one that is read first stays, which depends "
+            "on how batches are cut. That is no harm where they are copies of each other; where the topic is keyed so, "
+            "say 'key: _key', or decode the key (source.key) with the fields of this 'key'",
+            "warning",
+            rests_on=(("source",),),
+        )
+
+
+def _in_one_partition(definition: PipelineDefinition, key: Sequence[str], rows: str) -> bool:
+    """Rows that are equal in these columns have one record key, which producers send to one partition of its topic.
+
+    That a field of the value is the same as the key's field of that name is taken for granted.
+    """
+    source, own = definition.source, key_columns(definition.source)
+    if source.pattern is not None or len(source.topics) != 1:
+        return False
+    if RECORD_KEY in key or not own:
+        return RECORD_KEY in key
+    plain = plain_columns(definition, [*(source_columns(source) or ()), *own], rows).columns
+    fields = {plain.get(name) for name in key}
+    return all(name in fields or name.removeprefix(KEY_PREFIX) in fields for name in own)
 
 
 def _untaken(definition: PipelineDefinition) -> Iterator[Finding]:

@@ -114,6 +114,12 @@ SINK: Final = Variants(
                     default="append",
                 ),
                 Key("key", COLUMN_NAMES, "The primary key, for upsert."),
+                Key(
+                    "order",
+                    Text("a column"),
+                    "Upsert: the row with its greatest value wins, wherever and whenever it was read; without it "
+                    "the row that was read last.",
+                ),
                 Key("delete_when", SQL, "Upsert: a row for which this is true deletes its key."),
                 _SCHEMA_CHANGE,
                 Key(

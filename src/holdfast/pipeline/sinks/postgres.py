@@ -9,18 +9,20 @@ reports how many. The driver's transaction
    has emptied unlogged tables;
 3. makes or widens the table, merges the reported attempts and no others, and drops the staging table.
 
-`append` adds rows. `upsert` keeps the last row of each key by topic, partition and offset, never lets an older offset
-of a partition overwrite a newer one, and deletes keys whose last row `delete_when` is true for. A row that deletes and
-has no key among its columns, as a tombstone, takes it from the record's key, where that is decoded. Places are compared
-within one life of the ledger only: when it is forgotten, so are the places of the rows, in the same transaction. A
-topic that was made anew counts from the beginning, and a pipeline that was mended has other rows for the same places.
+`append` adds rows. `upsert` keeps the last row of each key by topic, partition and offset, and never lets an older
+offset of a partition overwrite a newer one; with `order` it keeps the row whose column is greatest, then the last by
+place, so that it does not matter how batches were cut. It deletes keys whose last row `delete_when` is true for. A row
+that deletes and has no key among its columns, as a tombstone, takes it from the record's key, where that is decoded.
+Places are compared within one life of the ledger only: when it is forgotten, so are the places of the rows, in the same
+transaction. A topic that was made anew counts from the beginning, and a pipeline that was mended has other rows for the
+same places.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -60,10 +62,12 @@ from holdfast.pipeline.sinks.postgres_types import as_csv, is_fitting, postgres_
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 REPORT = "attempt long, rows long, digest string"
 CONNECT_SECONDS = 10
+ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz"})
+"""Types of an `order`."""
 MERGE_MEMORY = "64MB"
 """For sorting a batch by key: one transaction at a time has it."""
 
@@ -131,7 +135,23 @@ class PostgresSinkWriter:
             problems.append(
                 Problem("key", "it names every column; rows that have nothing else need no upsert")
             )
-        return problems + self._check_deletes(rows)
+        return problems + self._check_order(stored) + self._check_deletes(rows)
+
+    def _check_order(self, stored: Mapping[str, DataType]) -> list[Problem]:
+        """Values that Spark, PostgreSQL and the audit put in the same order."""
+        order = self._definition.order
+        if order is None:
+            return []
+        if order not in stored:
+            return [Problem("order", f"there is no column {order!r}")]
+        kind = stored[order].simpleString()
+        if kind.partition("(")[0] in ORDERED:
+            return []
+        return [
+            Problem(
+                "order", f"column {order!r} is {kind}; rows are ordered by whole numbers, decimals or times"
+            )
+        ]
 
     def _check_deletes(self, rows: StructType) -> list[Problem]:
         from pyspark.errors import AnalysisException, ParseException
@@ -325,7 +345,7 @@ class PostgresSinkWriter:
         definition = self._definition
         key = definition.key if definition.mode == "upsert" else ()
         has_deletes = bool(key) and definition.delete_when is not None
-        return Target(definition.schema_name, definition.table, columns, key, has_deletes)
+        return Target(definition.schema_name, definition.table, columns, key, has_deletes, definition.order)
 
     @property
     def _table(self) -> str:

@@ -53,6 +53,8 @@ class Target:
     """Types by name, lineage included."""
     key: tuple[str, ...] = ()
     has_deletes: bool = False
+    order: str | None = None
+    """The column whose greatest value wins; without it, what is read last."""
 
     @property
     def name(self) -> sql.Identifier:
@@ -95,12 +97,17 @@ class Target:
         )
 
     def upsert(self, name: str) -> sql.Composed:
-        """The last row of each key, unless the table has a newer one of the same partition."""
+        """The last row of each key, unless the table has a newer one: of the same partition, or by `order`."""
         columns = list(self.columns)
+        by_order: sql.Composable = sql.SQL("_hf_topic DESC")
+        if self.order is not None:
+            by_order = sql.SQL('{} DESC NULLS LAST, _hf_topic COLLATE "C" DESC').format(
+                sql.Identifier(self.order)
+            )
         last = sql.SQL(
             "last AS MATERIALIZED (SELECT DISTINCT ON ({key}) * FROM {stage} WHERE {attempt} = ANY(%(attempts)s) "
-            "ORDER BY {key}, _hf_topic DESC, _hf_partition DESC, _hf_offset DESC, _hf_index DESC)"
-        ).format(key=names(self.key), stage=self.stage(name), attempt=sql.Identifier(ATTEMPT))
+            "ORDER BY {key}, {order}, _hf_partition DESC, _hf_offset DESC, _hf_index DESC)"
+        ).format(key=names(self.key), stage=self.stage(name), attempt=sql.Identifier(ATTEMPT), order=by_order)
         steps: list[sql.Composable] = [last]
         only: sql.Composable = sql.SQL("")
         if self.has_deletes:
@@ -109,7 +116,7 @@ class Target:
             )
             steps.append(
                 sql.SQL("gone AS (DELETE FROM {} AS held USING last WHERE last.{} AND {} AND {})").format(
-                    self.name, sql.Identifier(DELETE), same, _not_older("last")
+                    self.name, sql.Identifier(DELETE), same, self._not_older("last")
                 )
             )
             only = sql.SQL(" WHERE NOT {}").format(sql.Identifier(DELETE))
@@ -128,16 +135,24 @@ class Target:
             only,
             names(self.key),
             changes,
-            _not_older("excluded"),
+            self._not_older("excluded"),
         )
 
-
-def _not_older(new: str) -> sql.SQL:
-    """The row in the table is not from this place or a later one of the same partition."""
-    return sql.SQL(
-        f"(held._hf_topic = {new}._hf_topic AND held._hf_partition = {new}._hf_partition "
-        f"AND (held._hf_offset, held._hf_index) >= ({new}._hf_offset, {new}._hf_index)) IS NOT TRUE"
-    )
+    def _not_older(self, new: str) -> sql.Composable:
+        """The row in the table is not from this place or a later one of the same partition; or, by `order`, it is less,
+        or equal and from an earlier place. One whose place is forgotten is before everything."""
+        if self.order is None:
+            return sql.SQL(
+                f"(held._hf_topic = {new}._hf_topic AND held._hf_partition = {new}._hf_partition "
+                f"AND (held._hf_offset, held._hf_index) >= ({new}._hf_offset, {new}._hf_index)) IS NOT TRUE"
+            )
+        place = '({0}._hf_topic COLLATE "C", {0}._hf_partition, {0}._hf_offset, {0}._hf_index)'
+        return sql.SQL(
+            "(held._hf_offset >= 0 AND CASE WHEN held.{order} IS NOT DISTINCT FROM {new}.{order} "
+            f"THEN {place.format('held')} >= {place.format(new)} "
+            "WHEN held.{order} IS NULL THEN false WHEN {new}.{order} IS NULL THEN true "
+            "ELSE held.{order} > {new}.{order} END) IS NOT TRUE"
+        ).format(order=sql.Identifier(self.order), new=sql.SQL(new))
 
 
 def forget_places(schema: str, table: str) -> sql.Composed:
