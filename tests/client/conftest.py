@@ -11,8 +11,7 @@ from uuid import uuid4
 import pytest
 
 from holdfast.client.spool import transactional
-from holdfast.client.spool.progress import NOTHING, Progress, decode_progress
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
+from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, Told, decode_told
 from holdfast.testing.fake_producer import FakeCluster
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
@@ -64,11 +63,11 @@ def progress_topic(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Non
         def make(self) -> None:
             pass
 
-        def read(self, spool_id: str, is_over: Callable[[], bool]) -> Progress:
-            found = NOTHING
+        def read(self, spool_id: str, is_over: Callable[[], bool]) -> Told:
+            found = Told()
             for record in cluster.log(PROGRESS_TOPIC):
                 if record.key == spool_id.encode():
-                    found = decode_progress(record.value or b"")
+                    found = decode_told(record.value or b"")
             return found
 
     monkeypatch.setattr(transactional, "ProgressTopic", FakeTopic)

@@ -88,7 +88,7 @@ def test_a_spooled_message_is_stored_then_delivered_with_its_id(
     ids = Counter(bytes(dict(message.headers())["hf-id"]) for message in messages)
     assert len(ids) == 50
     for message in messages:
-        _, partition, sequence = dict(message.headers())["hf-id"].split(b":")
+        _, _, _, partition, sequence = dict(message.headers())["hf-id"].split(b":")
         assert (int(partition), int(sequence)) == (message.partition(), message.offset())
 
 
@@ -97,7 +97,7 @@ def test_what_a_spool_holds_is_delivered_by_the_next_process(broker: BrokerProce
     with Producer(broker.bootstrap_servers, spool=tmp_path) as producer:
         producer.send("later", b"first").wait(30)
     # Nobody listens there: the message can be stored, and nothing else.
-    away = Producer("127.0.0.1:1", spool=tmp_path)
+    away = Producer(broker.bootstrap_servers, spool=tmp_path, config={"security.protocol": "ssl"})
     delivery = away.send("later", b"second")
     delivery.wait_stored(30)
     away.close(timeout=0)

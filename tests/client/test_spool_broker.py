@@ -91,7 +91,7 @@ def test_a_broker_that_dies_and_comes_back_is_sent_everything_in_order(tmp_path:
         for partition in range(2):
             following = 0
             for message in read(broker, "deaths", partition):
-                sequence = int(dict(message.headers())["hf-id"].split(b":")[2])
+                sequence = int(dict(message.headers())["hf-id"].split(b":")[4])
                 if sequence >= following:
                     assert sequence == following
                     assert int(message.value()) == 2 * sequence + partition

@@ -99,7 +99,7 @@ def without_repeats(messages: list[Any]) -> list[bytes]:
     following: dict[bytes, int] = {}
     values: list[bytes] = []
     for message in messages:
-        spool, partition, sequence = dict(message.headers())["hf-id"].split(b":")
+        spool, _, _, partition, sequence = dict(message.headers())["hf-id"].split(b":")
         assert int(partition) == message.partition()
         if int(sequence) >= following.get(spool, 0):
             assert int(sequence) == following.get(spool, 0), "a message is missing or was overtaken"

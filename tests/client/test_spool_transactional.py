@@ -13,8 +13,7 @@ from confluent_kafka import KafkaError
 from holdfast.client.delivery import Delivery
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped
 from holdfast.client.spool import transactional
-from holdfast.client.spool.progress import decode_progress
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
+from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, decode_told
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.real import RealFileSystem, RealRandomness
@@ -79,7 +78,7 @@ def test_messages_and_progress_arrive_together(open_sender: Open, cluster: FakeC
     assert cluster.values("orders", 0) == [b"%d" % number for number in range(0, 100, 2)]
     assert cluster.values("orders", 1) == [b"%d" % number for number in range(1, 100, 2)]
     assert all(delivery.wait(0).offset >= 0 for delivery in deliveries)
-    last = decode_progress(cluster.log(PROGRESS_TOPIC)[-1].value or b"")
+    last = decode_told(cluster.log(PROGRESS_TOPIC)[-1].value or b"").progress
     assert last.confirmed == {("orders", 0): 50, ("orders", 1): 50}
     assert last.prefix == sender._own.store.end
     assert {"transactional.id": f"holdfast-spool-{sender.id}"}.items() <= cluster.settings[-1].items()
@@ -213,7 +212,7 @@ def test_an_old_copy_of_a_spool_is_not_sent_from(
     shutil.copytree(tmp_path / "copy", tmp_path / "home")
     sender = open_sender()
     delivery = send(sender, b"not 1")
-    with pytest.raises(DeliveryStopped, match="old copy"):
+    with pytest.raises(DeliveryStopped, match="older copy"):
         delivery.wait(30)
 
 

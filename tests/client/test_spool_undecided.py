@@ -5,21 +5,18 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.client.delivery import Delivery
-from holdfast.client.errors import DeliveryFailed
 from holdfast.client.partitioner import partition_of_key
-from holdfast.client.spool import sender as sender_module
-from holdfast.client.spool import undecided as undecided_module
-from holdfast.client.spool.format import UNDECIDED
-from holdfast.client.spool.refused import RefusedMessages
+from holdfast.client.spool import deliverer as deliverer_module
+from holdfast.client.spool import topics as topics_module
+from holdfast.client.spool.format import MOVED, UNDECIDED, Moved
+from holdfast.client.spool.groups import make_item
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolStore
 from holdfast.real import RealFileSystem, RealRandomness
-from holdfast.testing.engines import wait_until
 from holdfast.testing.fake_producer import FakeCluster
 from holdfast.testing.faulty_files import FaultyFiles
 
@@ -42,8 +39,9 @@ def files() -> FaultyFiles:
 def open_sender(
     tmp_path: Path, cluster: FakeCluster, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Open]:
-    monkeypatch.setattr(undecided_module, "ASK_SECONDS", 0.01)
-    monkeypatch.setattr(sender_module, "LOOK_AFTER_SECONDS", 0.02)
+    monkeypatch.setattr(topics_module, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(topics_module, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(deliverer_module, "ANSWER_SECONDS", 0.1)
     opened: list[SpooledSender] = []
 
     def open_one() -> SpooledSender:
@@ -64,17 +62,15 @@ def send(sender: SpooledSender, value: bytes, key: bytes | None, topic: str = "o
 
 
 def check(cluster: FakeCluster, sent: list[tuple[bytes, bytes]]) -> None:
-    """Each message once, in the partition of its key, in order, numbered from 0."""
+    """Each message once, in the partition of its key, in order, with an id of its own."""
     arrived = []
     for partition in range(6):
         log = cluster.log("orders", partition)
-        assert [message.id.split(b":")[1:] for message in log] == [
-            [b"%d" % partition, b"%d" % sequence] for sequence in range(len(log))
-        ]
+        assert {message.id.split(b":")[3] for message in log} <= {b"%d" % partition}
         wanted = [value for key, value in sent if partition_of_key(key, 6) == partition]
         assert [message.value for message in log] == wanted
         arrived += log
-    assert len(arrived) == len(sent)
+    assert len({message.id for message in arrived}) == len(arrived) == len(sent)
 
 
 def pairs(start: int, end: int) -> list[tuple[bytes, bytes]]:
@@ -140,88 +136,61 @@ def test_known_topics_do_not_wait_for_unknown_ones(open_sender: Open, cluster: F
     assert sender.flush(30) == 0
 
 
-def test_messages_for_a_topic_that_never_comes_are_set_aside(
-    open_sender: Open, cluster: FakeCluster, files: FaultyFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sender_module, "MISSING_SECONDS", 0.1)
-    cluster.back()
-    sender = open_sender()
-    lost = [send(sender, b"%d" % number, None, "unheard-of") for number in range(5)]
-    for delivery in lost:
-        with pytest.raises(DeliveryFailed, match="unheard-of") as refused:
-            delivery.wait(30)
-        assert refused.value.is_final
-    assert sender.flush(30) == 0
-    refused_file = RefusedMessages(files, f"{sender._home.path}/{sender.id}")
-    assert [each.message.value for each in refused_file] == [b"%d" % number for number in range(5)]
-    # They stay where they are, and nothing is left for the next process.
-    sender.close()
-    assert open_sender().flush(0) == 0
-
-
-def test_without_room_for_the_second_copies_moving_waits(
+def test_without_room_on_the_disk_they_are_sent_from_where_they_are(
     open_sender: Open, cluster: FakeCluster, files: FaultyFiles
 ) -> None:
     sender = open_sender()
     deliveries = [send(sender, value, key) for key, value in pairs(0, 30)]
     for delivery in deliveries:
         delivery.wait_stored(30)
-    files.fail("write", errno.ENOSPC, ".spool")
+    files.fail("write", errno.ENOSPC, "")
     cluster.back()
-    wait_until(lambda: not sender._own.mover.asked(), "the number of partitions is known")
-    assert not any(delivery.is_settled for delivery in deliveries)
-    files.mend()
     for delivery in deliveries:
         delivery.wait(30)
+    assert sender.flush(30) == 0
     check(cluster, pairs(0, 30))
 
 
-def test_a_crash_between_two_steps_of_moving_gives_no_message_two_ids(
-    open_sender: Open,
-    cluster: FakeCluster,
-    tmp_path: Path,
-    files: FaultyFiles,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_message_without_a_key_goes_where_it_went_when_it_is_sent_again(
+    open_sender: Open, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    sender = open_sender()
+    for number in range(1000):
+        send(sender, b"%d" % number, None)
+    sender.close()
+    cluster.back()
+    first = open_sender()
+    assert first.flush(30) == 0
+    first.close()
+    logs = {partition: cluster.log("orders", partition) for partition in range(6)}
+    assert sum(map(bool, logs.values())) > 1
+    # As if nobody had come to write down what was delivered.
+    (tmp_path / first.id / "progress").unlink()
+    cluster.logs.clear()
+    assert open_sender().flush(30) == 0
+    for partition, log in logs.items():
+        assert [message.id for message in cluster.log("orders", partition)] == [message.id for message in log]
+
+
+def test_what_an_earlier_version_had_moved_is_not_sent_again(
+    open_sender: Open, cluster: FakeCluster, tmp_path: Path, files: FaultyFiles
 ) -> None:
     sender = open_sender()
     for key, value in pairs(0, 40):
         send(sender, value, key).wait_stored(30)
     sender.close()
-    # One step of moving, as a process does it that dies before anything of it is sent.
-    monkeypatch.setattr(undecided_module, "MOVE_BYTES", 1)
+    # It wrote them again, with their partitions, before it sent them.
     store = SpoolStore(files, f"{tmp_path}/{sender.id}")
-    mover: Any = undecided_module.Mover(
-        store, sender._tools.layout, _partitioner(), sender._waiting, _Nobody(), lambda topic, timeout: None
-    )
-    mover.learn("orders", 6)
-    mover.move_some(lambda group: None)
-    moved = store.counters["orders", -2]
+    groups, _ = store.read(0, max_bytes=1 << 20)
+    undecided = [message for group in groups for message in group.messages][:10]
+    items = [make_item(message, sender._waiting) for message in undecided]
+    for item in items:
+        item.partition = partition_of_key(item.key or b"", 6)
+    store.write(items, Moved("orders", 10))
     store.close()
-    assert 0 < moved < store.counters["orders", UNDECIDED] == 40
+    assert (store.counters["orders", MOVED], store.counters["orders", UNDECIDED]) == (10, 40)
     cluster.back()
     sender = open_sender()
     assert sender.flush(30) == 0
-    check(cluster, pairs(0, 40))
-
-
-def _partitioner() -> Any:
-    from holdfast.client.partitioner import Partitioner
-
-    return Partitioner("murmur2_random", RealRandomness())
-
-
-class _Nobody:
-    """Whoever delivers, and does nothing."""
-
-    def refuse_undecided(self, refused: Any) -> None:
-        raise AssertionError(refused)
-
-    settle_undecided = refuse_undecided
-
-    prefix = 0
-
-    def claim(self, place: int) -> None:
-        return None
-
-    def moved(self) -> None:
-        return None
+    arrived = [value or b"" for partition in range(6) for value in cluster.values("orders", partition)]
+    assert sorted(arrived) == sorted(value for _, value in pairs(0, 40))

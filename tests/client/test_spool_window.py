@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.client.delivery import Waiting
-from holdfast.client.spool.format import MOVED, Message, PartitionKey
+from holdfast.client.spool.format import Message, PartitionKey
 from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
 from holdfast.client.spool.progress import NOTHING, Progress
 from holdfast.client.spool.window import Window
@@ -44,10 +44,10 @@ def test_the_prefix_waits_for_the_first_group_that_is_not_done() -> None:
     window.add(first)
     window.add(second)
     confirm(second.items[0])
-    assert not window.advance({})
+    assert not window.advance()
     assert window.progress() == Progress(0, {("orders", 1): 1})
     confirm(first.items[0])
-    assert window.advance({})
+    assert window.advance()
     assert window.progress() == Progress(20, {("orders", 0): 1, ("orders", 1): 1})
     assert (window.bytes, window.done) == (0, 2)
 
@@ -69,14 +69,15 @@ def test_a_report_that_comes_twice_counts_once() -> None:
     assert group.left == 1
 
 
-def test_a_group_with_undecided_messages_is_done_when_they_are_moved() -> None:
+def test_a_group_with_messages_that_wait_for_their_topic_is_not_done() -> None:
     group = StoredGroup()
-    group.start, group.end = 0, 10
-    group.undecided = {"orders": 3}
+    group.start, group.end, group.held = 0, 10, 3
     window = Window(NOTHING)
     window.add(group)
-    assert not window.advance({("orders", MOVED): 2})
-    assert window.advance({("orders", MOVED): 3})
+    assert not window.advance()
+    assert window.is_held_up()
+    assert window.rewind(window.progress()) == []
+    assert (len(window), window.prefix) == (0, 0)
 
 
 def test_groups_with_nothing_left_to_send_take_no_room() -> None:
@@ -90,7 +91,7 @@ def test_groups_with_nothing_left_to_send_take_no_room() -> None:
         window.add(group)
     assert len(window) == 2
     confirm(stuck.items[0])
-    window.advance({})
+    window.advance()
     assert window.progress() == Progress(1000, {("orders", 0): 1, ("orders", 1): 99})
     assert window.done == 100
 
@@ -116,7 +117,7 @@ def test_whoever_takes_over_knows_only_of_what_has_arrived(
         chance.shuffle(left)
         for item in left[:confirmations]:
             confirm(item)
-        window.advance({})
+        window.advance()
         progress = window.progress()
         for group, item in everything:
             where = (item.topic, item.partition or 0)
@@ -124,7 +125,7 @@ def test_whoever_takes_over_knows_only_of_what_has_arrived(
                 assert item.is_settled
     for item in window.unsettled():
         confirm(item)
-    window.advance({})
+    window.advance()
     assert window.progress() == Progress(spool[-1].end, counters)
     assert (window.bytes, window.done) == (0, len(everything))
 
@@ -144,7 +145,7 @@ def test_what_is_done_is_forgotten_as_fast_as_one_is_told_to() -> None:
     def kept() -> int:
         return sum(each() is not None for each in under_way)
 
-    assert window.advance({})
+    assert window.advance()
     assert kept() == 30
     window.forget(4)
     assert kept() == 26

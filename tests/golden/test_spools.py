@@ -21,6 +21,7 @@ from tests.golden.opening import (
 
 from holdfast.client.producer import Guarantee, Producer
 from holdfast.client.spool.home import SpoolHome
+from holdfast.client.spool.marks import parse_mark
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.real import RealClock, RealFileSystem, RealRandomness
 from holdfast.testing.committed_reader import read_answer, whole_batches
@@ -83,13 +84,13 @@ def arrived(scene: Scene, spools: set[str], topics: dict[str, int]) -> dict[str,
                         if header.base_offset + record.offset_delta not in shown:
                             continue
                         names = dict(record.headers)
-                        spool, partition, sequence = (names.pop("hf-id") or b"").decode().split(":")
-                        if spool in spools:
-                            assert int(partition) == number
+                        mark = parse_mark(names.pop("hf-id"))
+                        if mark is not None and mark.spool in spools:
+                            assert mark.partition == number
                             records.append(
                                 {
-                                    "spool": spool,
-                                    "sequence": int(sequence),
+                                    "spool": mark.spool,
+                                    "sequence": mark.sequence,
                                     "timestamp": header.base_timestamp + record.timestamp_delta,
                                     "key": text_of(record.key),
                                     "value": text_of(record.value),

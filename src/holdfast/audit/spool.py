@@ -1,7 +1,7 @@
 """The numbers that spooling producers give their messages: whether all of them reached the topics.
 
 A spool numbers its messages for each partition of a topic from 0 without a gap, and every record carries its number in
-the header `hf-id` (`spool:partition:sequence`). So loss before the broker shows as a gap, and a message that was sent
+the header `hf-id` (`client/spool/marks.py`). So loss before the broker shows as a gap, and a message that was sent
 twice as a number that is there twice, which readers recognise.
 
 What the topics alone cannot tell is whether anything is missing behind the last number: the spool's files can. A number
@@ -50,6 +50,7 @@ from holdfast.audit.spool_numbers import (
     without,
 )
 from holdfast.client.messages import ID_HEADER
+from holdfast.client.spool.format import UNDECIDED
 from holdfast.client.spool.home import SpoolHome, is_spool_id
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.errors import UsageError
@@ -71,6 +72,8 @@ class SpoolFiles:
     """Still to be sent."""
     refused: dict[Line, list[Range]] = field(default_factory=dict)
     reasons: dict[Line, str] = field(default_factory=dict)
+    moved: dict[Line, int] = field(default_factory=dict)
+    """Below this number, an earlier version has given the messages other numbers, with their partitions."""
     undecided: dict[str, int] = field(default_factory=dict)
     """By topic, messages without a partition yet."""
     damages: list[str] = field(default_factory=list)
@@ -106,21 +109,20 @@ def _read_spool(peek: SpoolPeek, spool: str, found: SpoolFiles) -> None:
         line = Line(spool, each.topic, each.partition)
         found.stored[line] = each.stored
         found.acknowledged[line] = each.confirmed
+        found.moved[line] = each.moved
     for topic, count in state.undecided.items():
         found.undecided[topic] = found.undecided.get(topic, 0) + count
     left: dict[Line, list[int]] = {}
     for kept in peek.messages(is_left_only=True):
         message = kept.message
-        if message.partition >= 0:
-            left.setdefault(Line(spool, message.topic, message.partition), []).append(message.sequence)
+        left.setdefault(Line(spool, message.topic, message.partition), []).append(message.sequence)
     found.damages += [f"{each.path} at byte {each.at}: {each.bytes:,} bytes" for each in peek.damages]
     for line, numbers in left.items():
         found.left[line] = runs_of(np.unique(np.array(numbers, np.int64)))
-    for refused in peek.refused():
+    for refused in peek.refused(is_all=True):
         message = refused.message
         line = Line(spool, message.topic, message.partition)
-        if message.partition >= 0:
-            found.refused.setdefault(line, []).append((message.sequence, message.sequence))
+        found.refused.setdefault(line, []).append((message.sequence, message.sequence))
         found.reasons.setdefault(line, f"{refused.code}: {refused.reason}")
 
 
@@ -143,7 +145,7 @@ def judge(
     """
     judged = _Judgement(files, grounds, missing, undecided or {}, is_whole)
     for line in sorted({*lines.lines, *files.stored}):
-        if TopicPartition(line.topic, line.partition) in grounds:
+        if judged.places_of(line):
             judged.judge(line, lines.lines.get(line, Sequences()))
     judged.rest(lines)
     return Examined(tuple(judged.findings), tuple(judged.unproven), notes=tuple(judged.notes)), judged.fates
@@ -198,10 +200,17 @@ class _Judgement:
         self.notes: list[str] = []
         self.fates: dict[Line, dict[Fate, int]] = {}
 
+    def places_of(self, line: Line) -> list[TopicPartition]:
+        """Where messages of a line can be: in its partition, or in any when it was not known."""
+        if line.partition != UNDECIDED:
+            place = TopicPartition(line.topic, line.partition)
+            return [place] if place in self._grounds else []
+        return sorted(place for place in self._grounds if place.topic == line.topic)
+
     def judge(self, line: Line, seen: Sequences) -> None:
         files = self._files
-        place = TopicPartition(line.topic, line.partition)
-        ground = self._grounds[place]
+        places = [self._grounds[place] for place in self.places_of(line)]
+        ground = max(places, key=lambda place: place.log_start)
         acknowledged = files.acknowledged.get(line, 0)
         # A scope may end before what was delivered last.
         end = max(seen.highest + 1, acknowledged if self._is_whole else 0)
@@ -217,7 +226,7 @@ class _Judgement:
                         is_gap=True,
                     )
                 )
-        gaps = seen.gaps(first, end)
+        gaps = seen.gaps(max(first, files.moved.get(line, 0)), end)
         refused = merged(files.refused.get(line, ()))
         left = files.left.get(line, [])
         lost = without(gaps, [*refused, *left])
@@ -253,7 +262,7 @@ class _Judgement:
 
     def _held_back(self, line: Line, lost: Sequence[Range], seen: Sequences) -> list[Range]:
         """Of the numbers that are not there those behind all that are, where an open transaction may hide them."""
-        undecided = self._undecided.get(TopicPartition(line.topic, line.partition), 0)
+        undecided = sum(self._undecided.get(place, 0) for place in self.places_of(line))
         behind = without(lost, [(0, seen.highest)] if seen.ranges else [])
         if not 0 < count_of(behind) <= undecided:
             return []
@@ -267,7 +276,7 @@ class _Judgement:
         return behind
 
     def _lost(self, line: Line, lost: Sequence[Range], acknowledged: int, ground: Ground) -> None:
-        missing = self._missing.get(TopicPartition(line.topic, line.partition), 0)
+        missing = sum(self._missing.get(place, 0) for place in self.places_of(line))
         numbers = ranges_text(lost)
         if missing:
             self.unproven.append(
@@ -283,9 +292,7 @@ class _Judgement:
             said = " (or refused and kept aside, if so only its files know: --spool)"
         elif lost[-1][1] >= acknowledged:
             said = ""
-        ids = [
-            f"{line.spool}:{line.partition}:{number}" for first, last in lost[:5] for number in (first, last)
-        ]
+        ids = [line.id_of(number) for first, last in lost[:5] for number in (first, last)]
         self.findings.append(
             Finding(
                 Fate.LOST,

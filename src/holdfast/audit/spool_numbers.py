@@ -1,7 +1,8 @@
 """The numbers of spools as they stand in topics: which were seen, in which ranges, how often, in which order.
 
-`hf-id` is `spool:partition:sequence`. One line of numbers is a spool's messages for one partition of a topic; it is
-kept as ranges, so that memory is what the gaps take, however many records there are.
+`hf-id` is `spool:opening:topic:partition:sequence`, or without opening and topic (`client/spool/marks.py`). One line of
+numbers is a spool's messages for one partition of a topic, or those that were stored before anybody knew its
+partitions; it is kept as ranges, so that memory is what the gaps take, however many records there are.
 """
 
 from __future__ import annotations
@@ -19,8 +20,13 @@ import pyarrow.compute as pc
 
 from holdfast.audit.evaluating import header
 from holdfast.client.messages import ID_HEADER
+from holdfast.client.spool.format import UNDECIDED
 
-_ID: Final = r"^(?P<spool>[0-9a-f]{16}):(?P<partition>[0-9]{1,9}):(?P<sequence>[0-9]{1,18})$"
+_ID: Final = (
+    r"^(?P<spool>[0-9a-f]{16}):(?:[0-9a-f]{8}:[^:]+:)?"
+    r"(?P<partition>[0-9]{1,9}):(?P<kind>u?)(?P<sequence>[0-9]{1,18})$"
+)
+_UNDECIDED_CODE: Final = 0xFFFFFFFF
 
 Numbers = npt.NDArray[np.int64]
 Range = tuple[int, int]
@@ -32,9 +38,17 @@ class Line(NamedTuple):
     spool: str
     topic: str
     partition: int
+    """-1 for messages that were stored before anybody knew the topic's partitions: they are in any of them."""
 
     def __str__(self) -> str:
+        if self.partition == UNDECIDED:
+            return f"spool {self.spool}, {self.topic} (stored before its partitions were known)"
         return f"spool {self.spool}, {self.topic}-{self.partition}"
+
+    def id_of(self, number: int) -> str:
+        """How a message of it is named in what people read."""
+        kind = "u" if self.partition == UNDECIDED else f"{self.partition}"
+        return f"{self.spool}:{kind}:{number}"
 
 
 @dataclass
@@ -191,13 +205,16 @@ class SpoolLines:
         names = spools.dictionary.to_pylist()
         partitions = pc.struct_field(parsed, "partition").cast(pa.int64()).to_numpy()
         numbers = pc.struct_field(parsed, "sequence").cast(pa.int64()).to_numpy()
+        is_undecided = pc.equal(pc.struct_field(parsed, "kind"), "u").to_numpy(zero_copy_only=False)
+        partitions = np.where(is_undecided, _UNDECIDED_CODE, partitions)
         mixed = (spools.indices.to_numpy().astype(np.int64) << 32) | partitions
         order = np.argsort(mixed, kind="stable")
         cuts = np.flatnonzero(np.diff(mixed[order])) + 1
         for begin, end in pairwise([0, *cuts.tolist(), len(order)]):
             chosen = order[begin:end]
             code = int(mixed[chosen[0]])
-            line = Line(names[code >> 32], topic, code & 0xFFFFFFFF)
+            number = code & _UNDECIDED_CODE
+            line = Line(names[code >> 32], topic, UNDECIDED if number == _UNDECIDED_CODE else number)
             # A copy may deal the records of one line out to other partitions: there, order means nothing.
             is_ordered = line.partition == partition
             self.lines.setdefault(line, Sequences()).add(

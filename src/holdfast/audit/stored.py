@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.audit.model import AuditError, Kind, place_json
+from holdfast.client.spool.marks import ID_HEADER, parse_mark
 from holdfast.errors import UsageError
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
@@ -29,7 +30,6 @@ FETCH_BYTES: Final = 1 << 20
 """Of a fetch that looks for a marker; a larger batch comes whole all the same."""
 FETCHES_MAX: Final = 64
 """How far behind a record the marker of its transaction is looked for."""
-SPOOL_HEADER: Final = "hf-id"
 
 Transaction = Literal["none", "committed", "aborted", "open"]
 Outcome = Literal["record", "control", "aborted", "compacted", "expired", "not_yet", "open"]
@@ -88,11 +88,8 @@ class Stored:
     @property
     def spool(self) -> tuple[str, int, int] | None:
         """The spool, partition and sequence that its sender gave it, if it was spooled."""
-        text = (self.header(SPOOL_HEADER) or b"").decode("utf-8", "replace")
-        parts = text.split(":")
-        if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
-            return None
-        return parts[0], int(parts[1]), int(parts[2])
+        found = parse_mark(self.header(ID_HEADER))
+        return None if found is None else (found.spool, found.partition, found.sequence)
 
     def as_json(self) -> dict[str, Any]:
         spool = self.spool

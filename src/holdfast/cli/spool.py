@@ -1,4 +1,8 @@
-"""`holdfast spool status|inspect|drain|export`: what producers have stored on this machine and not delivered."""
+"""`holdfast spool status|inspect|export|drain|retry|accept-cluster|renew`: what producers have stored on this machine.
+
+The exit code is 0 when nothing is wrong: what is stored is delivered, or a living owner is about to deliver it.
+Whatever waits, was set aside, is damaged or lost its owner makes it 1.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import CommandFailed, ExitCode, complain
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
     DEFAULT_CONNECT_TIMEOUT_MS,
@@ -23,11 +27,15 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
 from holdfast.client.spool.format import Message
-from holdfast.client.spool.home import SpoolHome
+from holdfast.client.spool.home import OwnedSpool, SpoolHome
+from holdfast.client.spool.identity import read_identity, write_identity
 from holdfast.client.spool.peek import Damage, SpoolPeek, SpoolState, is_in_use
 from holdfast.client.spool.refused import Refused
-from holdfast.errors import UsageError
+from holdfast.errors import HoldfastError, UsageError
 from holdfast.real import RealFileSystem, RealRandomness
+
+if TYPE_CHECKING:
+    from holdfast.cli.client import Connection
 
 app = typer.Typer(
     add_completion=False,
@@ -51,7 +59,13 @@ TopicOption = Annotated[
     str | None, typer.Option("--topic", metavar="NAME", help="Only messages for this topic.")
 ]
 RefusedOption = Annotated[
-    bool, typer.Option("--refused", help="Messages that brokers refused for good, with the reasons, instead.")
+    bool, typer.Option("--refused", help="Messages that were set aside, with the reasons, instead.")
+]
+TimeoutOption = Annotated[
+    int | None,
+    typer.Option(
+        "--timeout-ms", min=0, metavar="MS", help="Stop after this long; what is left stays stored."
+    ),
 ]
 AllOption = Annotated[
     bool, typer.Option("--all", help="Also messages that were delivered and are still in the files.")
@@ -67,7 +81,8 @@ def spool() -> None:
 
 
 @app.command(
-    help="Show the spools of a home: who uses them, what they hold, what was refused, and any damage. Changes nothing.",
+    help="Show the spools of a home: who uses them, what they hold, what waits for what, what was set aside, and any "
+    "damage. Changes nothing.",
     epilog=examples(
         "holdfast spool status --spool /var/spool/orders",
         "holdfast spool status --spool /var/spool/orders --output json",
@@ -75,7 +90,14 @@ def spool() -> None:
 )
 def status(directory: SpoolOption, spool_id: IdOption = None, output: OutputOption = Output.TABLE) -> None:
     home = _home(directory)
-    states = [_peek(home, each).state(each, is_in_use=is_in_use(home, each)) for each in _ids(home, spool_id)]
+    states: list[SpoolState] = []
+    has_problem = False
+    for each in _ids(home, spool_id):
+        try:
+            states.append(_peek(home, each).state(each, is_in_use=is_in_use(home, each)))
+        except (HoldfastError, OSError) as error:
+            complain(f"spool {each} cannot be read: {error}")
+            has_problem = True
     if output is Output.JSON:
         print_json({"home": home.path, "spools": [_state_as_json(state) for state in states]})
     else:
@@ -94,15 +116,23 @@ def status(directory: SpoolOption, spool_id: IdOption = None, output: OutputOpti
                 for state in states
             ],
         )
-    _end_with([damage for state in states for damage in state.damages])
+    for state in states:
+        has_problem = has_problem or _state_word(state) not in ("in use", "empty")
+        for line in state.waiting if state.left else ():
+            complain(f"spool {state.id}: {line}")
+    _end_with([damage for state in states for damage in state.damages], has_problem=has_problem)
 
 
 def _state_word(state: SpoolState) -> str:
     if state.damages:
         return "damaged"
-    if state.is_in_use:
-        return "in use"
-    return "left behind" if state.left else "empty"
+    if state.left and state.waiting:
+        return "waiting"
+    if state.left and not state.is_in_use:
+        return "left behind"
+    if state.refused:
+        return "refused"
+    return "in use" if state.is_in_use else "empty"
 
 
 def _state_as_json(state: SpoolState) -> dict[str, Any]:
@@ -115,6 +145,8 @@ def _state_as_json(state: SpoolState) -> dict[str, Any]:
         "bytes": state.bytes,
         "oldest_ms": state.oldest_ms,
         "refused": state.refused,
+        "waiting": state.waiting if state.left else [],
+        "cluster_id": state.cluster_id,
         "partitions": [
             {
                 "topic": each.topic,
@@ -123,6 +155,7 @@ def _state_as_json(state: SpoolState) -> dict[str, Any]:
                 "confirmed": each.confirmed,
             }
             for each in state.partitions
+            if each.partition >= 0
         ],
         "undecided": state.undecided,
         "damages": [_damage_as_json(damage) for damage in state.damages],
@@ -217,28 +250,70 @@ def _writer(path: str) -> Iterator[IO[str]]:
 def drain(
     directory: SpoolOption,
     spool_id: IdOption = None,
-    timeout_ms: Annotated[
-        int | None,
-        typer.Option(
-            "--timeout-ms", min=0, metavar="MS", help="Stop after this long; what is left stays stored."
-        ),
-    ] = None,
+    timeout_ms: TimeoutOption = None,
     bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
     command_config: CommandConfigOption = None,
     connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    home = _home(directory)
+    connection = _connection(bootstrap_server, connect_timeout_ms, command_config)
+    _deliver(home, _ids(home, spool_id), connection, timeout_ms, output)
+
+
+@app.command(
+    help="Send once more what was set aside, as new messages behind all others; and what else the spools hold. What is "
+    "refused again stays set aside. A spool in use is asked to, and does it within seconds.",
+    epilog=examples(
+        "holdfast spool retry --refused --spool /var/spool/orders",
+        "holdfast spool retry --refused --spool /var/spool/orders --id 9a0c77d1e2f35b68",
+    ),
+)
+def retry(
+    directory: SpoolOption,
+    spool_id: IdOption = None,
+    refused: Annotated[
+        bool,
+        typer.Option(
+            "--refused", help="What was set aside; it has to be said, since there is no other kind."
+        ),
+    ] = False,
+    timeout_ms: TimeoutOption = None,
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
+    command_config: CommandConfigOption = None,
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    if not refused:
+        raise UsageError("say --refused: messages that were set aside are sent once more")
+    home = _home(directory)
+    connection = _connection(bootstrap_server, connect_timeout_ms, command_config)
+    _deliver(home, _ids(home, spool_id), connection, timeout_ms, output, retry_refused=True)
+
+
+def _connection(bootstrap_server: str, connect_timeout_ms: int, command_config: str | None) -> Connection:
     from holdfast.cli.client import Connection
+
+    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection.admin()
+    return connection
+
+
+def _deliver(
+    home: SpoolHome,
+    ids: list[str],
+    connection: Connection,
+    timeout_ms: int | None,
+    output: Output,
+    *,
+    retry_refused: bool = False,
+) -> None:
     from holdfast.cli.interrupts import Interrupts
     from holdfast.client.settings import spool_settings
     from holdfast.client.spool.drain import Drain
 
-    home = _home(directory)
-    ids = _ids(home, spool_id)
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
-    connection.admin()
-    given = {name: value for name, value in connection.client_config().items() if name != "bootstrap.servers"}
-    settings = spool_settings(bootstrap_server, given)
+    given = dict(connection.client_config())
+    settings = spool_settings(given.pop("bootstrap.servers"), given)
     with Interrupts() as interrupts:
         draining = Drain(
             RealFileSystem(),
@@ -248,7 +323,8 @@ def drain(
             say=complain,
             is_over=lambda: interrupts.count > 0,
         )
-        drained = list(draining.run(ids, None if timeout_ms is None else timeout_ms / 1000))
+        timeout = None if timeout_ms is None else timeout_ms / 1000
+        drained = list(draining.run(ids, timeout, retry_refused=retry_refused))
         was_interrupted = interrupts.count > 0
     if output is Output.JSON:
         print_json({"spools": [each._asdict() for each in drained]})
@@ -262,8 +338,53 @@ def drain(
         )
     if was_interrupted:
         raise Exit(ExitCode.INTERRUPTED)
-    if any(each.left or each.refused for each in drained):
+    if any(each.left or each.refused or each.problem for each in drained):
         raise Exit(ExitCode.FINDINGS)
+
+
+# Saying what nobody else can know
+
+
+@app.command(
+    "accept-cluster",
+    help="Forget which cluster the messages of spools are for: the next one that takes a message is the right one. For "
+    "spools that wait because their cluster was replaced by another on purpose. No producer may use them meanwhile.",
+    epilog=examples("holdfast spool accept-cluster --spool /var/spool/orders"),
+)
+def accept_cluster(directory: SpoolOption, spool_id: IdOption = None) -> None:
+    home = _home(directory)
+    for owned in _taken(home, _ids(home, spool_id)):
+        identity = read_identity(RealFileSystem(), owned.directory)
+        write_identity(RealFileSystem(), owned.directory, identity._replace(cluster_id=None))
+        print(
+            f"spool {owned.id}: was for cluster {identity.cluster_id or 'none yet'}, and is for the next one now"
+        )
+
+
+@app.command(
+    help="Give a spool that is an older copy a new id, so that all it holds is sent: what was delivered after the copy "
+    "was taken, or before it was known, perhaps a second time. A producer must not use it meanwhile.",
+    epilog=examples("holdfast spool renew --spool /var/spool/orders --id 9a0c77d1e2f35b68"),
+)
+def renew(
+    directory: SpoolOption,
+    spool_id: Annotated[str, typer.Option("--id", metavar="ID", help="The spool, by its 16 digits.")],
+) -> None:
+    home = _home(directory)
+    for owned in _taken(home, _ids(home, spool_id)):
+        print(f"spool {owned.id} is {home.rename(owned)} now")
+
+
+def _taken(home: SpoolHome, ids: list[str]) -> Iterator[OwnedSpool]:
+    """Each of the spools, owned; raises for one that is in use."""
+    for each in ids:
+        owned = home.take(each)
+        if owned is None:
+            raise CommandFailed(f"spool {each} is in use: end its producer first")
+        try:
+            yield owned
+        finally:
+            owned.lock.release()
 
 
 # What they share
@@ -377,8 +498,8 @@ def _damage_as_json(damage: Damage) -> dict[str, Any]:
     return {"path": damage.path, "at": damage.at, "bytes": damage.bytes}
 
 
-def _end_with(damages: list[Damage]) -> None:
+def _end_with(damages: list[Damage], *, has_problem: bool = False) -> None:
     for damage in damages:
         complain(f"{damage.path}: {damage.bytes} bytes from byte {damage.at} on cannot be read")
-    if damages:
+    if damages or has_problem:
         raise Exit(ExitCode.FINDINGS)

@@ -4,14 +4,14 @@ There are two ways to know one. In both, whether a message is a duplicate depend
 else, so every member that ever reads it decides alike, after a restart, a rebalance or a crash; only a spool that was
 silent for long may be remembered for longer after a restart.
 
-By `hf-id` (`spool:partition:sequence`, the sequence gapless per spool and partition): a spool sends again what it does
-not know to have arrived, perhaps a day later, and always under the same number. One number per spool is enough: a
-message with a sequence at or below the highest seen is a duplicate. An id that names another partition than the one it
+By `hf-id` (`spool:opening:topic:partition:sequence`, see `spool.marks`): a spool sends again what it does not know to
+have arrived, perhaps a day later, and always under the same id. One number per opening of a spool is enough: a message
+with a sequence at or below the highest seen is a duplicate. An id that names another topic or partition than the one it
 is in was copied from elsewhere, and says nothing. The numbers are kept in the metadata string of
 the committed position, which a broker bounds to 4096 bytes (`offset.metadata.max.bytes`): in one record with the
 position, and fenced like it. They belong to that position; beside one that somebody else has set they are not used.
-200 spools per partition fit; beyond that the one longest silent is forgotten, and so is one silent for
-`keep_seconds`. A duplicate of a forgotten spool is handed out.
+200 openings per partition fit; beyond that the one longest silent is forgotten, and so is one silent for
+`keep_seconds`. A duplicate of a forgotten one is handed out.
 
 By a key that a function of the user's finds in a message: a duplicate is a message whose key was already in the
 partition within the last `window` offsets and `keep_seconds` before it, by the messages' own timestamps. Keys are many
@@ -26,20 +26,22 @@ import binascii
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from holdfast.client.messages import HEADERS, ID_HEADER, Fields, Message, as_message, last_header
+from holdfast.client.spool.marks import SEQUENCE_DIGITS_MAX, MarkedId, parse_mark
 from holdfast.errors import UsageError
 
 NOTE_PREFIX: Final = "hf1:"
 SPOOLS_MAX: Final = 200
-"""Per partition: what fits into the metadata of a position, with room for growing numbers."""
+"""Openings per partition: what fits into the metadata of a position, with room for growing numbers."""
 KEEP_SECONDS: Final = 7 * 24 * 3600.0
 WINDOW_MAX: Final = 1_000_000
 """Offsets read again by whoever takes a partition over, at most."""
 _ENTRY: Final = struct.Struct(">QIH")
-"""Spool, and its sequence in 48 bits."""
-_SEQUENCE_MAX: Final = 2**48 - 1
+"""An opening of a spool, by its key, and its sequence in 48 bits."""
+_LINES_KEPT_MAX: Final = 4096
 
 Identity: TypeAlias = bytes | str | int | None
 KeyFunction: TypeAlias = Callable[[Message], Identity]
@@ -60,26 +62,46 @@ class Seen(Protocol):
 
 class SpoolId(NamedTuple):
     spool: int
+    """The key of the spool and its opening."""
+    topic: str | None
+    """None when an earlier version gave the id."""
     partition: int
     sequence: int
+
+
+_lines: dict[bytes, tuple[int, str | None, int]] = {}
+"""What ids have in front of their sequences, and what it says: few of them are read again and again."""
 
 
 def parse_id(value: bytes | None) -> SpoolId | None:
     """The parts of an `hf-id`; none when it is not one: such a message is never a duplicate."""
     if value is None:
         return None
-    parts = value.split(b":")
-    if len(parts) != 3 or len(parts[0]) != 16 or not (parts[1].isdigit() and parts[2].isdigit()):
+    begin, _, number = value.rpartition(b":")
+    line = _lines.get(begin)
+    if line is not None and number.isdigit() and len(number) < SEQUENCE_DIGITS_MAX:
+        return SpoolId(*line, int(number))
+    found = parse_mark(value)
+    if found is None:
         return None
-    try:
-        found = SpoolId(int(parts[0], 16), int(parts[1]), int(parts[2]))
-    except ValueError:
-        return None
-    return found if found.sequence <= _SEQUENCE_MAX else None
+    line = _key_of(found), found.topic, found.partition
+    if not found.is_undecided:
+        if len(_lines) >= _LINES_KEPT_MAX:
+            _lines.clear()
+        _lines[begin] = line
+    return SpoolId(*line, found.sequence)
+
+
+def _key_of(found: MarkedId) -> int:
+    """64 bits that stand for an opening of a spool: for what earlier versions stored, the spool's id, as ever."""
+    if not found.opening:
+        return int(found.spool, 16)
+    name = f"{found.spool}:{found.opening}:{'u' if found.is_undecided else ''}"
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
 
 
 class SeenIds:
-    """The highest sequence of every spool, as read and as of the position that may be committed."""
+    """The highest sequence of every opening of a spool, as read and as of the position that may be committed."""
 
     def __init__(self, stored: str = "", position: int = -1, *, keep_seconds: float = KEEP_SECONDS) -> None:
         """`stored` is what `note` gave for the position that was committed."""
@@ -95,10 +117,10 @@ class SeenIds:
         return [fields for fields in messages if not self._is_duplicate(fields)]
 
     def _is_duplicate(self, fields: Fields) -> bool:
-        _, partition, offset, timestamp_ms, _, _, headers = fields
+        topic, partition, offset, timestamp_ms, _, _, headers = fields
         if not headers or (found := parse_id(last_header(headers, ID_HEADER))) is None:
             return False
-        if found.partition != partition:
+        if found.partition != partition or found.topic not in (None, topic):
             return False
         is_new = self._read.add(found, timestamp_ms, self._keep_ms)
         if is_new:
@@ -117,7 +139,7 @@ class SeenIds:
 
 
 class _Numbers:
-    """Spools and their highest sequences, the longest silent first; those of an earlier reader count as silent."""
+    """Openings of spools and their highest sequences, the longest silent first; an earlier reader's count as silent."""
 
     def __init__(self, numbers: dict[int, int]) -> None:
         self._numbers: OrderedDict[int, tuple[int, int | None]] = OrderedDict(

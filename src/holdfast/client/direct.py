@@ -188,6 +188,9 @@ class DirectSender:
         """Who wants our thread to serve now, and to be told when it has; None wants no answer."""
         self._seen = self._turn_at = 0
         """What had been sent at the last turn."""
+        self.set_aside = 0
+        self.waiting: list[str] = []
+        """Nothing is kept here, so nothing is set aside and nothing waits."""
         self._is_due = False
         """Whether whoever sends next shall give our thread a turn."""
         self._is_idle = False

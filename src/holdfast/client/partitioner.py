@@ -102,6 +102,12 @@ class _Rule:
         self.spreads_none = spreads_none
         self.spreads_empty = spreads_empty
 
+    def spreads(self, key: bytes | None) -> bool:
+        """Whether a message with this key goes anywhere."""
+        if self.hash_of is None:
+            return True
+        return self.spreads_none if key is None else not key and self.spreads_empty
+
 
 _RULES: Final[Mapping[str, _Rule]] = {
     "murmur2_random": _Rule(_murmur2_positive, spreads_none=True, spreads_empty=False),
@@ -133,19 +139,20 @@ class Partitioner:
         if partitions == 1:
             return 0
         rule = self._rule
-        if (
-            rule.hash_of is None
-            or (key is None and rule.spreads_none)
-            or (key is not None and not key and rule.spreads_empty)
-        ):
+        if rule.spreads(key):
             return self._sticky.choose(topic, size, partitions)
         known = self._known_among(partitions)
         partition = known.get(key)
         if partition is None:
             if len(known) >= KEYS_KEPT_MAX:
                 known.clear()
+            assert rule.hash_of is not None, "a key that is not spread is hashed"
             known[key] = partition = rule.hash_of(key or b"") % partitions
         return partition
+
+    def settled(self, key: bytes | None, number: int, partitions: int) -> int:
+        """As `choose`, without chance: where a message goes that has nothing to hash is said by a number of its own."""
+        return number % partitions if self._rule.spreads(key) else self.choose("", key, 0, partitions)
 
     def known(self, partitions: int) -> Mapping[bytes | None, int]:
         """Where keys go that were chosen for before, among so many partitions: for whoever asks very often."""

@@ -106,6 +106,16 @@ class Sender(Protocol):
         """How many messages are neither delivered nor refused."""
         ...
 
+    @property
+    def set_aside(self) -> int:
+        """How many messages a spool keeps that were refused."""
+        ...
+
+    @property
+    def waiting(self) -> list[str]:
+        """Why stored messages wait although brokers answer."""
+        ...
+
     def seen_refused(self) -> Seen:
         """What failed for good and nobody was told of."""
         ...
@@ -221,6 +231,16 @@ class Producer:
     def under_way(self) -> int:
         """How many messages are neither delivered nor refused."""
         return self._sender.left
+
+    @property
+    def set_aside(self) -> int:
+        """With a spool: how many messages lie in its directory `refused`, refused and not delivered."""
+        return self._sender.set_aside
+
+    @property
+    def waiting(self) -> list[str]:
+        """With a spool: why stored messages wait although brokers answer, one line for each cause."""
+        return self._sender.waiting
 
     # Ending
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from holdfast.client.spool.marks import parse_mark
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.chaos import BROKER_SETTINGS, SPARE, STOPPED_SECONDS_MAX, Storm, Swarm
 from holdfast.testing.client_chaos_checkers import Arrived, Finished
@@ -199,8 +200,10 @@ def read_spooled(bootstrap_servers: str, topic: str, partitions: int) -> dict[in
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 ended.add(message.partition())
                 continue
-            spool, partition, sequence = dict(message.headers())["hf-id"].decode().split(":")
+            mark = parse_mark(dict(message.headers())["hf-id"])
+            assert mark is not None
+            assert not mark.is_undecided, "the topic is known from the beginning"
             found[message.partition()].append(
-                Arrived(spool, int(partition), int(sequence), message.value().decode())
+                Arrived(mark.spool, mark.partition, mark.sequence, message.value().decode())
             )
     return dict(found)

@@ -68,6 +68,8 @@ class FakeCluster:
         self.logs: dict[tuple[str, int], list[Stored]] = {}
         self.settings: list[dict[str, Any]] = []
         """Those of every producer made, in order."""
+        self.cluster_id: str | None = "the-cluster"
+        """Which cluster the brokers say that they are; logs and topics are what they are all the same."""
         self.is_away = False
         self.reports_held = False
         self.rule: Rule = lambda topic, partition, message: None
@@ -273,7 +275,7 @@ class FakeProducer:
         if topic is not None and topic not in topics:
             unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "unknown")
             topics[topic] = SimpleNamespace(topic=topic, error=unknown, partitions={})
-        return SimpleNamespace(topics=topics, brokers={1: None})
+        return SimpleNamespace(topics=topics, brokers={1: None}, cluster_id=self._cluster.cluster_id)
 
     # Transactions
 

@@ -1,22 +1,32 @@
-"""What every way of delivering a spool has in common: where it stands, what it set aside, and how it ends.
+"""What every way of delivering a spool has in common: where it stands, what waits, what it set aside, and how it ends.
 
 One thread per spool delivers. What it has done is written down about once a second and at the end; the spool lets go of
-the segments in front of it. A message that is refused for good is set aside, durably, before it is let go of. When the
-disk has no room for that, it is tried again, and until then the spool keeps the message. When the spool itself cannot
-be read, or the disk fails, delivering stops: whoever waits is told, and whoever closes.
+the segments in front of it. Only what the spool's own cluster has confirmed is done: before it is written down, and
+before the first message is sent, brokers are asked which cluster they are. At another one nothing is sent, and what was
+confirmed since the last time counts as not delivered.
+
+A message that can never be taken (too large, or not what its topic allows) is set aside, durably, before it is let go
+of. When the disk has no room for that, it is tried again, and until then the spool keeps the message. Whatever may pass
+with time waits (`topics`); only when waiting messages keep half of the spool's room from others, the oldest of them are
+set aside. When the spool itself cannot be read, or the disk fails, delivering stops: whoever waits is told, and whoever
+closes.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
+from holdfast.atomic import write_atomically
 from holdfast.client.bell import Bell
 from holdfast.client.delivery import Failures, Waiting
 from holdfast.client.direct import failure
@@ -24,15 +34,19 @@ from holdfast.client.errors import DeliveryFailed, DeliveryStopped
 from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
+from holdfast.client.spool.format import RETRIED, UNDECIDED, Message
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
-from holdfast.client.spool.progress import Progress, decided, merged, read_progress, write_progress
+from holdfast.client.spool.home import REFUSED_DIRECTORY
+from holdfast.client.spool.identity import IdentityFile
+from holdfast.client.spool.progress import Progress, merged, moved, read_progress, stored, write_progress
 from holdfast.client.spool.refused import Refused, RefusedMessages
 from holdfast.client.spool.store import NO_ROOM, SpoolStore
+from holdfast.client.spool.topics import Place, SpoolTopics, name_of
+from holdfast.client.spool.verdicts import NO_TOPIC_CODES, REFUSED_CODES, TOPIC_CODES
 from holdfast.client.spool.window import Window
 from holdfast.errors import HoldfastError
 from holdfast.seams import FileSystem
 
-ID_HEADER: Final = "hf-id"
 PROGRESS_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 0.2
 """How long to rest when there is nothing to do, at most: what was moved or trimmed meanwhile is seen then."""
@@ -40,16 +54,12 @@ BROKEN_SECONDS: Final = 1.0
 """Between the end of a broken producer and the making of the next."""
 PURGE_SECONDS: Final = 5.0
 """How long a broken producer may take to report on what it had under way."""
-MISSING_SECONDS: Final = 30.0
-"""How long brokers must say that there is no such topic before its messages are refused: news travel slowly, and a
-topic may be deleted to be made anew."""
-ASK_SECONDS: Final = 1.0
-"""Between two questions about a topic that was there and is not."""
 ANSWER_SECONDS: Final = 1.0
 """How long a broker may take to answer: closing waits for whoever asks."""
-
-NO_TOPIC_CODES: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
-_REFUSING_CODES: Final = frozenset((KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED))
+SAY_SECONDS: Final = 60.0
+"""Between two lines about messages that were set aside, and about another cluster."""
+WAITING_FILE: Final = "waiting.json"
+"""What waits and why, for whoever looks from outside."""
 
 
 class Answer(NamedTuple):
@@ -77,6 +87,9 @@ class Deliverer(ABC):
         settings: Settings,
         waiting: Waiting,
         *,
+        topics: SpoolTopics,
+        identity: IdentityFile,
+        max_bytes: int,
         on_progress: Callable[[int], None] = lambda prefix: None,
         say: Callable[[str], None] = lambda line: None,
         make: Callable[[Settings], Any] = logged_producer,
@@ -87,21 +100,45 @@ class Deliverer(ABC):
         self._id = spool_id.encode()
         self._settings = settings
         self._waiting = waiting
+        self._topics = topics
+        self._identity = identity
+        self._max_bytes = max_bytes
         self._on_progress = on_progress
         self._say_line = say
         self._make = make
         self._aside = RefusedMessages(fs, store.directory)
-        self._written = read_progress(fs, store.directory)
-        self._begin_at(self._written)
+        self._aside_ids = self._aside.ids()
+        self._passed_over = frozenset(self._aside_ids)
+        """Those that are in no group of the window, since they were set aside before."""
+        self.set_aside = sum(1 for _ in islice(self._aside, store.counters.get(RETRIED, 0), None))
+        """How many messages are set aside, and were not stored again since."""
+        self._said_aside_at = float("-inf")
+        # What the spool has let go of was done, whether or not the note of it came to be written.
+        counted = Progress(store.start, stored(store.trimmed) | moved(store.counters))
+        self._written = merged(read_progress(fs, store.directory), counted)
+        """What is done, and confirmed by the right cluster."""
+        self._window = Window(self._written)
+        self._feed = Feed(store, self._written, self._aside_ids, waiting, topics)
         self._save_due = 0.0
         self._failures: FailedItems = deque()
         """Reports of failures, not looked at yet."""
         self._to_set_aside: list[tuple[SpooledDelivery, Refused]] = []
         """Refused for good; the disk had no room for them yet."""
         self._aside_due = 0.0
-        self._missing: dict[str, float] = {}
-        """Topics that were there, and since when brokers have said that they are not."""
-        self._ask_due = 0.0
+        self._to_hold: dict[Place, str] = {}
+        """What cannot take messages now, and why; to be held."""
+        self._is_checked = False
+        """Whether brokers have said that they are the cluster that the messages are for."""
+        self._elsewhere: str | None = None
+        """The cluster that brokers belong to, when it is another."""
+        self._is_astray = False
+        """Whether messages may have been confirmed by another cluster since progress was written down last."""
+        self._said_elsewhere_at = float("-inf")
+        self._seen_cluster: str | None = None
+        self._asking: Any = None
+        """Answers questions about topics, also while there is no producer to send with."""
+        self._said_waiting = "?"
+        self._room_due = 0.0
         self._serving = threading.Lock()
         """Held by the thread of ours that hears reports or settles messages."""
         self.refused = Failures()
@@ -116,16 +153,10 @@ class Deliverer(ABC):
         """Why nothing more is delivered, once that is so."""
         self._thread = threading.Thread(target=self._run, name=f"holdfast-deliver-{spool_id}", daemon=True)
 
-    def _begin_at(self, progress: Progress) -> None:
-        # What the spool has let go of was done, whether or not the note of it came to be written.
-        progress = merged(progress, Progress(self._store.start, decided(self._store.trimmed)))
-        self._window = Window(progress)
-        self._feed = Feed(self._store, progress, self._aside.ids(), self._waiting)
-
     def start(self) -> None:
         self._thread.start()
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
         self._say_line(f"spool {self.spool_id}: {line}")
 
     # From other threads
@@ -135,28 +166,15 @@ class Deliverer(ABC):
         self._feed.add(group)
         self._wake.ring()
 
-    def moved(self) -> None:
-        """Undecided messages were moved or set aside: their originals are done."""
-        self._wake.ring()
-
-    def claim(self, place: int) -> SpooledDelivery | None:
-        """The delivery of an undecided message, if somebody still holds it; see `Feed.claim`."""
-        return self._feed.claim(place)
+    def stored_again(self, group: StoredGroup) -> None:
+        """A group of what was set aside is on disk once more: deliver it."""
+        self.set_aside -= len(group.items)
+        self.stored(group)
 
     def hurry(self) -> None:
         """Somebody waits for room: let go of what is done now, not when it is due."""
         self._save_due = 0.0
         self._wake.ring()
-
-    def refuse_undecided(self, refused: Sequence[tuple[SpooledDelivery, Refused]]) -> None:
-        """Set aside undecided messages; durable on return. The caller settles them when they are counted as moved."""
-        self._aside.add([each for _, each in refused])
-
-    def settle_undecided(self, refused: Sequence[tuple[SpooledDelivery, Refused]]) -> None:
-        for item, each in refused:
-            item.set_failed(_final_failure(each))
-            self.refused.add(item)
-        self._waiting.wake()
 
     def give_turn(self) -> None:
         """The application is sending, in this thread: it may let the thread that delivers do its work."""
@@ -174,7 +192,9 @@ class Deliverer(ABC):
     @property
     def left(self) -> int:
         """How many messages are stored and neither delivered nor set aside."""
-        return self._window.left(self._store.counters.copy())
+        confirmed = self._window.confirmed
+        aside = sum(number >= confirmed.get((topic, line), 0) for topic, line, number in self._passed_over)
+        return max(0, self._window.left(self._store.counters.copy()) - aside)
 
     @property
     def is_empty(self) -> bool:
@@ -182,16 +202,7 @@ class Deliverer(ABC):
 
     def wait_delivered(self, timeout: float | None) -> bool:
         """Wait until everything stored so far is delivered or set aside; raises when nothing more will be."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        had_undecided = self._store.has_undecided
-        if not self._wait_through(self._store.end, timeout):
-            return False
-        if not had_undecided:
-            return True
-        # They have been written again, behind what was stored then.
-        return self._wait_through(
-            self._store.end, None if deadline is None else max(0.0, deadline - time.monotonic())
-        )
+        return self._wait_through(self._store.end, timeout)
 
     def _wait_through(self, end: int, timeout: float | None) -> bool:
         self._waiting.wait(lambda: self._window.prefix >= end or self.failure is not None, timeout)
@@ -204,33 +215,28 @@ class Deliverer(ABC):
     def ask(self, topic: str, timeout: float) -> Answer:
         """Ask a broker about a topic, which may be made by the question."""
         try:
-            found = self._metadata(topic, timeout)
+            metadata = self._metadata(topic, timeout)
         except KafkaException:
             return _UNHEARD
-        if found is None:
+        if metadata is None or not self._is_home(metadata.cluster_id):
             return _UNHEARD
+        found = metadata.topics[topic]
         if found.error is None:
             return Answer(len(found.partitions) or None)
         code = found.error.code()
         if code in NO_TOPIC_CODES:
             return Answer(0)
-        return Answer(None, found.error if code in _REFUSING_CODES else None)
+        return Answer(None, found.error if code in REFUSED_CODES | TOPIC_CODES else None)
 
     @abstractmethod
-    def _metadata(self, topic: str, timeout: float) -> Any:
-        """What the broker says of a topic; None when there is no producer to ask with."""
+    def _metadata(self, topic: str | None, timeout: float) -> Any:
+        """What the broker says of a topic, or of all, and of its cluster; None when there is nobody to ask with."""
 
     def close(self) -> None:
         """Stop sending; what is not confirmed stays in the spool."""
         self._closing.set()
         self._wake.ring()
         self._thread.join()
-        if self.failure is None:
-            try:
-                self._save(durably=True)
-            except OSError as error:
-                # It only lies behind the truth: what it does not know is sent again.
-                self._say(f"how far it was delivered could not be written down: {error}")
         self._aside.close()
 
     # The thread
@@ -243,6 +249,7 @@ class Deliverer(ABC):
                 self._stop(error)
             finally:
                 self._release()
+                self._save_at_end()
 
     def _stop(self, error: Exception) -> None:
         reason = str(error) if isinstance(error, HoldfastError | OSError) else repr(error)
@@ -250,7 +257,17 @@ class Deliverer(ABC):
         stopped.__cause__ = error
         self.failure = stopped
         self._waiting.stop(stopped)
-        self._say(f"nothing more is delivered: {reason}")
+        self.say(f"nothing more is delivered: {reason}")
+
+    def _save_at_end(self) -> None:
+        if self.failure is None:
+            try:
+                self._note_waiting()
+                self._save_if_confirmed(durably=True)
+            except OSError as error:
+                # It only lies behind the truth: what it does not know is sent again.
+                self.say(f"how far it was delivered could not be written down: {error}")
+        self._asking = None
 
     @abstractmethod
     def _deliver(self) -> None: ...
@@ -263,44 +280,162 @@ class Deliverer(ABC):
         """Nothing to do: wait for more."""
         if not self._feed.has_more:
             self._wake.wait(IDLE_SECONDS)
-        if self._window.advance(self._store.counters):
+        if self._window.advance():
             self._waiting.wake()
         self._window.forget()
 
-    # Topics that are gone
+    # The right cluster
 
-    def _note_missing(self, topic: str) -> None:
-        self._missing.setdefault(topic, time.monotonic())
+    def _is_home(self, cluster_id: str | None) -> bool:
+        """Whether brokers that say this of themselves are those that the messages are for."""
+        if self._identity.is_of(cluster_id):
+            if self._elsewhere is not None:
+                self._elsewhere, self._said_elsewhere_at = None, float("-inf")
+                self.say(f"the brokers are of cluster {cluster_id} again: sending what waits")
+            self._seen_cluster = cluster_id
+            return True
+        self._elsewhere, self._is_checked, self._is_astray = cluster_id, False, True
+        if time.monotonic() - self._said_elsewhere_at >= SAY_SECONDS:
+            self._said_elsewhere_at = time.monotonic()
+            self.say(self.elsewhere or "")
+        return False
 
-    def _gone_topics(self) -> list[str]:
-        """Topics that brokers have said for long enough not to exist, while messages wait for them."""
-        now = time.monotonic()
-        if not self._missing or now < self._ask_due:
-            return []
-        self._ask_due = now + ASK_SECONDS
-        gone = []
-        held = {item.topic for item in self._to_send_again()}
-        for topic, since in list(self._missing.items()):
-            answer = self.ask(topic, ANSWER_SECONDS) if topic in held else None
-            if answer is not None and not answer.is_heard:
-                self._missing.clear()
-                return []
-            if answer is None or answer.partitions != 0:
-                del self._missing[topic]
-            elif now - since >= MISSING_SECONDS:
-                gone.append(topic)
-        return gone
+    @property
+    def elsewhere(self) -> str | None:
+        """Why nothing is sent, while the brokers belong to another cluster."""
+        if self._elsewhere is None:
+            return None
+        return (
+            f"its messages are for cluster {self._identity.cluster_id}, and the brokers at "
+            f"{self._settings.get('bootstrap.servers')} belong to cluster {self._elsewhere}: nothing is sent there, "
+            "and the messages wait. If that cluster is the right one now, end the producer and call "
+            "`holdfast spool accept-cluster`"
+        )
 
-    def _give_up(self, topics: Collection[str]) -> None:
-        """Set aside what waits for these topics. Nothing of it may be under way."""
-        refused = [
-            (item, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, f"no broker knows a topic {item.topic}"))
-            for item in self._to_send_again()
-            if item.topic in topics
-        ]
-        with self._serving:
-            self._refuse(refused)
-            self._window.advance(self._store.counters)
+    @property
+    def reasons(self) -> list[str]:
+        """Why messages wait, while brokers answer."""
+        held = [f"{name_of(place)}: {reason}" for place, reason in list(self._topics.held.items())]
+        return held if self.elsewhere is None else [self.elsewhere, *held]
+
+    def _check_cluster(self) -> bool:
+        """Ask brokers which cluster they are; whether they are the right one."""
+        topic = next((topic for topic, _ in list(self._store.counters) if topic), None)
+        try:
+            metadata = self._metadata(topic, ANSWER_SECONDS)
+        except KafkaException:
+            return False
+        if metadata is None or not self._is_home(metadata.cluster_id):
+            return False
+        self._is_checked = True
+        return True
+
+    def _is_confirmed(self) -> bool:
+        """Whether what was confirmed until now was confirmed by the right cluster."""
+        return self._check_cluster()
+
+    # What cannot be sent now
+
+    def _look_at_held(self) -> tuple[list[Place], dict[str, KafkaError]]:
+        """Which places take messages again, or may; and topics that never will, with the reason."""
+        released: list[Place] = []
+        hopeless: dict[str, KafkaError] = {}
+        due = self._topics.due()
+        for number, place in enumerate(due):
+            topic, partition = place
+            answer = self.ask(topic, ANSWER_SECONDS)
+            if not answer.is_heard:
+                self._topics.postpone(due[number:])
+                break
+            if answer.partitions:
+                self._topics.learn(topic, answer.partitions)
+            if answer.refusal is not None and answer.refusal.code() in REFUSED_CODES:
+                hopeless[topic] = answer.refusal
+            elif answer.refusal is not None:
+                self._topics.hold_on(place, answer.refusal.str())
+            elif answer.partitions is None:
+                self._topics.postpone([place])
+            elif not answer.partitions:
+                self._topics.hold_on(place, f"no broker knows a topic {topic}")
+            elif partition is not None and partition >= answer.partitions:
+                self._topics.hold_on(place, f"{topic} has only {answer.partitions} partitions now")
+            else:
+                released.append(place)
+        return released, hopeless
+
+    def _rewind(self, progress: Progress | None = None) -> None:
+        """Begin again at what is done: what is held is left out, what is not held any more comes along."""
+        if progress is None:
+            progress = self._window.progress()
+        self._feed.rewind(progress, self._window.rewind(progress))
+        self._passed_over = frozenset(self._aside_ids)
+
+    def _hold_and_release(self, released: Sequence[Place], hopeless: Mapping[str, KafkaError]) -> None:
+        """Begin again without what has to wait, and with what need not any longer. Nothing may be under way."""
+        is_room_short = self._is_room_short()
+        to_hold, self._to_hold = self._to_hold, {}
+        for place, reason in to_hold.items():
+            self._topics.hold(place, reason)
+        for place in released:
+            self._topics.release(place)
+        self._rewind()
+        for topic, error in hopeless.items():
+            if self._give_up(partial(_is_for, topic), error.name(), error.str()):
+                self._topics.release((topic, None))
+        if is_room_short:
+            self._make_room()
+
+    def _is_room_short(self) -> bool:
+        """Whether messages that wait keep the room of half a spool from others."""
+        return (
+            self._window.is_held_up()
+            and self._store.end - self._window.prefix > self._max_bytes // 2
+            and time.monotonic() >= self._room_due
+        )
+
+    def _make_room(self) -> None:
+        """Set aside the oldest of what waits."""
+        held = dict(self._topics.held)
+        reasons = "; ".join(sorted(set(held.values())))
+        is_done = self._give_up(
+            lambda message: _is_held(message, held),
+            "WAITED_TOO_LONG",
+            f"the spool needed the room that it took while it waited: {reasons}",
+            self._window.prefix + self._max_bytes // 4,
+        )
+        if not is_done:
+            self._room_due = time.monotonic() + SAY_SECONDS
+
+    def _give_up(
+        self, is_meant: Callable[[Message], bool], code: str, reason: str, until: int | None = None
+    ) -> bool:
+        """Set aside stored messages that are held, right after a rewind; false when the disk has no room for all."""
+        position, until = self._window.prefix, self._store.end if until is None else until
+        now_ms = time.time_ns() // 1_000_000
+        while position < until:
+            groups, following = self._store.read(position)
+            if following == position:
+                break
+            refused = [
+                Refused(message, code, reason, now_ms)
+                for group in groups
+                for message in group.messages
+                if is_meant(message) and not self._feed.is_done(message, group.position)
+            ]
+            try:
+                self._aside.add(refused)
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self.say(f"no room to set aside messages that wait; it is tried again: {error}")
+                return False
+            for each in refused:
+                self._settle_refused(self._feed.claim(each.message), each)
+            if refused:
+                self._tell_aside(refused[-1])
+            position = following
+        self._passed_over = frozenset(self._aside_ids)
+        return True
 
     # Set aside
 
@@ -327,22 +462,35 @@ class Deliverer(ABC):
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            self._say(f"no room to set refused messages aside; it is tried again: {error}")
+            self.say(f"no room to set refused messages aside; it is tried again: {error}")
             self._aside_due = time.monotonic() + PROGRESS_SECONDS
             return
         done, self._to_set_aside = self._to_set_aside, []
         self._refused_count += len(done)
         for item, refused in done:
+            assert item.group is not None, "a message is stored before it is sent"
+            item.group.left -= 1
             self._settle_refused(item, refused)
-        self._waiting.wake()
+        self._tell_aside(done[-1][1])
 
     def _settle_refused(self, item: SpooledDelivery, refused: Refused) -> None:
-        group = item.group
-        assert group is not None, "a message is stored before it is sent"
+        message = refused.message
+        self._aside_ids.add((message.topic, message.partition, message.sequence))
+        self.set_aside += 1
         item.set_failed(_final_failure(refused))
         item.value = None
-        group.left -= 1
         self.refused.add(item)
+
+    def _tell_aside(self, last: Refused) -> None:
+        self._waiting.wake()
+        if time.monotonic() - self._said_aside_at >= SAY_SECONDS:
+            self._said_aside_at = time.monotonic()
+            count = f"{self.set_aside} message{' is' if self.set_aside == 1 else 's are'}"
+            self.say(
+                f"{count} set aside in {self._store.directory}/{REFUSED_DIRECTORY}, and not delivered; the last one "
+                f"for {last.message.topic}: {last.reason} (`holdfast spool inspect --refused` shows them, "
+                "`holdfast spool retry --refused` sends them again)"
+            )
 
     # Progress
 
@@ -354,25 +502,60 @@ class Deliverer(ABC):
         if self._to_set_aside:
             with self._serving:
                 self._set_aside()
+        self._note_waiting()
         try:
-            self._save(durably=False)
+            self._save_if_confirmed(durably=False)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
             # Letting go of segments makes room; the note of it may come later.
-            self._store.trim(self._window.prefix)
-            self._on_progress(self._window.prefix)
+            self._let_go(self._window.prefix)
 
-    def _save(self, *, durably: bool) -> None:
-        self._window.advance(self._store.counters)
+    def _save_if_confirmed(self, *, durably: bool) -> None:
+        self._window.advance()
         progress = self._window.progress()
+        if progress != self._written:
+            # At the end nobody may answer any more; those who confirmed it were the right ones a second ago.
+            if (not self._is_confirmed() and not durably) or self._is_astray:
+                return
+            self._identity.pin(self._seen_cluster)
         if progress != self._written or durably:
             write_progress(self._fs, self._store.directory, progress, durably=durably)
             self._written = progress
         self._window.forget()
-        self._store.trim(progress.prefix)
-        self._on_progress(progress.prefix)
+        self._let_go(progress.prefix)
         self._waiting.wake()
+
+    def _let_go(self, prefix: int) -> None:
+        self._store.trim(prefix)
+        self._on_progress(prefix)
+
+    def _note_waiting(self) -> None:
+        """Have whoever looks at the spool from outside know what waits, and why."""
+        places = self._topics.as_json()
+        said = json.dumps({"elsewhere": self.elsewhere, "held": places}) if places or self._elsewhere else ""
+        if said == self._said_waiting:
+            return
+        path = f"{self._store.directory}/{WAITING_FILE}"
+        try:
+            if said:
+                write_atomically(self._fs, path, said.encode())
+            elif self._fs.exists(path):
+                self._fs.remove(path)
+            self._said_waiting = said
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+
+
+def _is_for(topic: str, message: Message) -> bool:
+    return message.topic == topic
+
+
+def _is_held(message: Message, held: Collection[Place]) -> bool:
+    if message.partition == UNDECIDED:
+        return any(topic == message.topic for topic, _ in held)
+    return (message.topic, None) in held or (message.topic, message.partition) in held
 
 
 def _final_failure(refused: Refused) -> DeliveryFailed:

@@ -1,4 +1,8 @@
-"""Delivering what spools hold whose owners are dead, without sending anything new."""
+"""Delivering what spools hold whose owners are dead, without sending anything new.
+
+With `retry_refused`, messages that were set aside are stored again and delivered with the rest; the owner of a spool
+that is in use finds a note that asks for it.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,25 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from confluent_kafka import KafkaException
+
+from holdfast.atomic import write_atomically
 from holdfast.client.delivery import Waiting
 from holdfast.client.errors import DeliveryStopped
 from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
-from holdfast.client.spool.format import DamagedSpool
-from holdfast.client.spool.home import Manner, OwnedSpool, SpoolHome, read_manner
+from holdfast.client.spool.home import RETRY_FILE, Manner, OwnedSpool, SpoolHome, read_manner
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.client.spool.sender import (
+    UNBOUNDED,
     OpenSpool,
     Tools,
-    ask_about_unknown,
+    has_refused,
     is_delivered,
     remove_or_release,
 )
-from holdfast.client.spool.store import SEGMENT_BYTES
+from holdfast.errors import HoldfastError
 from holdfast.seams import FileSystem, Randomness
 
 LOOK_SECONDS = 0.2
@@ -33,6 +40,7 @@ class Drained(NamedTuple):
     id: str
     delivered: int
     refused: int
+    """How many messages are set aside in it now."""
     left: int
     problem: str | None
     """Why not all of it was delivered, when that is so."""
@@ -55,7 +63,7 @@ class Drain:
         self._tools = Tools(
             fs,
             home,
-            TopicLayout(fs, home.path, say),
+            TopicLayout(fs, home.path, str(settings["bootstrap.servers"]), say),
             randomness,
             settings,
             Manner(),
@@ -64,48 +72,67 @@ class Drain:
         )
         self._is_over = is_over
 
-    def run(self, spool_ids: list[str], timeout: float | None) -> Iterator[Drained]:
-        """One spool after the other, until the time has passed."""
+    def run(
+        self, spool_ids: list[str], timeout: float | None, *, retry_refused: bool = False
+    ) -> Iterator[Drained]:
+        """One spool after the other, until the time has passed. One that cannot be read holds up no other."""
         deadline = None if timeout is None else time.monotonic() + timeout
         for spool_id in spool_ids:
-            owned = self._home.take(spool_id)
-            if owned is None:
-                yield Drained(spool_id, 0, 0, self._left(spool_id), "in use: its owner delivers it")
-            elif is_delivered(self._fs, owned.directory):
-                remove_or_release(self._fs, self._home, owned)
-            else:
-                yield self._drain(owned, deadline)
+            try:
+                drained = self._drain(spool_id, deadline, retry_refused)
+            except (HoldfastError, OSError, KafkaException) as error:
+                drained = self._as_it_is(spool_id, str(error))
+            if drained is not None:
+                yield drained
 
-    def _left(self, spool_id: str) -> int:
-        return SpoolPeek(self._fs, self._home.directory(spool_id)).state(spool_id, is_in_use=True).left
-
-    def _drain(self, owned: OwnedSpool, deadline: float | None) -> Drained:
-        was = SpoolPeek(self._fs, owned.directory).state(owned.id, is_in_use=False)
-        tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
+    def _drain(self, spool_id: str, deadline: float | None, retry_refused: bool) -> Drained | None:
+        owned = self._home.take(spool_id)
+        if owned is None:
+            if not retry_refused:
+                return self._as_it_is(spool_id, "in use: its owner delivers it")
+            write_atomically(self._fs, f"{self._home.directory(spool_id)}/{RETRY_FILE}", b"")
+            return self._as_it_is(spool_id, "in use: its owner was asked to send again what was refused")
         try:
-            spool = OpenSpool(tools, owned, Waiting(), SEGMENT_BYTES)
-        except DamagedSpool as damaged:
+            is_asked = retry_refused and has_refused(self._fs, owned.directory)
+            if is_delivered(self._fs, owned.directory) and not is_asked:
+                drained = self._as_it_is(spool_id, None)
+                remove_or_release(self._fs, self._home, owned)
+                return drained if drained.refused else None
+            return self._deliver(owned, deadline, is_asked)
+        finally:
             owned.lock.release()
-            return Drained(owned.id, 0, 0, was.left, str(damaged))
-        problem = self._deliver(spool, deadline)
+
+    def _as_it_is(self, spool_id: str, problem: str | None) -> Drained:
+        try:
+            state = SpoolPeek(self._fs, self._home.directory(spool_id)).state(spool_id, is_in_use=True)
+        except (HoldfastError, OSError) as error:
+            return Drained(spool_id, 0, 0, 0, problem or str(error))
+        return Drained(spool_id, 0, state.refused, state.left, problem)
+
+    def _deliver(self, owned: OwnedSpool, deadline: float | None, is_asked: bool) -> Drained:
+        tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
+        spool = OpenSpool(tools, owned, Waiting(), UNBOUNDED)
+        if is_asked:
+            spool.retry_refused()
+        problem = self._wait(spool, deadline)
         spool.close()
-        refused = spool.deliverer.refused.seen().total
         left = spool.deliverer.left
         if spool.is_finished:
             remove_or_release(self._fs, self._home, owned)
-        else:
-            owned.lock.release()
-        return Drained(owned.id, spool.deliverer.delivered, refused, left, problem if left else None)
+        return Drained(
+            owned.id, spool.deliverer.delivered, spool.deliverer.set_aside, left, problem if left else None
+        )
 
-    def _deliver(self, spool: OpenSpool, deadline: float | None) -> str | None:
-        missing: dict[str, float] = {}
+    def _wait(self, spool: OpenSpool, deadline: float | None) -> str | None:
+        deliverer = spool.deliverer
         try:
-            while not spool.deliverer.wait_delivered(LOOK_SECONDS):
-                ask_about_unknown(spool, missing, self._is_over)
+            while spool.writer.is_retrying or not deliverer.wait_delivered(LOOK_SECONDS):
                 if self._is_over():
                     return "interrupted"
+                if deliverer.elsewhere is not None:
+                    return deliverer.elsewhere
                 if deadline is not None and time.monotonic() >= deadline:
-                    return "not delivered in time"
+                    return "; ".join(["not delivered in time", *deliverer.reasons])
         except DeliveryStopped as stopped:
             return str(stopped)
         return None

@@ -11,9 +11,11 @@ A body begins with its kind:
   Whatever is in front of a group was flushed before it was written; by this a torn end, which nobody was promised, can
   be told from damage to what was stored.
 - 4, a note: UTF-8 text about the message in front of it.
-- 5, a move: as a group, with uint16 length of a topic, int64 sequence and the topic in front of the messages, which
-  had been stored undecided and now have their partitions. Every undecided message of the topic in front of that
-  sequence has been moved, here or earlier, or was set aside.
+- 5, a move: as a group, with uint16 length of a topic, int64 number and the topic in front of the messages, which were
+  stored elsewhere before and count as stored here from now on. Without a topic they come from the file of refused
+  messages, to be sent once more: that many of its messages, from the first on, have been stored again. With a topic
+  they were undecided; earlier versions wrote such moves, and every undecided message of the topic in front of that
+  sequence was moved or set aside.
 - 6, a group in columns: as a group, of messages for one topic that have their partitions and no headers. What they
   have in common is written once: uint16 length of the topic, uint16 partitions, int64 timestamp in milliseconds (-1:
   each has its own), the topic, and for each partition its int32 number and the int64 sequence of its first message
@@ -26,10 +28,13 @@ the key (-1: none), int32 length of the value (-1: none), uint16 headers; then t
 uint16 length of the name, name, int32 length of the value (-1: none), value.
 
 A *position* counts bytes over the whole life of a spool; a segment is named by the position it begins at. A
-*sequence* counts the messages of one spool for one partition of a topic, from 0 without gaps: with the spool's id it
-names a message for ever (header `hf-id`). A message whose partition is not known when it is stored is *undecided*: its
-partition is -1, and its sequence counts those of its topic. Among the counters, partition -2 of a topic is the sequence
-in front of which all its undecided messages have been moved or set aside.
+*sequence* counts the messages of one spool for one partition of a topic, from 0 without gaps. A message whose partition
+is not known when it is stored is *undecided*: its partition is -1, and its sequence counts those of its topic; it is
+sent from where it stands. An *opening* is a random number that a process draws when it opens the spool; each process
+begins a segment of its own. Spool, opening, topic, partition and sequence name a message for ever (header `hf-id`).
+
+Among the counters, partition -2 of a topic is the number of its last move, and partition -3 of no topic the opening of
+the segment; segments of earlier versions have none.
 
 All integers are big endian.
 """
@@ -63,7 +68,11 @@ HEADERS_MAX: Final = 2**16 - 1
 UNDECIDED: Final = -1
 """The partition of a message whose topic's partitions nobody could count."""
 MOVED: Final = -2
-"""As a counter: in front of it, undecided messages of the topic have been moved or set aside."""
+"""As a counter: in front of it, undecided messages of the topic have been moved or set aside, by earlier versions."""
+RETRIED: Final = ("", MOVED)
+"""The counter of messages that were set aside and have been stored again since, from the first on."""
+OPENING: Final = ("", -3)
+"""As a counter: which opening of the spool a segment belongs to."""
 
 _FRAME: Final = Struct(">II")
 FRAME_BYTES: Final = _FRAME.size

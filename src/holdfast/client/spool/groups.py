@@ -9,13 +9,12 @@ one thread hears reports, and only it changes `left`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from confluent_kafka import KafkaError
 
 from holdfast.client.delivery import Delivered, Delivery, Waiting
-from holdfast.client.spool.format import MOVED, UNDECIDED, Headers, Message, PartitionKey
+from holdfast.client.spool.format import UNDECIDED, Headers, Message, PartitionKey
 
 
 class SpooledDelivery(Delivery):
@@ -24,10 +23,12 @@ class SpooledDelivery(Delivery):
     `SpoolWriter.send` makes them, and `make_item` for what comes from disk.
     """
 
-    __slots__ = ("group", "headers", "sequence", "timestamp_ms", "value")
+    __slots__ = ("group", "headers", "line", "sequence", "timestamp_ms", "value")
 
     group: StoredGroup | None
     headers: Headers
+    line: int | None
+    """None; or -1 when it was stored undecided, whatever its partition became since."""
     sequence: int
     timestamp_ms: int
     value: bytes | None
@@ -62,9 +63,16 @@ class SpooledDelivery(Delivery):
         else:
             group.failures.append((self, error))
 
+    @property
+    def where(self) -> PartitionKey:
+        """What its sequence counts: the messages of its partition, or of its topic when it was stored undecided."""
+        line = self.partition if self.line is None else self.line
+        return self.topic, UNDECIDED if line is None else line
+
     def refill(self, message: Message) -> None:
         """The message comes back from disk."""
-        self.partition = message.partition
+        if message.partition != UNDECIDED:
+            self.partition = message.partition
         self.value = message.value
         self.headers = message.headers
         self.timestamp_ms = message.timestamp_ms
@@ -76,10 +84,8 @@ class SpooledDelivery(Delivery):
         self.headers = ()
 
     def as_message(self) -> Message:
-        partition = UNDECIDED if self.partition is None else self.partition
-        return Message(
-            self.topic, partition, self.key, self.value, self.headers, self.timestamp_ms, self.sequence
-        )
+        topic, line = self.where
+        return Message(topic, line, self.key, self.value, self.headers, self.timestamp_ms, self.sequence)
 
 
 def make_item(message: Message, waiting: Waiting) -> SpooledDelivery:
@@ -87,7 +93,9 @@ def make_item(message: Message, waiting: Waiting) -> SpooledDelivery:
     item = SpooledDelivery()
     item._waiting = waiting
     item.topic, item.partition, item.key, item.value, item.headers, item.timestamp_ms, item.sequence = message
-    item.group = item.error = item._place = item._hooks = None
+    item.group = item.line = item.error = item._place = item._hooks = None
+    if item.partition == UNDECIDED:
+        item.partition, item.line = None, UNDECIDED
     return item
 
 
@@ -104,12 +112,13 @@ class StoredGroup:
         "end",
         "failures",
         "following",
+        "held",
         "is_stored",
         "items",
         "left",
+        "opening",
         "position",
         "start",
-        "undecided",
     )
 
     def __init__(self) -> None:
@@ -120,22 +129,20 @@ class StoredGroup:
         self.start = self.position = self.end = -1
         """See `store.Written`."""
         self.following: dict[PartitionKey, int] = {}
-        """For each partition the sequence behind its last message here; undecided ones are counted below."""
+        """For each partition, -1 for undecided messages, the sequence behind its last message here."""
         self.count = self.left = 0
         """How many messages there are here to send, and how many of them are neither delivered nor set aside."""
-        self.undecided: dict[str, int] = {}
-        """For each topic with undecided messages here, the sequence behind the last of them."""
+        self.held = 0
+        """How many messages there are here that are left out for now: they wait for their topics."""
+        self.opening = 0
+        """Which opening of the spool stored it."""
         self.failures = _NO_FAILURES
         """Where reports of failures go."""
 
-    def is_done(self, moved: Mapping[PartitionKey, int]) -> bool:
-        """Whether nothing here is needed any more, given how far undecided messages are `moved` (the counters)."""
-        return not self.left and self.is_moved(moved)
-
-    def is_moved(self, moved: Mapping[PartitionKey, int]) -> bool:
-        return not self.undecided or all(
-            moved.get((topic, MOVED), 0) >= after for topic, after in self.undecided.items()
-        )
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing here is needed any more."""
+        return not self.left and not self.held
 
     def call_back_stored(self) -> None:
         for item in self.items:
@@ -153,4 +160,4 @@ class StoredGroup:
         self.end = after.end
         self.count += after.count
         self.following.update(after.following)
-        self.undecided.update(after.undecided)
+        self.held += after.held

@@ -5,10 +5,14 @@
     HOME/<id>/*.spool     its segments
     HOME/<id>/progress    how far it was delivered; what is not known here is sent again
     HOME/<id>/refused/    messages that no broker will ever take, with the reasons
+    HOME/<id>/retry       somebody asks for the refused messages to be sent once more
+    HOME/<id>/waiting.json   what cannot be sent now, and why
+    HOME/<id>/identity.json  the cluster its messages are for, and who has opened it
     HOME/<id>/delivery    how it was delivered last, at-least-once or exactly-once, and the partitioner
 
 A process that opens a home takes every spool whose owner is dead: it writes to one of them, or to a new one when there
-is none, and delivers what the others hold. A spool that is empty and not in use is removed by whoever finds it so.
+is none, and delivers what the others hold, if they are for the same cluster. A spool that is empty and not in use is
+removed by whoever finds it so.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from holdfast.seams import FileSystem, Lock, Randomness
 LOCK_FILE: Final = "lock"
 REFUSED_DIRECTORY: Final = "refused"
 ID_DIGITS: Final = 16
+RETRY_FILE: Final = "retry"
 DELIVERY_FILE: Final = "delivery"
 AT_LEAST_ONCE: Final = "at-least-once"
 EXACTLY_ONCE: Final = "exactly-once"
@@ -156,6 +161,13 @@ class SpoolHome:
         except OSError as error:
             raise self._explained(error) from error
         return owned
+
+    def rename(self, owned: OwnedSpool) -> str:
+        """Give a spool a new id, under which nothing of it was ever delivered; returns it."""
+        spool_id = self._randomness.uuid_bytes().hex()[:ID_DIGITS]
+        self._fs.rename(owned.directory, self.directory(spool_id))
+        self._fs.flush_directory(self.path)
+        return spool_id
 
     def remove(self, owned: OwnedSpool) -> None:
         """Take an empty spool away and let go of it, also when it cannot be removed. Its id is never used again."""

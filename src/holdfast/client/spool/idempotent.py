@@ -1,7 +1,7 @@
 """Delivering at least once: in order, without giving up, and nothing twice that is known to have arrived.
 
 Messages go, in the spool's order, to an idempotent producer that never times out. Every message carries the header
-`hf-id`: spool, partition, sequence.
+`hf-id`: spool, opening, topic, partition, sequence.
 
 Whose work it is: that of our thread, where no signal handler runs. A thread that hears a report hands Python's lock
 back after each one, and gets it again only when the others let go of it. So while the application is busy sending, it
@@ -13,6 +13,9 @@ and everything unconfirmed is sent again, in order; readers recognise what they 
 is told to break at every failure that would leave a gap (`enable.gapless.guarantee`), so that no message overtakes one
 that has to be sent again.
 
+Messages of a topic or partition that cannot take them now are left out until it can (`topics`); to begin or end that,
+what is under way is waited for, and a new producer takes what is left.
+
 A broker refuses a batch as a whole for the sake of one message. So what was refused with others is sent again: in
 smaller batches when the batch was too large, and one by one when not. What is refused alone is set aside, and the rest
 goes on.
@@ -23,23 +26,27 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
 from holdfast.client.bell import Bell
-from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, evenly, is_fatal
+from holdfast.client.direct import evenly, is_fatal
 from holdfast.client.settings import Settings
-from holdfast.client.spool.deliverer import (
-    BROKEN_SECONDS,
-    ID_HEADER,
-    NO_TOPIC_CODES,
-    PURGE_SECONDS,
-    Deliverer,
-)
+from holdfast.client.spool.deliverer import BROKEN_SECONDS, IDLE_SECONDS, PURGE_SECONDS, Deliverer
 from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
+from holdfast.client.spool.marks import ID_HEADER, Marks
+from holdfast.client.spool.progress import Progress
+from holdfast.client.spool.topics import Place
+from holdfast.client.spool.verdicts import (
+    BATCH_CODES,
+    FINAL_CODES,
+    REFUSED_CODES,
+    misdated_places,
+    place_to_hold,
+)
 
 WINDOW_BYTES_MAX: Final = 32 * 1024 * 1024
 WINDOW_MESSAGES_MAX: Final = 16 * 1024
@@ -70,18 +77,7 @@ BATCH_BYTES_MIN: Final = 16 * 1024
 _SIZE_CODES: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 _PURGED: Final = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 
-
-class _Marks(dict[int | None, bytes]):
-    """For each partition its `hf-id`, in which the sequence is left open."""
-
-    def __init__(self, spool_id: bytes) -> None:
-        super().__init__()
-        self._id = spool_id.replace(b"%", b"%%")
-
-    def __missing__(self, partition: int | None) -> bytes:
-        assert partition is not None, "undecided messages are not sent"
-        mark = self[partition] = b"%b:%d:%%d" % (self._id, partition)
-        return mark
+NOTHING_HOPELESS: Final[Mapping[str, KafkaError]] = {}
 
 
 class IdempotentDeliverer(Deliverer):
@@ -105,10 +101,8 @@ class IdempotentDeliverer(Deliverer):
         """For how many rounds the application still counts as busy: it may only be waiting for Python's lock."""
         self._suspects: list[tuple[SpooledDelivery, KafkaError]] = []
         """Refused together with others: nobody knows yet which of them was meant."""
-        self._marks = _Marks(self._id)
+        self._marks = Marks(self.spool_id)
         self._batch_bytes = int(self._settings.get("batch.size", BATCH_BYTES))
-        self._asking: Any = None
-        """The last producer that was made: one that is broken still answers questions about topics."""
         self._producer: Any = self._make_producer()
 
     def _make_producer(self, *, is_gapless: bool = True) -> Any:
@@ -136,9 +130,9 @@ class IdempotentDeliverer(Deliverer):
             self._wake.ring()
             bell.wait(TURN_SECONDS)
 
-    def _metadata(self, topic: str, timeout: float) -> Any:
+    def _metadata(self, topic: str | None, timeout: float) -> Any:
         asking = self._asking
-        return None if asking is None else asking.list_topics(topic, timeout=timeout).topics.get(topic)
+        return None if asking is None else asking.list_topics(topic, timeout=timeout)
 
     # The thread
 
@@ -147,9 +141,13 @@ class IdempotentDeliverer(Deliverer):
             self._save_when_due()
             if self._failures or self._refused_at_once:
                 self._look_at_failures()
-            gone = self._gone_topics()
-            if self._broken is not None or self._suspects or gone:
-                self._begin_again(gone)
+            if not self._is_checked and self._feed.has_more and not self._check_cluster():
+                self._closing.wait(IDLE_SECONDS)
+            released, hopeless = self._look_at_held() if self._topics.held else ((), {})
+            if self._is_astray:
+                self._leave_cluster()
+            elif self._broken is not None or self._suspects or released or hopeless or self._is_room_short():
+                self._begin_again(released, hopeless)
             elif not self._turns.empty():
                 self._take_turn()
             elif self._is_application_busy():
@@ -199,7 +197,6 @@ class IdempotentDeliverer(Deliverer):
     def _release(self) -> None:
         with self._sending, self._serving:
             producer, self._producer = self._producer, None
-            self._asking = None
             if producer is not None:
                 self._empty(producer, 0.0)
 
@@ -225,6 +222,7 @@ class IdempotentDeliverer(Deliverer):
         """Whether nothing has happened that our thread must look at first."""
         return (
             self._broken is None
+            and self._is_checked
             and not self._suspects
             and not self._failures
             and not self._refused_at_once
@@ -255,6 +253,9 @@ class IdempotentDeliverer(Deliverer):
             group.failures = self._failures
             self._window.add(group)
             self._items, self._at = group.items, 0
+            if self._to_set_aside:
+                waiting = {item for item, _ in self._to_set_aside}
+                self._items = [item for item in group.items if item not in waiting]
         return True
 
     def _hand_over(self, stop: int) -> int:
@@ -265,8 +266,11 @@ class IdempotentDeliverer(Deliverer):
         alone: dict[str, bytes] = {}
         try:
             for item in self._items[begun:stop]:
-                partition = item.partition
-                alone[ID_HEADER] = mark = marks[partition] % item.sequence
+                partition, group = item.partition, item.group
+                assert group is not None, "a message is stored before it is sent"
+                alone[ID_HEADER] = mark = (
+                    marks[group.opening, item.topic, partition, item.line] % item.sequence
+                )
                 produce(
                     item.topic,
                     item.value,
@@ -296,7 +300,7 @@ class IdempotentDeliverer(Deliverer):
         with self._serving:
             if self._producer is not None:
                 self._poll(self._producer, seconds)
-            self._window.advance(self._store.counters)
+            self._window.advance()
         self._window.forget(forget)
         if self._failures or self._broken is not None:
             self._wake.ring()
@@ -313,52 +317,78 @@ class IdempotentDeliverer(Deliverer):
             refused: list[tuple[SpooledDelivery, KafkaError]] = []
             while self._refused_at_once:
                 item, error = self._refused_at_once.popleft()
-                if error.code() in NO_TOPIC_CODES:
-                    self._miss(item, error)
-                elif error.code() in FINAL_CODES and not is_fatal(error):
-                    refused.append((item, error))
-                else:
-                    self._broken = self._broken or error.str()
-            while self._failures:
-                item, error = self._failures.popleft()
-                if item.is_settled:
+                if not self._is_to_wait(item, error):
+                    if error.code() in FINAL_CODES and not is_fatal(error):
+                        refused.append((item, error))
+                    else:
+                        self._broken = self._broken or error.str()
+            failed = [self._failures.popleft() for _ in range(len(self._failures))]
+            # A broker refuses a batch for the sake of one timestamp: only if all are right here, it is for its clock's.
+            misdated = misdated_places(failed)
+            for item, error in failed:
+                code = error.code()
+                is_misdated = (
+                    code == KafkaError.INVALID_TIMESTAMP and (item.topic, item.partition) in misdated
+                )
+                if item.is_settled or (not is_misdated and self._is_to_wait(item, error)):
                     continue
-                if error.code() in NO_TOPIC_CODES:
-                    self._miss(item, error)
-                elif error.code() in REFUSED_CODES:
+                if code in REFUSED_CODES:
                     refused.append((item, error))
-                elif error.code() in BATCH_CODES:
+                elif code in BATCH_CODES:
                     self._suspects.append((item, error))
-                elif error.code() not in _PURGED:
+                elif code not in _PURGED:
                     self._broken = self._broken or error.str()
             self._refuse(refused)
-            self._window.advance(self._store.counters)
+            self._window.advance()
 
-    def _miss(self, item: SpooledDelivery, error: KafkaError) -> None:
-        """One broker knows no such topic, now: a new producer looks for it for a while before it says so again."""
-        self._note_missing(item.topic)
-        self._broken = self._broken or f"{item.topic}: {error.str()}"
+    def _is_to_wait(self, item: SpooledDelivery, error: KafkaError) -> bool:
+        """Whether a message waits from now on for what may pass; those behind it in its partition do too."""
+        place = place_to_hold(item, error)
+        if place is None:
+            return False
+        self._to_hold.setdefault(place, error.str())
+        self._broken = self._broken or error.str()
+        return True
 
     # A new producer
 
-    def _begin_again(self, gone: Collection[str]) -> None:
-        """Send again everything that is not confirmed, with a new producer; but for what waits for `gone` topics."""
+    def _leave_cluster(self) -> None:
+        """The brokers are of another cluster: what they confirmed counts for nothing, and nothing more goes there."""
+        with self._sending:
+            with self._serving:
+                producer, self._producer = self._producer, None
+                self._empty(producer, 0.0)
+            self._look_at_failures()
+            self._suspects, self._broken = [], None
+            self._to_hold.clear()
+            self._rewind(self._written)
+            self._is_astray = False
+            self._producer = self._make_producer()
+
+    def _rewind(self, progress: Progress | None = None) -> None:
+        super()._rewind(progress)
+        self._items, self._at = (), 0
+
+    def _begin_again(
+        self, released: Sequence[Place] = (), hopeless: Mapping[str, KafkaError] = NOTHING_HOPELESS
+    ) -> None:
+        """Send again everything that is not confirmed, with a new producer, but for what is held."""
         with self._sending:
             self._end_producer()
             suspects, self._suspects = self._suspects, []
             one_by_one: Sequence[SpooledDelivery] = ()
-            if gone:
-                self._give_up(gone)
             if suspects:
                 one_by_one = self._blame(suspects)
-            elif self._broken is not None:
-                self._say(f"sending again what is not confirmed, with a new producer: {self._broken}")
+            elif self._broken is not None and not self._to_hold:
+                self.say(f"sending again what is not confirmed, with a new producer: {self._broken}")
                 self._closing.wait(BROKEN_SECONDS)
             if one_by_one:
                 self._send_one_by_one(one_by_one)
             self._broken = None
-            self._producer = self._make_producer()
             self._items, self._at = self._to_send_again(), 0
+            if self._to_hold or released or hopeless or self._is_room_short():
+                self._hold_and_release(released, hopeless)
+            self._producer = self._make_producer()
 
     def _end_producer(self) -> None:
         """Hear all that the broken producer has to say, so that none of it is taken for the next one's."""
@@ -368,13 +398,18 @@ class IdempotentDeliverer(Deliverer):
         self._look_at_failures()
 
     def _empty(self, producer: Any, seconds: float) -> None:
-        producer.purge()
+        """Have the producer report on all it has; what is on its way to brokers gets an answer, if that comes soon."""
+        producer.purge(in_flight=not seconds)
         deadline = time.monotonic() + seconds
         while True:
             self._poll(producer, 0)
-            if not len(producer) or time.monotonic() >= deadline:
+            if not len(producer):
                 return
+            if time.monotonic() >= deadline:
+                break
             self._poll(producer, SERVE_SECONDS)
+        producer.purge()
+        self._poll(producer, 0)
 
     def _blame(self, suspects: Sequence[tuple[SpooledDelivery, KafkaError]]) -> list[SpooledDelivery]:
         """Set aside what was refused alone; returns what has to be tried one by one."""
@@ -385,7 +420,7 @@ class IdempotentDeliverer(Deliverer):
         others = [each for each in suspects if together[each[0].topic, each[0].partition] > 1]
         if any(error.code() in _SIZE_CODES for _, error in others) and self._batch_bytes > BATCH_BYTES_MIN:
             self._batch_bytes = max(BATCH_BYTES_MIN, self._batch_bytes // 4)
-            self._say(
+            self.say(
                 f"{others[0][0].topic} takes no batches as large as these; batch.size is {self._batch_bytes} now"
             )
             return []

@@ -7,13 +7,18 @@ on at the next group that is whole.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
+from holdfast.atomic import read_whole
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.format import MOVED, UNDECIDED, Body, Message, PartitionKey, counters_of
+from holdfast.client.spool.deliverer import WAITING_FILE
+from holdfast.client.spool.format import MOVED, RETRIED, UNDECIDED, Body, Message, PartitionKey, counters_of
 from holdfast.client.spool.home import SpoolHome, read_manner
-from holdfast.client.spool.progress import Progress, messages_left, read_progress
+from holdfast.client.spool.identity import read_identity
+from holdfast.client.spool.progress import Progress, merged, messages_left, moved, read_progress
 from holdfast.client.spool.refused import Refused, RefusedMessages
 from holdfast.client.spool.store import list_segments, scan
 from holdfast.seams import File, FileSystem
@@ -45,6 +50,8 @@ class PartitionState(NamedTuple):
     """How many messages there have been, from the first on."""
     confirmed: int
     """How many of them, from the first on, are delivered or set aside."""
+    moved: int = 0
+    """Of those without a partition, -1: how many, from the first on, an earlier version has stored again with one."""
 
 
 class SpoolState(NamedTuple):
@@ -62,6 +69,10 @@ class SpoolState(NamedTuple):
     undecided: dict[str, int]
     """How many messages of each topic have no partition yet."""
     damages: list[Damage]
+    waiting: list[str]
+    """Why messages wait although brokers answer, as the process said that delivered last."""
+    cluster_id: str | None
+    """The cluster that its messages are for; None before the first was delivered."""
 
 
 class SpoolPeek:
@@ -75,24 +86,45 @@ class SpoolPeek:
 
     def messages(self, *, is_left_only: bool = False) -> Iterator[Kept]:
         """Every message that can be read, in order; or those that are still to be sent."""
-        progress = read_progress(self._fs, self.directory)
-        aside = RefusedMessages(self._fs, self.directory).ids()
         counters = self._counters()
+        progress = self._progress(counters)
+        aside = RefusedMessages(self._fs, self.directory).ids()
         for body in self._bodies(progress.prefix if is_left_only else 0):
             if body.kind not in frames.GROUPS:
                 continue
             group = frames.decode_group(body)
             for message in group.messages:
-                is_left = _is_left(group.position, message, progress, aside, counters)
+                is_left = _is_left(group.position, message, progress, aside)
                 if is_left or not is_left_only:
                     yield Kept(group.position, message, is_left)
 
-    def refused(self) -> Iterator[Refused]:
-        return iter(RefusedMessages(self._fs, self.directory))
+    def _progress(self, counters: Mapping[PartitionKey, int]) -> Progress:
+        return merged(read_progress(self._fs, self.directory), Progress(0, moved(counters)))
+
+    def refused(self, *, is_all: bool = False) -> Iterator[Refused]:
+        """Messages that were set aside; all there ever were, or those that were not stored again since."""
+        found = iter(RefusedMessages(self._fs, self.directory))
+        return found if is_all else islice(found, self._counters().get(RETRIED, 0), None)
+
+    def _waiting(self) -> list[str]:
+        path = f"{self.directory}/{WAITING_FILE}"
+        try:
+            said = json.loads(read_whole(self._fs, path)) if self._fs.exists(path) else {}
+        except (FileNotFoundError, ValueError):
+            # It was replaced meanwhile, or never written whole: nothing but these words depends on it.
+            return []
+        held = [
+            f"{each['topic']}{'' if each['partition'] is None else '-' + str(each['partition'])}: {each['reason']}"
+            for each in said.get("held", ())
+        ]
+        return [*filter(None, [said.get("elsewhere")]), *held]
 
     def state(self, spool_id: str, *, is_in_use: bool) -> SpoolState:
-        progress = read_progress(self._fs, self.directory)
         counters = self._counters()
+        progress = self._progress(counters)
+        aside = RefusedMessages(self._fs, self.directory).ids()
+        confirmed = progress.confirmed
+        passed_over = sum(number >= confirmed.get((topic, line), 0) for topic, line, number in aside)
         oldest_ms = next((kept.message.timestamp_ms for kept in self.messages(is_left_only=True)), None)
         for _ in self._bodies(0):
             # Read to the end, for the damage.
@@ -101,21 +133,29 @@ class SpoolPeek:
             spool_id,
             is_in_use,
             read_manner(self._fs, self.directory).delivery,
-            messages_left(counters, progress.confirmed),
+            max(0, messages_left(counters, confirmed) - passed_over),
             sum(size for _, _, size in list_segments(self._fs, self.directory)),
             sum(1 for _ in self.refused()),
             oldest_ms,
             [
-                PartitionState(topic, partition, stored, progress.confirmed.get((topic, partition), 0))
+                PartitionState(
+                    topic,
+                    partition,
+                    stored,
+                    confirmed.get((topic, partition), 0),
+                    counters.get((topic, MOVED), 0) if partition == UNDECIDED else 0,
+                )
                 for (topic, partition), stored in sorted(counters.items())
-                if partition >= 0
+                if partition >= UNDECIDED and topic
             ],
             {
-                topic: stored - counters.get((topic, MOVED), 0)
+                topic: stored - confirmed.get((topic, UNDECIDED), 0)
                 for (topic, partition), stored in sorted(counters.items())
-                if partition == UNDECIDED and stored > counters.get((topic, MOVED), 0)
+                if partition == UNDECIDED and stored > confirmed.get((topic, UNDECIDED), 0)
             },
             self.damages,
+            self._waiting(),
+            read_identity(self._fs, self.directory).cluster_id,
         )
 
     def _bodies(self, prefix: int) -> Iterator[Body]:
@@ -174,18 +214,13 @@ class SpoolPeek:
         return {}
 
 
-def _is_left(
-    position: int,
-    message: Message,
-    progress: Progress,
-    aside: set[tuple[str, int, int]],
-    counters: Mapping[PartitionKey, int],
-) -> bool:
-    if position < progress.prefix or (message.topic, message.partition, message.sequence) in aside:
-        return False
-    if message.partition == UNDECIDED:
-        return message.sequence >= counters.get((message.topic, MOVED), 0)
-    return message.sequence >= progress.confirmed.get((message.topic, message.partition), 0)
+def _is_left(position: int, message: Message, progress: Progress, aside: set[tuple[str, int, int]]) -> bool:
+    where = message.topic, message.partition
+    return (
+        position >= progress.prefix
+        and (*where, message.sequence) not in aside
+        and message.sequence >= progress.confirmed.get(where, 0)
+    )
 
 
 def is_in_use(home: SpoolHome, spool_id: str) -> bool:

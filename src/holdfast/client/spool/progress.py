@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     prefix: int
     """Every message in front of this position is delivered or set aside."""
     confirmed: dict[PartitionKey, int]
-    """The sequence of the first message of each partition that is neither."""
+    """The sequence of the first message of each partition, -1 for undecided ones, that is neither."""
 
 
 NOTHING: Final = Progress(0, {})
@@ -73,13 +73,10 @@ def write_progress(fs: FileSystem, directory: str, progress: Progress, *, durabl
 
 
 def messages_left(counters: Mapping[PartitionKey, int], confirmed: Mapping[PartitionKey, int]) -> int:
-    """How many messages of those counted are not confirmed, nor moved or set aside."""
+    """How many messages of those counted are not confirmed."""
     left = 0
-    for (topic, partition), following in counters.items():
-        if partition >= 0:
-            left += max(0, following - confirmed.get((topic, partition), 0))
-        elif partition == UNDECIDED:
-            left += following - counters.get((topic, MOVED), 0)
+    for where, following in stored(counters).items():
+        left += max(0, following - confirmed.get(where, 0))
     return left
 
 
@@ -92,6 +89,13 @@ def merged(first: Progress, second: Progress) -> Progress:
     return Progress(max(first.prefix, second.prefix), confirmed)
 
 
-def decided(counters: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
-    """The counters of partitions."""
-    return {where: following for where, following in counters.items() if where[1] >= 0}
+def stored(counters: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
+    """The counters of messages."""
+    return {where: following for where, following in counters.items() if where[1] >= UNDECIDED and where[0]}
+
+
+def moved(counters: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
+    """What is done of undecided messages, by the moves of earlier versions."""
+    return {
+        (topic, UNDECIDED): through for (topic, line), through in counters.items() if line == MOVED and topic
+    }

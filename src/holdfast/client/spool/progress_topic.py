@@ -8,14 +8,16 @@ its files in between. It is read back after `init_transactions`, which has ended
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from struct import Struct
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer as RawConsumer
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.client.settings import Settings, admin_settings, shared_settings
-from holdfast.client.spool.progress import NOTHING, Progress, decode_progress, merged
+from holdfast.client.spool.format import frame, read_frame
+from holdfast.client.spool.progress import NOTHING, Progress, decode_progress, encode_progress, merged
 
 PROGRESS_TOPIC: Final = "holdfast-spool-progress"
 REPLICAS_MAX: Final = 3
@@ -27,6 +29,29 @@ TOPIC_SETTINGS: Final = {
 }
 ANSWER_SECONDS: Final = 5.0
 READ_SECONDS: Final = 0.5
+
+
+_OPENING: Final = Struct(">q")
+
+
+class Told(NamedTuple):
+    """What brokers were told last of a spool."""
+
+    progress: Progress = NOTHING
+    opening: int = 0
+    """Of the spool, by the process that told it; 0 when an earlier version did, or nobody."""
+
+
+def encode_told(told: Told) -> bytes:
+    return encode_progress(told.progress) + frame(_OPENING.pack(told.opening))
+
+
+def decode_told(data: bytes) -> Told:
+    """Earlier versions read and write the progress alone."""
+    progress = decode_progress(data)
+    following = data[len(encode_progress(progress)) :]
+    body = read_frame(following, 0, 0)
+    return Told(progress, _OPENING.unpack(body.data)[0] if body is not None else 0)
 
 
 class ProgressTopic:
@@ -52,7 +77,7 @@ class ProgressTopic:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                 raise
 
-    def read(self, spool_id: str, is_over: Callable[[], bool]) -> Progress | None:
+    def read(self, spool_id: str, is_over: Callable[[], bool]) -> Told | None:
         """How far the spool was delivered, by what was committed; None when it was `is_over` before that was known."""
         ends = self._ends()
         consumer = RawConsumer(
@@ -91,9 +116,9 @@ class ProgressTopic:
     @staticmethod
     def _read_through(
         consumer: Any, ends: dict[int, int], key: bytes, is_over: Callable[[], bool]
-    ) -> Progress | None:
+    ) -> Told | None:
         left = {partition for partition, end in ends.items() if end > 0}
-        progress = NOTHING
+        told = Told()
         while left:
             if is_over():
                 return None
@@ -102,12 +127,13 @@ class ProgressTopic:
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if error is None and message.key() == key and message.value():
-                    # Progress only grows; the highest is the last, wherever the records lie.
-                    progress = merged(progress, decode_progress(message.value()))
+                    # Progress only grows; the highest is the last, and one partition holds all records of a spool.
+                    found = decode_told(message.value())
+                    told = Told(merged(told.progress, found.progress), found.opening)
                 reached = message.offset() + (error is None)
                 if reached >= ends[message.partition()]:
                     left.discard(message.partition())
-        return progress
+        return told
 
 
 def wait_for_topic(

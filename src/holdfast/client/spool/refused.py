@@ -2,6 +2,9 @@
 
 One file beside the spool, `refused/messages`: for each message its frame and a note. A message counts as set aside
 when both are flushed; only then does the spool let go of it. A process that dies in between sets it aside once more.
+
+What is to be sent once more is stored in the spool again, as a new message; the spool counts how many of the file's
+messages were (`format.RETRIED`), in the same frame. The file keeps them: their old sequences are gaps that it explains.
 """
 
 from __future__ import annotations
@@ -77,11 +80,7 @@ class RefusedMessages:
 
     def ids(self) -> set[tuple[str, int, int]]:
         """Topic, partition and sequence of each."""
-        return {
-            (message.topic, message.partition, message.sequence)
-            for message, _, _, _ in self
-            if message.partition >= 0
-        }
+        return {(message.topic, message.partition, message.sequence) for message, _, _, _ in self}
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,8 +1,11 @@
 """Sending through a spool: each message is stored, with its neighbours, and a thread delivers it.
 
 `OpenSpool` is one spool with its threads: one stores, one delivers. `SpooledSender` has one of its own to write to, and
-others, whose owners are dead, to deliver. A thread of its own looks after the rest: it asks brokers about topics that
-nobody knows, keeps the number of partitions of the others up to date, and adopts spools that lost their owner.
+others, whose owners are dead, to deliver. A thread of its own looks after the rest: it keeps up with the partitions of
+topics, adopts spools that lost their owner, and has refused messages sent again when somebody asks for it.
+
+A home may serve producers of several clusters. A spool that was opened with another address is not gone on with, and it
+is adopted only by who knows to be at its cluster.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException
@@ -21,12 +25,12 @@ from holdfast.client.errors import ClientError, DeliveryStopped, LeftBehind
 from holdfast.client.library_log import logged_producer
 from holdfast.client.partitioner import Partitioner
 from holdfast.client.settings import Settings
-from holdfast.client.spool.deliverer import ANSWER_SECONDS, MISSING_SECONDS, Deliverer
-from holdfast.client.spool.format import DamagedSpool
+from holdfast.client.spool.deliverer import ANSWER_SECONDS, Deliverer
+from holdfast.client.spool.format import RETRIED, DamagedSpool
 from holdfast.client.spool.home import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
-    REFUSED_DIRECTORY,
+    RETRY_FILE,
     Manner,
     OwnedSpool,
     SpoolHome,
@@ -34,12 +38,14 @@ from holdfast.client.spool.home import (
     read_manner,
 )
 from holdfast.client.spool.idempotent import IdempotentDeliverer
+from holdfast.client.spool.identity import IdentityFile, draw_opening, read_identity
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.progress import read_progress
+from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.store import SEGMENT_BYTES, SpoolStore
-from holdfast.client.spool.undecided import NO_TOPIC, Mover
+from holdfast.client.spool.topics import SpoolTopics
 from holdfast.client.spool.writer import SpoolWriter
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.seams import FileSystem, Randomness
 
 LOOK_AFTER_SECONDS: Final = 1.0
@@ -51,6 +57,8 @@ ADOPTED_MAX: Final = 4
 LEFT_SECONDS: Final = 300.0
 """How long a spool of the dead is left alone that could not be opened or delivered."""
 ASK_AGAIN_SECONDS: Final = 0.05
+UNBOUNDED: Final = 1 << 62
+"""The bound of a spool that nobody writes to: what waits there takes room from nobody."""
 SEGMENTS_MIN: Final = 8
 """A bounded spool has at least so many segments: room is made one at a time."""
 
@@ -67,6 +75,10 @@ class Tools(NamedTuple):
     say: Callable[[str], None]
     make: Callable[[Settings], Any]
 
+    @property
+    def address(self) -> str:
+        return str(self.settings["bootstrap.servers"])
+
 
 class OpenSpool:
     """One spool of which this process is the owner, with the threads that store and deliver."""
@@ -75,29 +87,28 @@ class OpenSpool:
         self._tools = tools
         self.owned = owned
         segment_bytes = max(1, min(SEGMENT_BYTES, max_bytes // SEGMENTS_MIN))
-        self.store = SpoolStore(tools.fs, owned.directory, segment_bytes=segment_bytes, say=tools.say)
-        self.deliverer = self._make_deliverer(waiting)
+        opening = draw_opening(tools.randomness)
+        self.identity = IdentityFile(tools.fs, owned.directory, tools.address, opening)
+        self.store = SpoolStore(
+            tools.fs, owned.directory, segment_bytes=segment_bytes, opening=opening, say=tools.say
+        )
         partitioner = Partitioner(tools.manner.partitioner, tools.randomness)
-        self.mover = Mover(
-            self.store, tools.layout, partitioner, waiting, self.deliverer, self._ask, tools.say
-        )
-        self.writer = SpoolWriter(
-            self.store,
-            max_bytes,
-            waiting,
-            partitioner,
-            self.mover,
-            self.deliverer,
-        )
+        self.topics = SpoolTopics(tools.layout, partitioner, self._say, self._ask)
+        self.deliverer = self._make_deliverer(waiting, max_bytes)
+        self.writer = SpoolWriter(self.store, max_bytes, waiting, partitioner, self.topics, self.deliverer)
         try:
             note_manner(tools.fs, owned.directory, tools.manner)
+            self.identity.note()
         except OSError as error:
             tools.say(f"{owned.directory}: how it is delivered could not be noted: {error}")
         self.writer.progressed(self.deliverer.prefix)
         self.writer.start()
         self.deliverer.start()
 
-    def _make_deliverer(self, waiting: Waiting) -> Deliverer:
+    def _say(self, line: str) -> None:
+        self.deliverer.say(line)
+
+    def _make_deliverer(self, waiting: Waiting, max_bytes: int) -> Deliverer:
         tools = self._tools
         kind: Callable[..., Deliverer] = IdempotentDeliverer
         if tools.manner.delivery == EXACTLY_ONCE:
@@ -110,6 +121,9 @@ class OpenSpool:
             self.owned.id,
             tools.settings,
             waiting,
+            topics=self.topics,
+            identity=self.identity,
+            max_bytes=max_bytes,
             on_progress=self._progressed,
             say=tools.say,
             make=tools.make,
@@ -124,22 +138,22 @@ class OpenSpool:
         while True:
             count = self.deliverer.ask(topic, max(0.01, deadline - time.monotonic())).partitions
             if count:
-                self._tools.layout.learn(topic, count)
+                self.topics.learn(topic, count)
                 return count
             if count is None or time.monotonic() + ASK_AGAIN_SECONDS >= deadline:
                 return None
             time.sleep(ASK_AGAIN_SECONDS)
 
-    def learn(self, topic: str, count: int) -> None:
-        """A topic has so many partitions."""
-        self._tools.layout.learn(topic, count)
-        if self.mover.learn(topic, count):
-            self.writer.learnt()
+    def retry_refused(self) -> None:
+        """Send once more what was set aside until now."""
+        self.writer.retry(RefusedMessages(self._tools.fs, self.owned.directory))
 
-    def give_up(self, topic: str, reason: str, code: str) -> None:
-        """A topic takes no messages."""
-        self.mover.give_up(topic, reason, code)
-        self.writer.learnt()
+    def retry_if_asked(self) -> None:
+        """As `retry_refused`, if somebody has left a note that asks for it."""
+        path = f"{self.owned.directory}/{RETRY_FILE}"
+        if self._tools.fs.exists(path):
+            self.retry_refused()
+            self._tools.fs.remove(path)
 
     @property
     def is_finished(self) -> bool:
@@ -167,9 +181,16 @@ def is_delivered(fs: FileSystem, directory: str) -> bool:
     return read_progress(fs, directory).prefix >= store.end
 
 
+def has_refused(fs: FileSystem, directory: str) -> bool:
+    """Whether a spool that nobody uses keeps messages that were set aside and not stored again since."""
+    store = SpoolStore(fs, directory)
+    store.close()
+    return any(True for _ in islice(RefusedMessages(fs, directory), store.counters.get(RETRIED, 0), None))
+
+
 def remove_or_release(fs: FileSystem, home: SpoolHome, owned: OwnedSpool) -> None:
     """Let go of a delivered spool of the dead: it goes when nothing in it is of use to anybody."""
-    if fs.exists(f"{owned.directory}/{REFUSED_DIRECTORY}"):
+    if has_refused(fs, owned.directory):
         owned.lock.release()
     else:
         home.remove(owned)
@@ -183,28 +204,6 @@ def _released_on_failure(owned: OwnedSpool) -> Iterator[OwnedSpool]:
     except BaseException:
         owned.lock.release()
         raise
-
-
-def ask_about_unknown(spool: OpenSpool, missing: dict[str, float], is_over: Callable[[], bool]) -> None:
-    """Ask brokers about topics whose messages are undecided; `missing` keeps since when there has been no such."""
-    for topic in spool.mover.asked():
-        if is_over():
-            return
-        answer = spool.deliverer.ask(topic, ANSWER_SECONDS)
-        now = time.monotonic()
-        if not answer.is_heard:
-            # Nobody answers, so nobody will know of the other topics.
-            missing.clear()
-            return
-        if answer.refusal is not None:
-            spool.give_up(topic, answer.refusal.str(), answer.refusal.name())
-        elif answer.partitions:
-            spool.learn(topic, answer.partitions)
-        elif answer.partitions == 0:
-            if now - missing.setdefault(topic, now) < MISSING_SECONDS:
-                continue
-            spool.give_up(topic, f"no broker knows a topic {topic}", NO_TOPIC)
-        missing.pop(topic, None)
 
 
 class SpooledSender:
@@ -228,7 +227,7 @@ class SpooledSender:
         self._tools = Tools(
             fs,
             self._home,
-            TopicLayout(fs, home_path, say),
+            TopicLayout(fs, home_path, str(settings["bootstrap.servers"]), say),
             randomness,
             settings,
             Manner(EXACTLY_ONCE if is_exactly_once else AT_LEAST_ONCE, partitioner),
@@ -246,8 +245,6 @@ class SpooledSender:
         self._own = self._open_own()
         self.send = self._own.writer.send
         self._adopted: list[OpenSpool] = []
-        self._missing: dict[str, float] = {}
-        """Since when brokers have said that there is no such topic."""
         try:
             self._adopt()
         except (HoldfastError, OSError) as error:
@@ -261,7 +258,7 @@ class SpooledSender:
         for spool_id in self._home.ids():
             try:
                 spool = self._take_over(spool_id)
-            except (DamagedSpool, OSError) as error:
+            except (StorageError, OSError) as error:
                 self._leave(spool_id, error)
                 continue
             if spool is not None:
@@ -270,13 +267,16 @@ class SpooledSender:
             return OpenSpool(self._tools, owned, self._waiting, self._max_bytes)
 
     def _take_over(self, spool_id: str) -> OpenSpool | None:
-        """The spool as our own; None when it has an owner, or holds something that is delivered in another manner."""
+        """The spool as our own; None when it has an owner, is another's, or is delivered in another manner."""
         owned = self._home.take(spool_id)
         if owned is None:
             return None
         with _released_on_failure(owned):
             is_ours = read_manner(self._fs, owned.directory) == self._tools.manner
-            if is_ours or is_delivered(self._fs, owned.directory):
+            address = read_identity(self._fs, owned.directory).bootstrap_servers
+            if address in (None, self._tools.address) and (
+                is_ours or is_delivered(self._fs, owned.directory)
+            ):
                 return OpenSpool(self._tools, owned, self._waiting, self._max_bytes)
         owned.lock.release()
         return None
@@ -299,7 +299,7 @@ class SpooledSender:
             now = time.monotonic()
             try:
                 for spool in (self._own, *self._adopted):
-                    ask_about_unknown(spool, self._missing, lambda: self._is_closing)
+                    spool.retry_if_asked()
                 if now >= adopt_due:
                     adopt_due = now + ADOPT_SECONDS
                     self._let_go_of_ended()
@@ -328,7 +328,7 @@ class SpooledSender:
             if not answer.is_heard:
                 return
             if answer.partitions:
-                self._own.learn(topic, answer.partitions)
+                self._own.topics.learn(topic, answer.partitions)
 
     def _adopt(self) -> None:
         for spool_id in self._home.ids():
@@ -349,9 +349,17 @@ class SpooledSender:
             if is_delivered(self._fs, owned.directory):
                 remove_or_release(self._fs, self._home, owned)
                 return
+            identity = read_identity(self._fs, owned.directory)
+            cluster_id = self._own.identity.cluster_id
+            if identity.bootstrap_servers not in (None, self._tools.address) and (
+                cluster_id is None or identity.cluster_id != cluster_id
+            ):
+                # It may be for another cluster than ours.
+                owned.lock.release()
+                return
             # What its owner began goes on in its owner's way.
             tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
-            self._adopted.append(OpenSpool(tools, owned, Waiting(), SEGMENT_BYTES))
+            self._adopted.append(OpenSpool(tools, owned, Waiting(), UNBOUNDED))
         self._say(f"spool {owned.id}: its owner is gone; delivering what it left")
 
     def _let_go_of_ended(self) -> None:
@@ -385,6 +393,16 @@ class SpooledSender:
         own = self._own
         adopted = [spool.deliverer.refused for spool in self._adopted]
         return seen_together([own.writer.failures, own.deliverer.refused, *adopted])
+
+    @property
+    def set_aside(self) -> int:
+        """How many messages are set aside in the spools that are open here: refused, and not delivered."""
+        return sum(spool.deliverer.set_aside for spool in (self._own, *list(self._adopted)))
+
+    @property
+    def waiting(self) -> list[str]:
+        """Why messages wait that are stored, while brokers answer: one line for each cause."""
+        return [line for spool in (self._own, *list(self._adopted)) for line in spool.deliverer.reasons]
 
     @property
     def left(self) -> int:

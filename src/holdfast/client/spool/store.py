@@ -16,7 +16,7 @@ One thread writes and another reads and trims; each call takes the lock only for
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
 from threading import Lock
 from typing import Final, NamedTuple
@@ -54,13 +54,15 @@ class Written(NamedTuple):
 
 
 class _Segment:
-    __slots__ = ("base", "file", "path", "size")
+    __slots__ = ("base", "file", "opening", "path", "size")
 
     def __init__(self, path: str, base: int, size: int, file: File | None = None) -> None:
         self.path = path
         self.base = base
         self.size = size
         self.file = file
+        self.opening: int | None = None
+        """Of the process that wrote it, 0 when that was an earlier version; None until somebody has looked."""
 
     @property
     def end(self) -> int:
@@ -74,6 +76,7 @@ class SpoolStore:
         directory: str,
         *,
         segment_bytes: int = SEGMENT_BYTES,
+        opening: int = 0,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._fs = fs
@@ -90,6 +93,10 @@ class SpoolStore:
         self.trimmed: dict[PartitionKey, int] = {}
         """The counters as they were at the first position there was when the store was opened."""
         self._open()
+        if opening:
+            # What is stored from now on belongs to this opening, and a segment to one.
+            self.counters[frames.OPENING] = opening
+            self._roll_wanted = True
 
     @property
     def start(self) -> int:
@@ -109,16 +116,6 @@ class SpoolStore:
         with self._lock:
             return self._segments[-1].end - self._segments[0].base if self._segments else 0
 
-    @property
-    def has_undecided(self) -> bool:
-        """Whether there are messages without a partition, which will be written again when they have one."""
-        counters = dict(self.counters)
-        return any(
-            count > counters.get((topic, frames.MOVED), 0)
-            for (topic, partition), count in counters.items()
-            if partition == frames.UNDECIDED
-        )
-
     # Writing
 
     def write(self, messages: Sequence[Storable], moved: Moved | None = None) -> Written:
@@ -132,6 +129,7 @@ class SpoolStore:
         head, body, following = frames.encode_group(messages, position, self._next_sequence, moved)
         if rolls:
             segment = self._new_segment(start)
+            segment.opening = self.opening
             # Durable before the group is written: a group behind counters that cannot be read is damage, and must not
             # be what a loss of power leaves of a group that was never stored.
             self._put(segment, (counters,), is_new=True)
@@ -232,6 +230,29 @@ class SpoolStore:
         if done == at:
             raise DamagedSpool(damage(segment.path, at - segment.base))
         return groups, done
+
+    @property
+    def opening(self) -> int:
+        """Which opening of the spool this is; 0 for one that only looks."""
+        return self.counters.get(frames.OPENING, 0)
+
+    def opening_at(self, position: int) -> int:
+        """Which opening of the spool stored what stands there; 0 when an earlier version did."""
+        segment = self._segment_at(position)
+        if segment is None:
+            return 0
+        if segment.opening is None:
+            segment.opening = self._first_counters(segment).get(frames.OPENING, 0)
+        return segment.opening
+
+    def counters_before(self, openings: Collection[int]) -> dict[PartitionKey, int]:
+        """The counters as they were when the first of these openings began to store."""
+        with self._lock:
+            segments = list(self._segments)
+        for segment in segments:
+            if self.opening_at(segment.base) in openings:
+                return self._first_counters(segment)
+        return self.counters
 
     def _segment_at(self, position: int) -> _Segment | None:
         with self._lock:

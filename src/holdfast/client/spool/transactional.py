@@ -6,6 +6,10 @@ error, a commit without an answer) a new producer takes over the spool's transac
 and reads back how far the spool was delivered: nothing is sent again that was, and nothing is left out that was not.
 Readers must read committed.
 
+The record also names the opening of the spool that wrote it. When the spool does not know that opening, more was stored
+and delivered than it remembers: it is an older copy. Nothing more is delivered then, since nobody can tell which of its
+messages were; see `_refuse_old_copy`.
+
 A refused message ends its transaction. When it was alone, or the broker says which one it was, it is set aside and the
 rest is sent again; when not, transactions get smaller until it is alone, and grow again behind it.
 """
@@ -20,14 +24,27 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from holdfast.client.direct import BATCH_CODES, FINAL_CODES, REFUSED_CODES, is_fatal
+from holdfast.client.direct import is_fatal
 from holdfast.client.settings import INFINITE, Settings
-from holdfast.client.spool.deliverer import BROKEN_SECONDS, ID_HEADER, IDLE_SECONDS, NO_TOPIC_CODES, Deliverer
+from holdfast.client.spool.deliverer import BROKEN_SECONDS, IDLE_SECONDS, Deliverer
 from holdfast.client.spool.format import DamagedSpool
 from holdfast.client.spool.groups import SpooledDelivery
-from holdfast.client.spool.progress import Progress, encode_progress, merged
-from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, ProgressTopic, wait_for_topic
-from holdfast.client.spool.window import Window
+from holdfast.client.spool.marks import ID_HEADER, Marks
+from holdfast.client.spool.progress import Progress, merged
+from holdfast.client.spool.progress_topic import (
+    PROGRESS_TOPIC,
+    ProgressTopic,
+    Told,
+    encode_told,
+    wait_for_topic,
+)
+from holdfast.client.spool.verdicts import (
+    BATCH_CODES,
+    FINAL_CODES,
+    REFUSED_CODES,
+    misdated_places,
+    place_to_hold,
+)
 
 TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 """About how much goes out in one transaction: what is sent again when one is taken back."""
@@ -60,8 +77,8 @@ class TransactionalDeliverer(Deliverer):
         self._transactional.setdefault("partitioner", "murmur2_random")
         self._topic = topic or ProgressTopic(self._settings)
         self._producer: Any = None
-        self._asking: Any = self._make({**self._settings, "message.timeout.ms": INFINITE})
-        """Answers questions about topics, also while there is no producer."""
+        self._marks = Marks(self.spool_id)
+        self._asking = self._make({**self._settings, "message.timeout.ms": INFINITE})
         self._messages_max = MESSAGES_MAX
         """How many messages the next transaction takes at most."""
         self._places: dict[SpooledDelivery, tuple[int, int, int]] = {}
@@ -70,26 +87,28 @@ class TransactionalDeliverer(Deliverer):
         self._lost: str | None = None
         """Why the transaction cannot be committed, when it is not for a message's sake."""
 
-    def _metadata(self, topic: str, timeout: float) -> Any:
+    def _metadata(self, topic: str | None, timeout: float) -> Any:
         asking = self._asking
-        return None if asking is None else asking.list_topics(topic, timeout=timeout).topics.get(topic)
+        return None if asking is None else asking.list_topics(topic, timeout=timeout)
+
+    def _is_confirmed(self) -> bool:
+        """A transaction is committed by the cluster that it was begun with: `_take_over` has looked."""
+        self._is_astray = False
+        return True
 
     def _release(self) -> None:
-        self._asking = None
         self._release_producer()
 
     # The thread
 
     def _deliver(self) -> None:
-        if not wait_for_topic(self._topic, self._closing.wait, self._say):
-            return
         while not self._closing.is_set():
             try:
-                if self._take_over():
+                if self._is_at_home() and self._take_over():
                     self._transact_until_broken()
             except (_Broken, KafkaException) as broken:
                 reason = broken.args[0].str() if isinstance(broken, KafkaException) else broken
-                self._say(f"going on with a new producer: {reason}")
+                self.say(f"going on with a new producer: {reason}")
                 self._release_producer()
                 self._closing.wait(BROKEN_SECONDS)
 
@@ -99,6 +118,14 @@ class TransactionalDeliverer(Deliverer):
             producer.purge()
             with suppress(KafkaException):
                 producer.poll(0)
+
+    def _is_at_home(self) -> bool:
+        """Wait for brokers of the right cluster; false when it is time to end."""
+        while not self._check_cluster():
+            self._save_when_due()
+            if self._closing.wait(IDLE_SECONDS):
+                return False
+        return wait_for_topic(self._topic, self._closing.wait, self.say)
 
     def _take_over(self) -> bool:
         """A new producer, and what the brokers know to be delivered; false when it is time to end."""
@@ -113,47 +140,51 @@ class TransactionalDeliverer(Deliverer):
             if self._closing.is_set():
                 return False
             self._save_when_due()
-        progress = self._topic.read(self.spool_id, self._closing.is_set)
-        if progress is None:
+        told = self._topic.read(self.spool_id, self._closing.is_set)
+        # Once more: from here on the producer's transactions are those of this cluster.
+        if told is None or not self._check_cluster():
             return False
-        self._resume(progress)
+        self._resume(told)
         return True
 
-    def _resume(self, known: Progress) -> None:
+    def _resume(self, told: Told) -> None:
         """What the brokers know to be delivered is done, whatever was noted here."""
+        known, openings = told.progress, self._identity.now.openings
+        if told.opening and told.opening not in openings:
+            self._refuse_old_copy("a process that is not known here has delivered from it")
+        later = openings[openings.index(told.opening) + 1 :] if told.opening else openings
+        counters = self._store.counters_before(later)
         for where, following in known.confirmed.items():
-            if following > self._store.counters.get(where, 0):
-                raise DamagedSpool(
-                    f"{self._store.directory}: message {following - 1} for {where[0]}-{where[1]} was delivered, and "
-                    "is not known here. This is an old copy of a spool: what is sent next would pass for delivered."
+            if following > counters.get(where, 0):
+                self._refuse_old_copy(
+                    f"message {following - 1} for {where[0]} was delivered, and is not known here"
                 )
-        if not len(self._window):
-            progress = merged(known, self._window.progress())
-            self._window = Window(progress)
-            self._feed.resume(progress)
-            return
+        self._identity.told(told.opening)
         for item in self._window.unsettled():
-            if item.sequence < known.confirmed.get((item.topic, item.partition or 0), 0):
+            if item.sequence < known.confirmed.get(item.where, 0):
                 self._settle_delivered(item)
         self._places.clear()
         self._after_settling()
+        self._rewind(merged(known, self._window.progress()))
+
+    def _refuse_old_copy(self, why: str) -> None:
+        raise DamagedSpool(
+            f"{self._store.directory} is an older copy of this spool: {why}. Nobody can tell which of its messages "
+            "were delivered since, so none of them is sent, and new ones are only stored. To have all of them sent, "
+            "some perhaps a second time, end the producer and call `holdfast spool renew`"
+        )
 
     # Transactions
 
     def _transact_until_broken(self) -> None:
         while not self._closing.is_set():
             self._save_when_due()
+            self._look_at_places()
             self._gather()
-            if gone := self._gone_topics():
-                self._give_up(gone)
-                self._after_settling()
-            # Whoever waits for a topic that is not there holds up no other.
-            batch = [item for item in self._to_send_again() if item.topic not in self._missing]
+            batch = self._to_send_again()
             batch = batch[: self._messages_max]
             if not batch:
                 self._producer.poll(0)
-                if self._missing:
-                    self._closing.wait(IDLE_SECONDS)
                 self._rest()
                 continue
             try:
@@ -162,6 +193,16 @@ class TransactionalDeliverer(Deliverer):
             except _TakenBack:
                 self._look_at_refusals(batch)
 
+    def _look_at_places(self) -> None:
+        """Hold what takes no messages now, and release what takes them again."""
+        released, hopeless = self._look_at_held() if self._topics.held else ((), {})
+        if self._elsewhere is not None:
+            raise _Broken("the brokers are of another cluster")
+        if self._to_hold or released or hopeless or self._is_room_short():
+            self._hold_and_release(released, hopeless)
+            # The producer would go on taking a topic for missing; a new one looks for it.
+            raise _Broken("what waits has changed")
+
     def _gather(self) -> None:
         """Whole groups, as many as one transaction takes."""
         while self._window.bytes < TRANSACTION_BYTES:
@@ -169,7 +210,7 @@ class TransactionalDeliverer(Deliverer):
             if group is None:
                 return
             self._window.add(group)
-            if self._window.advance(self._store.counters):
+            if self._window.advance():
                 self._waiting.wake()
 
     def _transact(self, batch: Sequence[SpooledDelivery]) -> None:
@@ -184,7 +225,7 @@ class TransactionalDeliverer(Deliverer):
             self._refuse(refused_here)
         # What could not be set aside for want of room is not counted as done.
         done = {item for item in batch if not item.is_settled} - {item for item, _ in self._to_set_aside}
-        after = self._window.progress_with(done, self._store.counters)
+        after = self._window.progress_with(done)
         self._produce_progress(after)
         self._wait_for_reports(len(done))
         self._commit()
@@ -196,7 +237,8 @@ class TransactionalDeliverer(Deliverer):
     def _produce(self, item: SpooledDelivery, refused_here: list[tuple[SpooledDelivery, KafkaError]]) -> None:
         partition = item.partition
         assert partition is not None, "undecided messages are not sent"
-        mark = (ID_HEADER, b"%b:%d:%d" % (self._id, partition, item.sequence))
+        assert item.group is not None, "a message is stored before it is sent"
+        mark = (ID_HEADER, self._marks[item.group.opening, item.topic, partition, item.line] % item.sequence)
         while True:
             try:
                 self._producer.produce(
@@ -216,9 +258,7 @@ class TransactionalDeliverer(Deliverer):
                 error = refused.args[0]
                 if is_fatal(error):
                     raise
-                if error.code() in NO_TOPIC_CODES:
-                    self._note_missing(item.topic)
-                if error.code() in NO_TOPIC_CODES or error.code() not in FINAL_CODES:
+                if self._is_to_wait(item, error) or error.code() not in FINAL_CODES:
                     self._lost = error.str()
                     self._look_at_doubts()
                 refused_here.append((item, error))
@@ -230,7 +270,10 @@ class TransactionalDeliverer(Deliverer):
         while True:
             try:
                 self._producer.produce(
-                    PROGRESS_TOPIC, encode_progress(progress), self._id, on_delivery=self._progress_reported
+                    PROGRESS_TOPIC,
+                    encode_told(Told(progress, self._identity.opening)),
+                    self._id,
+                    on_delivery=self._progress_reported,
                 )
             except BufferError:
                 self._poll(self._producer, SERVE_SECONDS)
@@ -241,13 +284,20 @@ class TransactionalDeliverer(Deliverer):
     def _reported(self, item: SpooledDelivery, error: KafkaError | None, message: Any) -> None:
         if error is None:
             self._places[item] = (message.partition(), message.offset(), message.timestamp()[1])
-        elif error.code() in NO_TOPIC_CODES:
-            self._note_missing(item.topic)
+        elif self._is_to_wait(item, error):
             self._lost = self._lost or error.str()
         elif error.code() in FINAL_CODES:
             self._refusals.append((item, error))
         else:
             self._lost = self._lost or error.str()
+
+    def _is_to_wait(self, item: SpooledDelivery, error: KafkaError) -> bool:
+        """Whether a message waits for what may pass. Timestamps are judged together (`_look_at_refusals`)."""
+        place = place_to_hold(item, error)
+        if place is None or error.code() == KafkaError.INVALID_TIMESTAMP:
+            return False
+        self._to_hold.setdefault(place, error.str())
+        return True
 
     def _progress_reported(self, error: KafkaError | None, message: Any) -> None:
         if error is not None:
@@ -309,32 +359,36 @@ class TransactionalDeliverer(Deliverer):
         group.left -= 1
 
     def _after_settling(self) -> None:
-        self._window.advance(self._store.counters)
+        self._window.advance()
         self._window.forget()
         self._waiting.wake()
 
     def _look_at_refusals(self, batch: Sequence[SpooledDelivery]) -> None:
         """Set aside what was surely meant; when nothing was, the next transaction is smaller."""
         together = Counter((item.topic, item.partition) for item, _ in self._refusals)
+        misdated = misdated_places(self._refusals)
+        for item, error in self._refusals:
+            if error.code() == KafkaError.INVALID_TIMESTAMP and (item.topic, item.partition) not in misdated:
+                self._to_hold.setdefault((item.topic, item.partition), error.str())
         meant = [
             (item, error)
             for item, error in self._refusals
-            if error.code() in REFUSED_CODES
-            or len(batch) == 1
-            or (error.code() in BATCH_CODES and together[item.topic, item.partition] == 1)
+            if (item.topic, item.partition) not in self._to_hold
+            and (
+                error.code() in REFUSED_CODES
+                or len(batch) == 1
+                or (error.code() in BATCH_CODES and together[item.topic, item.partition] == 1)
+            )
         ]
         if meant:
             with self._serving:
                 self._refuse(meant)
             self._after_settling()
-        elif self._refusals:
+        elif self._refusals and not self._to_hold:
             self._messages_max = max(1, len(batch) // 2)
-        elif not self._closing.is_set():
-            self._say(f"a transaction was taken back, and is sent again: {self._lost}")
+        elif not self._closing.is_set() and not self._to_hold:
+            self.say(f"a transaction was taken back, and is sent again: {self._lost}")
             self._closing.wait(BROKEN_SECONDS)
-        if any(item.topic in self._missing for item in batch):
-            # The producer would go on taking it for missing; a new one looks for it.
-            raise _Broken(self._lost)
 
 
 def _may_retry(error: KafkaException) -> bool:

@@ -45,6 +45,10 @@ class Window:
         return len(self._groups)
 
     @property
+    def confirmed(self) -> Mapping[PartitionKey, int]:
+        return self._confirmed
+
+    @property
     def done(self) -> int:
         """How many messages are done, delivered or set aside, of those that were sent from here."""
         return self._steady(lambda: self._gone + self._done_here())
@@ -86,13 +90,13 @@ class Window:
             self.messages += group.left
             self._groups.append(group)
 
-    def advance(self, moved: Mapping[PartitionKey, int]) -> bool:
+    def advance(self) -> bool:
         """Let go of what is done; whether that was anything."""
         if not self._groups or self._groups[0].left:
             return False
         with self._changing():
             before = self.prefix
-            while self._groups and self._groups[0].is_done(moved):
+            while self._groups and self._groups[0].is_done:
                 first = self._groups.popleft()
                 # Messages and their group know each other: without this, only the cycle collector would free them.
                 self._let_go.append(first.items)
@@ -142,14 +146,14 @@ class Window:
             for group in self._groups:
                 group.forget_settled()
                 for item in group.items:
-                    stuck.setdefault((item.topic, item.partition or 0), item.sequence)
+                    stuck.setdefault(item.where, item.sequence)
                 following = group.following.items()
                 _raise(confirmed, {where: after for where, after in following if where not in stuck})
             self._recount()
             _raise(confirmed, stuck)
             return Progress(self.prefix, confirmed)
 
-    def progress_with(self, done: Collection[SpooledDelivery], moved: Mapping[PartitionKey, int]) -> Progress:
+    def progress_with(self, done: Collection[SpooledDelivery]) -> Progress:
         """How far everything will be when these messages are done too."""
         stuck: dict[PartitionKey, int] = {}
         with self._lock:
@@ -159,17 +163,32 @@ class Window:
             for group in self._groups:
                 left = [item for item in group.items if not item.is_settled and item not in done]
                 for item in left:
-                    stuck.setdefault((item.topic, item.partition or 0), item.sequence)
+                    stuck.setdefault(item.where, item.sequence)
                 following = group.following.items()
                 _raise(confirmed, {where: after for where, after in following if where not in stuck})
-                is_whole = is_whole and not left and group.is_moved(moved)
+                is_whole = is_whole and not left and not group.held
                 if is_whole:
                     prefix = group.end
             _raise(confirmed, stuck)
             return Progress(prefix, confirmed)
 
+    def is_held_up(self) -> bool:
+        """Whether all that keeps the spool from letting go of its beginning are messages that wait for their topics."""
+        with self._lock:
+            return bool(self._groups) and not self._groups[0].left and self._groups[0].held > 0
+
+    def rewind(self, progress: Progress) -> list[SpooledDelivery]:
+        """Begin again at this progress, with nothing under way; returns what is not known to have arrived."""
+        with self._changing():
+            unsettled = [item for group in self._groups for item in group.items if not item.is_settled]
+            self._gone += sum(group.count - group.left for group in self._groups)
+            self._groups.clear()
+            self.bytes = self.messages = 0
+            self.prefix, self._confirmed = progress.prefix, dict(progress.confirmed)
+            return unsettled
+
     def left(self, counters: Mapping[PartitionKey, int]) -> int:
-        """How many messages of those counted are neither done nor moved."""
+        """How many messages of those counted are not done."""
         return self._steady(lambda: max(0, messages_left(counters, self._confirmed) - self._done_here()))
 
     def unsettled(self) -> list[SpooledDelivery]:

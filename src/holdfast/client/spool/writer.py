@@ -12,7 +12,9 @@ is full, `send` waits for room, which delivering makes, and gives up with `Spool
 
 The partition is fixed when a message is stored, so that its place and its `hf-id` stay what they are, however often it
 is sent and however many partitions the topic gets meanwhile. Where nobody can say how many partitions a topic has, its
-messages are stored undecided, and moved to their partitions later (`undecided`).
+messages are stored undecided, and get them when they are sent (`topics`).
+
+What was set aside is sent once more when somebody asks for it: it is stored again, as new messages at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from operator import index
 from typing import Final
 
@@ -32,14 +35,19 @@ from holdfast.client.spool.deliverer import Deliverer
 from holdfast.client.spool.format import (
     MESSAGE_BYTES_MAX,
     MESSAGE_OVERHEAD_BYTES,
+    RETRIED,
+    UNDECIDED,
     Headers,
+    Moved,
     check_bytes,
     check_headers,
     check_topic,
 )
-from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
-from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore
-from holdfast.client.spool.undecided import Mover
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup, make_item
+from holdfast.client.spool.progress import stored
+from holdfast.client.spool.refused import Refused, RefusedMessages
+from holdfast.client.spool.store import SpoolFailed, SpoolFull, SpoolStore, Written
+from holdfast.client.spool.topics import SpoolTopics
 from holdfast.errors import StorageError, UsageError
 
 GROUP_BYTES_MAX: Final = 1024 * 1024
@@ -48,7 +56,6 @@ PENDING_BYTES_MAX: Final = 4 * 1024 * 1024
 """What waits in memory to be written: a slow disk slows the senders down."""
 OVERHEAD_BYTES: Final = MESSAGE_OVERHEAD_BYTES + 32
 """What a message takes beside its key and value, about."""
-MOVE_RETRY_SECONDS: Final = 1.0
 TURN_MASK: Final = 255
 """Whoever sends gives the thread that delivers a turn after every 256th message, or when it is due."""
 REST_SECONDS: Final = 1.0
@@ -62,15 +69,17 @@ class SpoolWriter:
         max_bytes: int,
         waiting: Waiting,
         partitioner: Partitioner,
-        mover: Mover,
+        topics: SpoolTopics,
         deliverer: Deliverer,
     ) -> None:
         self._store = store
         self._max_bytes = max_bytes
         self._waiting = waiting
         self._partitioner = partitioner
-        self._mover = mover
+        self._layout = topics
         self._deliverer = deliverer
+        self._retry: Iterator[Refused] | None = None
+        """What was set aside and is to be stored again; what is set aside meanwhile is not."""
         self._topics: set[str] = set()
         """Names that were found good; none once the writer is closed."""
         self._handed: deque[SpooledDelivery] = deque()
@@ -132,7 +141,7 @@ class SpoolWriter:
         delivery.value = value
         delivery.headers = headers
         delivery.timestamp_ms = timestamp_ms
-        delivery.group = delivery.error = delivery._place = delivery._hooks = None
+        delivery.group = delivery.line = delivery.error = delivery._place = delivery._hooks = None
         handed_bytes = self._handed_bytes + size
         if handed_bytes > self._handed_max:
             self._reserve(size, timeout)
@@ -230,9 +239,15 @@ class SpoolWriter:
             self._measure()
         self._waiting.wake()
 
-    def learnt(self) -> None:
-        """Somebody knows more about topics: there may be something to move."""
+    def retry(self, refused: RefusedMessages) -> None:
+        """Store again what was set aside until now."""
+        if self._retry is None:
+            self._retry = islice(iter(list(refused)), self._store.counters.get(RETRIED, 0), None)
         self._something.ring()
+
+    @property
+    def is_retrying(self) -> bool:
+        return self._retry is not None and not self._has_ended
 
     @property
     def unstored(self) -> int:
@@ -273,12 +288,13 @@ class SpoolWriter:
         while (group := self._next_group()) is not None:
             if group.items:
                 self._write(group)
-            self._mover.move_some(self._send_moved)
+            if self._retry is not None:
+                self._store_again(self._retry)
             self._waiting.wake()
 
     def _next_group(self) -> StoredGroup | None:
         """What gathered meanwhile, empty when there is only something to move; None when it is time to end."""
-        if not self._handed and not self._is_closing and not self._mover.has_work:
+        if not self._handed and not self._is_closing and self._retry is None:
             self._rest()
         if not self._handed and self._is_closing:
             # In this order: whoever sees that it is wanted sees that it is over.
@@ -298,7 +314,7 @@ class SpoolWriter:
             with self._measuring:
                 self._taken_bytes = self._handed_bytes
                 self._measure()
-            self._something.wait(MOVE_RETRY_SECONDS if self._mover.is_waiting else REST_SECONDS)
+            self._something.wait(REST_SECONDS)
         self._is_wanted = False
 
     def _take(self) -> StoredGroup:
@@ -343,27 +359,54 @@ class SpoolWriter:
             if item.partition is None:
                 if item.topic != topic:
                     topic = item.topic
-                    count = self._mover.partitions_of(topic)
+                    count = self._layout.partitions_of(topic)
                     known = self._partitioner.known(count or 0)
                 partition = known.get(item.key)
                 if partition is None and count is not None:
                     partition = choose(topic, item.key, len(item.value or b""), count) if count > 1 else 0
                 item.partition = partition
+                if partition is None:
+                    item.line = UNDECIDED
 
     def _store_group(self, group: StoredGroup) -> None:
-        written = self._store.write(group.items)
+        self._place(group, self._store.write(group.items))
+
+    def _place(self, group: StoredGroup, written: Written) -> None:
         group.start, group.position, group.end = written.start, written.position, written.end
-        group.following = written.following
+        group.following = stored(written.following)
+        group.opening = self._store.opening
         group.is_stored = True
+
+    def _store_again(self, refused: Iterator[Refused]) -> None:
+        """One group of what was set aside: a crash finds each message there or here, and never in both."""
+        done = self._store.counters.get(RETRIED, 0)
+        group = StoredGroup()
+        for each in refused:
+            item = make_item(each.message, self._waiting)
+            item.line = None
+            group.items.append(item)
+            group.bytes += OVERHEAD_BYTES + len(item.value or b"") + len(item.key or b"")
+            if group.bytes >= GROUP_BYTES_MAX:
+                break
+        if not group.items:
+            self._retry = None
+            return
+        self._complete(group)
+        try:
+            written = self._store.write(group.items, Moved(RETRIED[0], done + len(group.items)))
+        except StorageError as error:
+            # They stay where they are.
+            self._deliverer.say(f"no message that was set aside is stored again: {error}")
+            self._retry = None
+            return
+        self._place(group, written)
+        self._deliverer.stored_again(group)
+        with self._measuring:
+            self._measure()
 
     def _written(self) -> None:
         with self._measuring:
             self._writing = None
-            self._measure()
-
-    def _send_moved(self, group: StoredGroup) -> None:
-        self._deliverer.stored(group)
-        with self._measuring:
             self._measure()
 
     def _refuse(self, items: list[SpooledDelivery], error: Exception) -> None:
