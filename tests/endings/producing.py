@@ -16,7 +16,6 @@ from typing import Any, Final, Self
 
 from tests.endings.scene import (
     MESSAGES,
-    NOBODY,
     WAIT_SECONDS_MAX,
     Job,
     Meant,
@@ -45,8 +44,10 @@ def settings(job: Job) -> tuple[str, dict[str, Any], dict[str, Any]]:
     config: dict[str, Any] = {"client.id": job.topic, "log_level": 0}
     if job.under_way in ("spooled", "transaction"):
         guarantee = "exactly-once" if job.under_way == "transaction" else "at-least-once"
-        bootstrap = NOBODY if job.under_way == "spooled" else job.bootstrap
-        return bootstrap, config, {"spool": job.path("spool"), "delivery": guarantee}
+        if job.under_way == "spooled":
+            # The right address, and nobody there understands a word.
+            config["security.protocol"] = "ssl"
+        return job.bootstrap, config, {"spool": job.path("spool"), "delivery": guarantee}
     if job.under_way == "in-flight":
         config |= {"message.timeout.ms": TIMEOUT_MS, "socket.timeout.ms": TIMEOUT_MS}
         return job.silent, config, {"unsafe": ("message.timeout.ms",)}

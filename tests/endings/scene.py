@@ -19,8 +19,6 @@ WAIT_SECONDS_MAX: Final = 10.0
 CHILD_SECONDS_MAX: Final = 8.0
 SIGNAL_SECONDS: Final = 0.05
 """How long the program is at what it does when the signal comes."""
-NOBODY: Final = "127.0.0.1:1"
-"""Where no broker is."""
 MINE: Final = "what the user wrote and did not flush"
 PRINTED: Final = "what the user printed"
 

@@ -38,7 +38,7 @@ from holdfast.client.spool.home import (
     read_manner,
 )
 from holdfast.client.spool.idempotent import IdempotentDeliverer
-from holdfast.client.spool.identity import IdentityFile, draw_opening, read_identity
+from holdfast.client.spool.identity import Identity, IdentityFile, draw_opening, read_identity
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.progress import read_progress
 from holdfast.client.spool.refused import RefusedMessages
@@ -349,18 +349,26 @@ class SpooledSender:
             if is_delivered(self._fs, owned.directory):
                 remove_or_release(self._fs, self._home, owned)
                 return
-            identity = read_identity(self._fs, owned.directory)
-            cluster_id = self._own.identity.cluster_id
-            if identity.bootstrap_servers not in (None, self._tools.address) and (
-                cluster_id is None or identity.cluster_id != cluster_id
-            ):
-                # It may be for another cluster than ours.
+            if not self._is_for_us(read_identity(self._fs, owned.directory)):
                 owned.lock.release()
                 return
             # What its owner began goes on in its owner's way.
             tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
             self._adopted.append(OpenSpool(tools, owned, Waiting(), UNBOUNDED))
         self._say(f"spool {owned.id}: its owner is gone; delivering what it left")
+
+    def _is_for_us(self, identity: Identity) -> bool:
+        """Whether a spool is for the cluster that we send to; raises when nobody can tell."""
+        cluster_id = self._own.identity.cluster_id
+        if identity.bootstrap_servers in (None, self._tools.address):
+            # At another cluster it would wait.
+            return True
+        if cluster_id is not None and identity.cluster_id is None:
+            raise StorageError(
+                f"it was opened for the brokers at {identity.bootstrap_servers}, and no cluster has taken a message "
+                "from it yet. `holdfast spool drain --bootstrap-server` delivers it to the cluster you name"
+            )
+        return cluster_id is not None and identity.cluster_id == cluster_id
 
     def _let_go_of_ended(self) -> None:
         """Of what is delivered for good, and of what will not be delivered here: others may fare better with it."""
