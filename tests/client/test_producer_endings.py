@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import gc
 import subprocess
 import sys
 import textwrap
@@ -50,6 +51,32 @@ def owed() -> Iterator[list[int]]:
 
 def refuse_all(topic: str, partition: int, message: Stored) -> Verdict:
     return Verdict(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+
+def test_what_ends_a_thread_and_no_more_is_owed(owed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_guard, "_print_end_of_thread", lambda ended: None)
+    for error in (UndeliveredMessages([], 3), ValueError("not ours")):
+        exit_guard._thread_ended(threading.ExceptHookArgs((type(error), error, None, None)))
+    assert owed[-1:] == [3]
+
+
+def test_what_a_daemon_thread_has_raised_and_nobody_has_caught_is_in_the_air() -> None:
+    caught: list[UndeliveredMessages] = []
+
+    def close() -> None:
+        try:
+            raise exit_guard.raised(UndeliveredMessages([], 3))
+        except UndeliveredMessages as error:
+            caught.append(error)
+
+    for is_daemon in (False, True):
+        thread = threading.Thread(target=close, daemon=is_daemon)
+        thread.start()
+        thread.join()
+        assert set(caught) & set(exit_guard._in_the_air) == (set(caught) if is_daemon else set())
+        caught.clear()
+        gc.collect()
+    assert not exit_guard._in_the_air
 
 
 # Whole programs: nobody listens at the address, so that every message is under way when they end.

@@ -195,7 +195,8 @@ class AsyncProducer:
         self._left, self._stopped_by = LeftBehind([], 0), None
         exit_guard.unwatch(self)
         if refused or left.total:
-            raise UndeliveredMessages([*refused, *left.named], len(refused) + left.total) from stopped
+            undelivered = UndeliveredMessages([*refused, *left.named], len(refused) + left.total)
+            raise exit_guard.raised(undelivered) from stopped
         if stopped is not None:
             raise stopped
 

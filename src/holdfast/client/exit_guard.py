@@ -2,8 +2,9 @@
 
 A producer is watched from its making until it is closed and whoever closed it was told what it left behind, whether or
 not anybody else holds it. When the interpreter ends with one still watched, its messages get a last chance to leave. If
-some do not, or an exception that ended a block hid them, the process ends with `EXIT_UNDELIVERED`, whatever it meant to
-end with. It ends as it would have without us: files are flushed, and what others registered with `atexit` runs.
+some do not, or an exception that ended a block hid them, or the one that names them ended a thread and no more, the
+process ends with `EXIT_UNDELIVERED`, whatever it meant to end with. It ends as it would have without us: files are
+flushed, and what others registered with `atexit` runs.
 
 A forked child has the parent's objects and none of its threads: its messages are the parent's, and nothing of them is
 counted or sent here. What the child makes itself is watched there.
@@ -13,11 +14,15 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import sys
+import threading
 import time
 from typing import Final, Protocol
+from weakref import WeakSet
 
+from holdfast.client.errors import UndeliveredMessages
 from holdfast.client.handlers import described
 from holdfast.client.signals import say
 
@@ -56,10 +61,34 @@ def owe(count: int, line: str) -> None:
     _owed.append(count)
 
 
+def raised(error: UndeliveredMessages) -> UndeliveredMessages:
+    """To be raised. A daemon thread may be cut off before anybody catches it: as long as it lives, nobody has."""
+    if threading.current_thread().daemon:
+        _in_the_air.add(error)
+    return error
+
+
+_in_the_air: WeakSet[UndeliveredMessages] = WeakSet()
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    """An exception that ends a thread is printed, and ends nothing else: the exit code will tell."""
+    if isinstance(ended.exc_value, UndeliveredMessages):
+        _in_the_air.discard(ended.exc_value)
+        _owed.append(ended.exc_value.count)
+    _print_end_of_thread(ended)
+
+
+_print_end_of_thread = threading.excepthook
+threading.excepthook = _thread_ended
+
+
 def _settle() -> int:
     """The program ends; returns the exit code that it must have, 0 for its own."""
     is_owed = bool(_owed)
-    lost = sum(_owed)
+    if _in_the_air:
+        gc.collect()  # what was caught may live on in a cycle
+    lost = sum(_owed) + sum(error.count for error in list(_in_the_air))
     deadline = time.monotonic() + LAST_CHANCE_SECONDS
     while _open:
         producer = _open.pop()
@@ -70,6 +99,7 @@ def _settle() -> int:
             lost += 1
             deadline = 0.0
     _owed.clear()
+    _in_the_air.clear()
     if lost:
         say(
             f"{lost} message{'' if lost == 1 else 's'} had not been delivered when the program ended "
@@ -127,6 +157,7 @@ def _after_fork() -> None:
         producer.orphan()
     _open.clear()
     _owed.clear()
+    _in_the_air.clear()
     _workers.clear()
 
 

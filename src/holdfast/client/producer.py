@@ -256,7 +256,7 @@ class Producer:
         try:
             left = self.end(timeout)
             if left.total:
-                raise UndeliveredMessages(left.named, left.total)
+                raise exit_guard.raised(UndeliveredMessages(left.named, left.total))
         except ClientError:
             self.set_closed()
             raise
