@@ -125,6 +125,16 @@ def test_a_dead_letter_is_shown_by_its_place_or_by_a_filter(topics: Topics) -> N
     assert (missing.returncode, b"no such dead letter" in missing.stderr) == (1, True)
 
 
+def test_messages_of_an_ordinary_topic_are_not_shown_as_dead_letters(topics: Topics) -> None:
+    topics.write(topics.origin, [(b"an order", [("trace", b"1")])])
+    refused = topics.run("dlq", "show", "--topic", topics.origin)
+    assert (refused.returncode, refused.stdout) == (1, b"")
+    assert b"nothing in" in refused.stderr
+    assert topics.json("dlq", "list", "--topic", topics.origin) == {"dead_letters": []}
+    topics.write(topics.origin, [topics.dead(7)])
+    assert topics.json("dlq", "show", "--topic", topics.origin)["failure"]["offset"] == 7
+
+
 def test_a_redrive_tells_first_and_sends_only_when_told(topics: Topics) -> None:
     topics.write(topics.letters, [topics.dead(number) for number in range(3)])
     plan = topics.run("dlq", "redrive", "--topic", topics.letters)

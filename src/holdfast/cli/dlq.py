@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -119,7 +120,7 @@ def _counts(connection: Connection, topic: str, matches: Filter) -> list[dict[st
         scan = TopicScan(consumer, connection, topic)
         progress = read_progress(consumer, scan)
         rows: dict[tuple[str, ...], dict[str, Any]] = {}
-        for letter in filter(matches, scan.letters()):
+        for letter in filter(matches, _letters(topic, scan.letters(), [])):
             failure = letter.failure
             dialect = failure.dialect if failure.topic is not None or failure.error is not None else None
             key = (failure.topic or "", failure.group or "", failure.error or "", dialect or "")
@@ -183,9 +184,10 @@ def show(
     consumer = make_reader(connection, READER_GROUP)
     stop_when_unread()
     shown = 0
+    others: list[Letter] = []
     try:
         scan = TopicScan(consumer, connection, topic)
-        for letter in _selected(scan, partition, offset):
+        for letter in _letters(topic, _selected(scan, partition, offset), others):
             if not matches(letter):
                 continue
             print(_as_json_line(letter) if output is Output.JSON else _as_text(letter, stack), end="")
@@ -194,8 +196,24 @@ def show(
                 break
     finally:
         consumer.close()
+    if others and not shown:
+        raise CommandFailed(
+            f"nothing in '{topic}' is a dead letter: no headers say so, nor does its name. "
+            f"'holdfast consume --topic {topic}' shows messages"
+        )
     if offset is not None and not shown:
         raise CommandFailed(f"there is no such dead letter at {topic}-{partition}@{offset}")
+
+
+def _letters(topic: str, messages: Iterable[Letter], others: list[Letter]) -> Iterator[Letter]:
+    """Those that are dead letters: by their headers, or by the topic's name, where their writer adds no headers. The
+    first of the others is kept in `others`."""
+    is_for_letters = re.fullmatch(DEFAULT_TOPICS, topic) is not None
+    for message in messages:
+        if is_for_letters or message.is_marked:
+            yield message
+        elif not others:
+            others.append(message)
 
 
 def _selected(scan: TopicScan, partition: int | None, offset: int | None) -> Iterable[Letter]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from holdfast.client.dead_letter_dialects import Failure, Header
+from holdfast.client.dead_letter_dialects import Failure, Header, read_failure
 from holdfast.errors import UsageError
 
 REDRIVES_HEADER: Final = "hf-redrives"
@@ -35,6 +35,11 @@ class Letter:
     value: bytes | None
     headers: tuple[Header, ...]
     failure: Failure
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether its headers say, in any dialect, that it is a dead letter."""
+        return read_failure(self.headers) is not None
 
     @property
     def redrives(self) -> int:
