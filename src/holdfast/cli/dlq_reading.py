@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -18,6 +18,7 @@ from holdfast.cli.dlq_filter import Letter
 from holdfast.cli.exits import CommandFailed
 from holdfast.cli.interrupts import Interrupts
 from holdfast.client.dead_letter_dialects import Failure, read_failure
+from holdfast.client.messages import headers_of
 
 POLL_S: Final = 0.1
 BATCH_MESSAGES: Final = 500
@@ -147,8 +148,7 @@ class TopicScan:
 
 
 def as_letter(message: Message) -> Letter:
-    headers: Any = message.headers() or ()
-    own = tuple((name, value) for name, value in headers)
+    own = headers_of(message)
     return Letter(
         message.topic() or "",
         message.partition() or 0,

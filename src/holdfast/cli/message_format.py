@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
 from holdfast.cli.output import bytes_as_json, json_line
+from holdfast.client.messages import headers_of
 from holdfast.errors import ConfigError
 
 TIMESTAMP_TYPES: Mapping[int, str] = {
@@ -96,8 +96,7 @@ TEXTS = ("key.separator", "line.separator", "headers.separator", "null.literal")
 
 
 def message_headers(message: Message) -> list[tuple[str, bytes | None]]:
-    headers: Any = message.headers() or []
-    return [(name, value) for name, value in headers]
+    return list(headers_of(message))
 
 
 def as_json_line(message: Message) -> bytes:

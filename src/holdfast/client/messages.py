@@ -13,11 +13,14 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from holdfast.client.signals import say
+
 RETRY_PREFIX: Final = "hf-retry-"
 """Headers of a message in a retry topic; see `retry_history`."""
 ID_HEADER: Final = "hf-id"
 """A spool's number of a message; see `dedupe`."""
 ORIGIN_ID_HEADER: Final = "hf-origin-id"
+UNREADABLE_HEADER: Final = "hf-unreadable-headers"
 
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
@@ -147,7 +150,34 @@ def all_fields(batch: list[Any]) -> list[Fields]:
             raw.timestamp()[1],
             raw.key(),
             raw.value(),
-            tuple(headers) if (headers := raw.headers()) else (),
+            tuple(headers) if headers else (),
         )
-        for raw in batch
+        for raw, headers in zip(batch, _all_headers(batch), strict=False)
     ]
+
+
+def headers_of(raw: Any) -> Headers:
+    """The headers of a message of confluent-kafka. To be asked for once per message; see `_all_headers`."""
+    return tuple(_all_headers([raw])[0] or ())
+
+
+def _all_headers(batch: list[Any]) -> list[Any]:
+    """The headers of each message.
+
+    confluent-kafka cannot read a name that is not UTF-8, which brokers and other clients take. It raises and keeps a
+    broken list, which ends the process when it is looked at: nobody may ask such a message a second time, nor from
+    Python's own call instruction, which does not look for an exception beside a result. The message is handed out all
+    the same, with a header that says so.
+    """
+    found: list[Any] = []
+    while len(found) < len(batch):
+        try:
+            found.extend(map(type(batch[0]).headers, batch[len(found) :] if found else batch))
+        except (UnicodeDecodeError, SystemError):
+            raw = batch[len(found)]  # what came before it stays in the list
+            say(
+                f"{raw.topic()}-{raw.partition()}@{raw.offset()}: the name of a header is not UTF-8, so that the "
+                f"client cannot read its headers; the message comes with the header {UNREADABLE_HEADER} instead"
+            )
+            found.append(((UNREADABLE_HEADER, b"the name of a header is not UTF-8"),))
+    return found
