@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,30 @@ def test_any_settings_are_judged_without_an_error(
     for found in examination.findings:
         assert found.place.file == "f"
         assert found.found
+
+
+KEYS = st.sampled_from(
+    """apiVersion kind spec metadata name kafka config services image environment env value volumes storage type
+    containers template data connector.class spring cloud stream binder acks replicas 0 server.properties""".split()  # noqa: SIM905
+)
+WORDS = """v1 Kafka KafkaTopic KafkaConnect ConfigMap List Deployment kafka.strimzi.io/v1 apache/kafka KAFKA_NODE_ID=1
+    ephemeral ${X} all""".split()  # noqa: SIM905
+LEAVES = st.sampled_from([*WORDS, None, True, 0, 1, "", "acks=1\n", {}, []])
+TREES = st.recursive(
+    LEAVES, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=5))
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(KEYS, TREES, max_size=6), st.sampled_from([None, "producer", "broker"]))
+def test_any_document_is_examined_or_named_as_not_examined(
+    document: dict[str, object], asked_as: str | None
+) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        for name in ("x.json", "x.yaml"):
+            path = Path(directory, name)
+            path.write_text(json.dumps(document))
+            asked = Asked(producers=[str(path)]) if asked_as == "producer" else Asked(paths=[str(path)])
+            result = examine_files(asked)
+            assert result.accounted_for
+            assert all(found.place.file == str(path) for found in result.examination.findings)

@@ -95,3 +95,64 @@ def test_a_name_that_is_no_text_does_not_stop_the_report(
     for output in ("table", "json", "sarif", "junit"):
         assert run("--producer", path.decode("utf-8", "surrogateescape"), "--output", output) == 1
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("texts", "code"),
+    [
+        ({"app.yaml": "server: {port: 8080}\n"}, 4),
+        ({"empty.properties": ""}, 4),
+        ({"worker.properties": "producer.acks=0\n", "app.yaml": "server: {port: 8080}\n"}, 1),
+        ({"producer.properties": "bootstrap.servers=b\nacks=all\n", "app.yaml": "a: 1\n"}, 4),
+        ({"producer.properties": "bootstrap.servers=b\nacks=all\n"}, 0),
+        ({"p.properties": "bootstrap.servers=b\nacks=${ACKS}\n"}, 4),
+    ],
+    ids=lambda each: "+".join(each) if isinstance(each, dict) else str(each),
+)
+def test_what_is_not_recognised_is_not_examined(
+    texts: dict[str, str], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    assert run(*(str(tmp_path / name) for name in texts)) == code
+    said = capsys.readouterr().out
+    assert ("not examined:" in said) == (code == 4 or len(texts) > 1)
+    assert "nothing found;" not in said or code == 0
+
+
+def test_what_is_not_examined_stands_in_every_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "app.yaml"
+    path.write_text("server: {port: 8080}\n")
+    said = {}
+    for output in ("json", "sarif", "junit"):
+        assert run(str(path), "--output", output) == 4
+        said[output] = capsys.readouterr().out
+    document = json.loads(said["json"])
+    assert document["complete"] is False
+    assert [gap["what"] for gap in document["notExamined"]] == [str(path)]
+    (invocation,) = json.loads(said["sarif"])["runs"][0]["invocations"]
+    assert invocation["executionSuccessful"] is False
+    assert str(path) in invocation["toolExecutionNotifications"][0]["message"]["text"]
+    assert 'errors="1"' in said["junit"]
+
+
+def test_a_directory_is_searched_for_what_is_about_kafka(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "package.json").write_text('{"name": "x"}')
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "p.properties").write_text("acks=0\nbootstrap.servers=b\n")
+    assert run(str(tmp_path)) == 4
+    assert "nothing in it that the doctor knows" in capsys.readouterr().out
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "kafka.env").write_text("KAFKA_UNCLEAN_LEADER_ELECTION_ENABLE=true\n")
+    (tmp_path / "deploy" / "compose.yml").write_text(
+        "services:\n  kafka:\n    image: apache/kafka\n    env_file: [kafka.env]\n"
+    )
+    (tmp_path / "Main.java").write_text("import org.apache.kafka.clients.producer.KafkaProducer;\n")
+    assert run(str(tmp_path)) == 1
+    said = capsys.readouterr().out
+    assert f"HF204 error  {tmp_path}/deploy/kafka.env:1" in said
+    assert "1 .java file with Kafka in them" in said
