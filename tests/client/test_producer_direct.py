@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 from holdfast.client import direct, exit_guard
 from holdfast.client.delivery import FAILURES_KEPT_MAX, Delivery
 from holdfast.client.direct import BEHIND_SHARE, DirectSender, evenly
-from holdfast.client.errors import NAMED_MAX, DeliveryFailed, SendTimeout
+from holdfast.client.errors import NAMED_MAX, DeliveryFailed, ProducerClosed, SendTimeout
 from holdfast.client.producer import Producer
 from holdfast.errors import ConfigError, UsageError
 from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
@@ -73,9 +73,9 @@ def test_a_fast_sender_hears_of_a_batch_in_pieces_and_of_every_message_once_and_
     assert len(called) == expected < 900
     sender._thread.start()
     assert sender.flush(30) == 0
+    sender.close()  # its thread may still be calling back about the last piece
     assert called == list(range(900))
     assert sender.delivered == 900
-    sender.close()
 
 
 def test_whoever_holds_a_delivery_does_not_hold_the_value() -> None:
@@ -223,3 +223,17 @@ def test_settings_that_make_no_sense_are_refused(tmp_path: object) -> None:
         Producer("127.0.0.1:1", spool=str(tmp_path), config={"message.timeout.ms": 300_000})
     with pytest.raises(ConfigError, match=r"spool\.max\.bytes"):
         Producer("127.0.0.1:1", spool=str(tmp_path), config={"spool.max.bytes": "much"})
+
+
+def test_a_closed_producer_keeps_no_connection_that_would_log_the_end_of_the_broker(
+    sender: DirectSender,
+) -> None:
+    made = sender._producer
+    assert send(sender, b"before").wait(30).offset == 0
+    sender.close()
+    sender._thread.join(30)
+    assert sender._producer is not made
+    assert sender._produce.__self__ is not made
+    assert sender.left == 0
+    with pytest.raises(ProducerClosed):
+        send(sender, b"late")

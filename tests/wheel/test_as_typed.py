@@ -2,7 +2,8 @@
 
 The blocks are taken from the pages as they stand and run from top to bottom in one directory, as a newcomer would: what
 one has made the next one finds. Two things are not as typed: the broker listens on a free port, and addresses are that
-port's. `make` is not run; that its targets exist is seen.
+port's (in the pipeline's definition by the variable `KAFKA`, as it says). `make` is not run; that its targets exist is
+seen.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from holdfast.testing.apache import die_with_parent
 
 Install = Callable[..., Installed]
 
-WAIT_SECONDS_MAX = 120.0
+WAIT_SECONDS_MAX = 280.0
 LOOK_SECONDS = 0.1
 ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost|kafka):9092\b")
 READY = re.compile(r"ready on (127\.0\.0\.1:\d+)")
@@ -83,7 +84,9 @@ class Newcomer:
         there = self._directory / ".venv"
         there.unlink(missing_ok=True)
         there.symlink_to(installed.directory)
-        self._environment = installed.environment(HOLDFAST_BOOTSTRAP_SERVER=self._address)
+        self._environment = installed.environment(
+            HOLDFAST_BOOTSTRAP_SERVER=self._address, KAFKA=self._address
+        )
 
     def type(self, line: str) -> None:
         if target := re.match(r"make ([a-z]+)", line):
@@ -110,7 +113,7 @@ class Newcomer:
             assert time.monotonic() < deadline, said
             time.sleep(LOOK_SECONDS)
         self._address = found[1]
-        self._environment["HOLDFAST_BOOTSTRAP_SERVER"] = found[1]
+        self._environment |= {"HOLDFAST_BOOTSTRAP_SERVER": found[1], "KAFKA": found[1]}
 
     def run_program(self, text: str, extras: tuple[str, ...]) -> None:
         is_test = "def test_" in text

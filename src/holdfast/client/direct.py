@@ -174,6 +174,19 @@ class DirectDelivery(Delivery):
             raise _Enough
 
 
+class _Ended:
+    """In place of librdkafka's producer when all is over."""
+
+    def __init__(self, unheard: int) -> None:
+        self._unheard = unheard
+
+    def __len__(self) -> int:
+        return self._unheard
+
+    def produce(self, topic: str, *_: object) -> None:
+        raise ProducerClosed(f"a message for {topic} was sent after the producer was closed")
+
+
 class DirectSender:
     """Messages go straight to librdkafka."""
 
@@ -216,6 +229,9 @@ class DirectSender:
         self._left = left
         self.reports.wake()
         self._answer()
+        # librdkafka's goes, with its connections, however long ours is held: it would log that a broker ended later.
+        self._producer = _Ended(len(self._producer))
+        self._produce = self._producer.produce
 
     def _look(self) -> None:
         sent, self._seen = self._sent - self._seen, self._sent
