@@ -34,6 +34,8 @@ def test_a_session_that_computes_otherwise_is_refused(spark: SparkSession, name:
     brought.conf.set(name, value)
     with pytest.raises(SettingFixed, match=f"{name} is '{value}' in the Spark session"):
         refuse_session(brought)
+    with pytest.raises(SettingFixed, match=name):
+        refuse_session(brought, is_known=True)
 
 
 def test_a_run_looks_at_the_session_it_is_given(spark: SparkSession) -> None:

@@ -264,16 +264,18 @@ def refuse_fixed(settings: Mapping[str, str]) -> None:
         )
 
 
-def refuse_session(spark: SparkSession) -> None:
-    """A session is refused when it would compute something else than one of ours."""
+def refuse_session(spark: SparkSession, *, is_known: bool = False) -> None:
+    """A session is refused when it would compute something else than one of ours; one that `is_known` was looked at
+    before, and only what was set since matters."""
     settings = dict(spark.conf.getAll)
-    # What nobody has set follows from the machine: its time zone, or a variable of the environment.
-    settings |= {name: spark.conf.get(name) or "" for name in FIXED if name.startswith("spark.sql.")}
+    if not is_known:
+        # What nobody has set follows from the machine: its time zone, or a variable of the environment.
+        settings |= {name: spark.conf.get(name) or "" for name in FIXED if name.startswith("spark.sql.")}
     for name, wanted in changed(settings):
         raise SettingFixed(
             f"{name} is {settings[name]!r} in the Spark session; the guarantees and results of a pipeline rest on "
-            f"{wanted}: set it so before the run (spark.conf.set, or where the session starts), or leave the "
-            "session to holdfast"
+            f"{wanted}: set it so (spark.conf.set, or where the session starts), or leave the session to "
+            "holdfast"
         )
 
 

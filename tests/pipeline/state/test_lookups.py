@@ -295,7 +295,7 @@ def server() -> Iterator[PostgresServer]:
 
 def test_a_query_is_read_in_types_of_its_own(server: PostgresServer, home: str) -> None:
     query = (
-        "SELECT 1::int AS code, 'x'::varchar(5) AS name, 1.50::numeric(5,2) AS price, true AS yes, "
+        "SELECT 'DE'::char(5) AS code, 'x '::varchar(5) AS name, 1.50::numeric(5,2) AS price, true AS yes, "
         "'{\"b\": 1.10, \"a\": [2]}'::jsonb AS doc, '2026-01-01 12:00+02'::timestamptz AS at, "
         "'00000000-0000-0000-0000-000000000007'::uuid AS uid, NULL::date AS day, '[1,2]'::int4range AS unused"
     )
@@ -305,8 +305,8 @@ def test_a_query_is_read_in_types_of_its_own(server: PostgresServer, home: str) 
     version = pin(step, 0, home)
     (row,) = held(home, version, "pg")
     assert row == {
-        "code": 1,
-        "name": "x",
+        "code": "DE",
+        "name": "x ",
         "price": decimal.Decimal("1.50"),
         "yes": True,
         "doc": '{"a": [2], "b": 1.10}',

@@ -64,6 +64,7 @@ from holdfast.pipeline.engine.staging import stage_spec, warm_up
 from holdfast.pipeline.engine.stateful import Growth, Memory
 from holdfast.pipeline.ledger import Entry, lowest
 from holdfast.pipeline.positions import Place
+from holdfast.pipeline.session import refuse_session
 from holdfast.pipeline.sinks.base import Sink, SinkContext
 from holdfast.pipeline.state.store import state_path
 from holdfast.pipeline.state.watermarks import Watermarks
@@ -200,7 +201,7 @@ def open_session(
     """The one that is given; else one of our own, which ends with what it is for."""
     from holdfast.pipeline.class_archive import class_archive
     from holdfast.pipeline.java import find_java
-    from holdfast.pipeline.session import refuse_session, spark_session
+    from holdfast.pipeline.session import spark_session
 
     if spark is not None:
         refuse_session(spark)
@@ -413,6 +414,7 @@ class Loop:
         plan = self._plan(logs, until)
         if plan is None:
             return False
+        refuse_session(self.spark, is_known=True)
         start = self.workshop.footing(plan)
         now_ms = _now_ms() if plan.batch_time_ms is None else plan.batch_time_ms
         plan = replace(plan, batch_time_ms=now_ms, lookups=self.lookups.pinned(plan.lookups, now_ms))

@@ -33,6 +33,11 @@ Bytes = npt.NDArray[np.uint8]
 EXACT_MAX: Final = 1 << 53
 EXACT_POWER: Final = 22
 """A double holds integers up to 2**53 and powers of ten up to 10**22 exactly: one division then rounds once."""
+HALVES: Final = np.uint64((1 << 29) - 1)
+HALF: Final = np.uint64(1 << 28)
+"""The bits of a double's fraction that a single does not have, and what they are in the middle between two singles."""
+SINGLE_MIN: Final = 2.0**-126
+"""Below it singles have fewer bits."""
 POWERS: Final = np.array([float(10**power) for power in range(EXACT_POWER + 1)])
 INTEGER_POWERS: Final = np.array([10**power for power in range(DIGITS_MAX + 1)], np.int64)
 
@@ -281,6 +286,12 @@ def _numbers(cells: Cells) -> tuple[_Output, Ints]:
 
 def _spelled(cells: Cells, places: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
     """Doubles of numbers that need more than one exact operation, by Arrow's correctly rounding reader."""
+    found: npt.NDArray[np.float64] = _as_text(cells, places).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _as_text(cells: Cells, places: npt.NDArray[np.intp]) -> pa.Array:
+    """Numbers as they are spelled."""
     few = Cells(
         cells.document,
         cells.begins[places],
@@ -288,8 +299,7 @@ def _spelled(cells: Cells, places: npt.NDArray[np.intp]) -> npt.NDArray[np.float
         np.full(len(places), STRING, np.uint8),
         cells.owners[places],
     )
-    found: npt.NDArray[np.float64] = _strings(few).cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return found
+    return _strings(few)
 
 
 def _as_doubles(cells: Cells) -> tuple[npt.NDArray[np.float64], npt.NDArray[Any]]:
@@ -324,6 +334,12 @@ def _floats(cells: Cells) -> pa.Array:
     values, valid = _as_doubles(cells)
     with np.errstate(over="ignore"):
         singles = values.astype(np.float32)
+    # A double just between two singles may have been rounded to there: which one is nearer, the spelling says.
+    is_few = (values != 0) & (np.abs(values) < SINGLE_MIN)
+    middle = valid & (is_few | ((values.view(np.uint64) & HALVES) == HALF))
+    if middle.any():
+        places = np.flatnonzero(middle)
+        singles[places] = _as_text(cells, places).cast(pa.float32()).to_numpy(zero_copy_only=False)
     infinite = np.isinf(singles)
     if infinite.any():
         cells.undecided(infinite)

@@ -131,7 +131,14 @@ def double(text: str) -> float:
 
 
 def single(text: str) -> float:
-    return in_range_single(double(text))
+    """Rounded once: a double in between may lie in the middle of two singles, where the text does not."""
+    import pyarrow as pa
+
+    in_range_single(double(text))
+    found: float = pa.scalar(text).cast(pa.float32()).as_py()
+    if found in (float("inf"), float("-inf")):
+        raise Unfit("out of range")
+    return found
 
 
 def in_range_single(value: float) -> float:

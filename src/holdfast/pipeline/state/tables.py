@@ -358,6 +358,11 @@ def _nothing(value: Any) -> None:
     return None
 
 
+def _unpadded(value: str | None) -> str | None:
+    """PostgreSQL fills a char(n) up with spaces, which mean nothing to it; to a join they would."""
+    return None if value is None else value.rstrip(" ")
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
@@ -371,7 +376,7 @@ _POSTGRES_TYPES: Final[dict[str, tuple[pa.DataType, Callable[[Any], Any]]]] = {
     "float8": (pa.float64(), _same),
     "text": (pa.string(), _same),
     "varchar": (pa.string(), _same),
-    "bpchar": (pa.string(), _same),
+    "bpchar": (pa.string(), _unpadded),
     "name": (pa.string(), _same),
     "uuid": (pa.string(), _text),
     "json": (pa.string(), _same),
