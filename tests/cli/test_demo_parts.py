@@ -153,6 +153,22 @@ def test_a_child_is_killed_with_its_children(tmp_path: Path) -> None:
     assert not marked(child._mark)
 
 
+def test_a_child_that_ends_well_leaves_no_process_behind(tmp_path: Path) -> None:
+    """As a run of a pipeline would, that has an archive of Spark's classes made."""
+    from holdfast.testing.pipeline_chaos import marked
+
+    child = Child("job", tmp_path / "log")
+    beside = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+    program = (
+        "import signal, subprocess, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0));"
+        f"subprocess.Popen({beside}, start_new_session=True); signal.pause()"
+    )
+    child.spawn([sys.executable, "-c", program])
+    wait_until(lambda: len(marked(child._mark)) == 2, "what is beside it")
+    child.stop()
+    assert not marked(child._mark)
+
+
 # ------------------------------------------------------------------------------- jobs
 
 

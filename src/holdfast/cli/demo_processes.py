@@ -151,6 +151,12 @@ class Child:
         """SIGKILL to all of it at once; returns how many processes that were."""
         if self._process is None:
             return 0
+        killed = self._kill_members(self._process)
+        self._process.wait()
+        self._process = None
+        return killed
+
+    def _kill_members(self, process: subprocess.Popen[bytes]) -> int:
         killed: set[int] = set()
         deadline = time.monotonic() + KILL_SECONDS_MAX
         while members := marked(self._mark):
@@ -161,19 +167,18 @@ class Child:
                     os.kill(pid, signal.SIGKILL)
             killed.update(members)
             time.sleep(POLL_SECONDS)
-            self._process.poll()
-        self._process.wait()
-        self._process = None
+            process.poll()
         return len(killed)
 
     def stop(self) -> None:
-        """SIGTERM, and wait for a good end."""
+        """SIGTERM, and wait for a good end; what it would leave behind (an archive of classes being made) ends too."""
         assert self._process is not None
         self._process.terminate()
         try:
             code = self._process.wait(STOP_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             raise DemoFailed(f"the {self.name} does not end after SIGTERM{self.last_words()}") from None
+        self._kill_members(self._process)
         self._process = None
         if code:
             raise DemoFailed(f"the {self.name} ended with {code}{self.last_words()}")
