@@ -43,6 +43,7 @@ from holdfast.errors import UsageError
 
 T = TypeVar("T")
 
+LOOK_SECONDS: Final = 0.5
 LINE_MAX: Final = 10_000
 """How many messages may wait for room: their senders do not wait for any of them."""
 
@@ -425,7 +426,13 @@ async def _in_thread(function: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(settle, *settling)
 
     threading.Thread(target=work, name="holdfast-async", daemon=True).start()
-    return await outcome
+    try:
+        while not outcome.done():
+            # By the clock as well: a forked child that ends this event loop takes its means of being woken away.
+            await asyncio.wait((outcome,), timeout=LOOK_SECONDS)
+        return outcome.result()
+    finally:
+        outcome.cancel()
 
 
 def _left(deadline: float | None) -> float | None:
