@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -148,8 +148,6 @@ class IdempotentDeliverer(Deliverer):
                 self._leave_cluster()
             elif self._broken is not None or self._suspects or released or hopeless or self._is_room_short():
                 self._begin_again(released, hopeless)
-            elif not self._turns.empty():
-                self._take_turn()
             elif self._is_application_busy():
                 self._stand_aside()
             elif self._send_some(TURN_MESSAGES, from_disk=True):
@@ -158,17 +156,20 @@ class IdempotentDeliverer(Deliverer):
                 self._serve(LOOK_SECONDS)
             else:
                 self._rest()
-            self._answer()
+            while not self._turns.empty():
+                self._take_turn()
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, seconds: float = 0.0) -> None:
+        """Do what there is to do for whoever gives us a turn within the time."""
+        try:
+            bell = self._turns.get(timeout=seconds)
+        except Empty:
+            self.is_due = True
+            return
         self._send_some(TURN_MESSAGES, from_disk=False)
         sent, self._turn_at = self.sends - self._turn_at, self.sends
         self._serve(LAG_SECONDS if self._feed.fresh_bytes > LAG_BYTES else 0, evenly(sent))
-
-    def _answer(self) -> None:
-        """Whoever waits for a turn has had it."""
-        while not self._turns.empty():
-            self._turns.get().ring()
+        bell.ring()
 
     def _is_application_busy(self) -> bool:
         """Whether the application sends so much that the work is better done in its thread."""
@@ -191,8 +192,7 @@ class IdempotentDeliverer(Deliverer):
                     self._feed.prepare()
             finally:
                 self._sending.release()
-        self.is_due = True
-        self._wake.wait(ASIDE_SECONDS)
+        self._take_turn(ASIDE_SECONDS)
 
     def _release(self) -> None:
         with self._sending, self._serving:

@@ -212,9 +212,12 @@ class SpoolWriter:
 
     def _look(self, delivery: SpooledDelivery) -> None:
         """After a message was handed over: wake the thread; or take the message back when there is none any more."""
+        # In this order: if a signal comes in between, whoever sends next does it again.
+        self._something.ring()
+        self._is_wanted = False
         if not self._is_over:
-            self._something.ring()
             return
+        self._is_wanted = True
         try:
             self._handed.remove(delivery)
         except ValueError:
