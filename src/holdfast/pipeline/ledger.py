@@ -109,6 +109,16 @@ class Reached(NamedTuple):
     """Which place the definition named for its rows: at another one the sink is another."""
 
 
+class Rejected(NamedTuple):
+    """A record that became a dead letter because a sink does not take a row made of it."""
+
+    topic: str
+    partition: int
+    offset: int
+    sink: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Entry:
     """One entry of one sink's ledger: the batch it describes is in that sink, whole and once."""
@@ -139,6 +149,8 @@ class Entry:
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of the rows of each route that had some, in hexadecimal: `main`, `dead_letter`, `filtered`, `duplicate`, `late`,
     and `late-for:<step>` of those that were late for a tap. Entries of an earlier holdfast have none."""
+    rejected: tuple[Rejected, ...] = ()
+    """Records of the batch that are dead letters for a sink's sake: a batch that is repeated leaves them out again."""
     generation: int = 0
     """Counts how often the sink was made to begin anew, or again from an earlier place, on purpose."""
     others: Mapping[str, Reached] = field(default_factory=dict)
@@ -161,6 +173,7 @@ class Entry:
             "watermark_ms": self.watermark_ms,
             **self._memory(),
             **({"digests": dict(self.digests)} if self.digests else {}),
+            **({"rejected": [list(each) for each in self.rejected]} if self.rejected else {}),
             **({"generation": self.generation} if self.generation else {}),
             **({"others": {name: list(each) for name, each in self.others.items()}} if self.others else {}),
         }
@@ -199,6 +212,7 @@ class Entry:
             lookups=document.get("lookups", {}),
             taps=document.get("taps", {}),
             digests=document.get("digests", {}),
+            rejected=tuple(Rejected(*each) for each in document.get("rejected", ())),
             generation=document.get("generation", 0),
             others={name: Reached(*each) for name, each in document.get("others", {}).items()},
         )

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from holdfast.pipeline.definition.model import DeltaSink
 from holdfast.pipeline.ledger import LedgerMismatch
 from holdfast.pipeline.sinks import delta
-from holdfast.pipeline.sinks.base import SchemaChanged, SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.base import RowsRejected, SchemaChanged, SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 
 if TYPE_CHECKING:
@@ -71,6 +71,10 @@ def test_rows_are_partitioned_by_values_of_their_columns(
     cut.write(sink, cut.at(0, 4), rows(values, "id bigint, country string"))
     found = DeltaTable(table).to_pyarrow_table().to_pylist()
     assert {row["id"]: row["country"] for row in found} == {0: "nl", 1: "a/b %", 2: None, 3: "nl"}
+    files = sorted(os.listdir(table))
+    with pytest.raises(RowsRejected, match="orders-0 at offset 4: column 'country' is ''"):
+        sink.prepare(cut.at(4, 5), rows([{"id": 4, "country": ""}], "id bigint, country string", start=4))
+    assert sorted(os.listdir(table)) == files
     with pytest.raises(SinkError, match="partitioned by country"):
         make()
 

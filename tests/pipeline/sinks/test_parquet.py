@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
 from holdfast.pipeline.definition.model import ParquetSink
 from holdfast.pipeline.digest import MASK, place_hash
-from holdfast.pipeline.sinks.base import SchemaChanged, SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.base import RowsRejected, SchemaChanged, SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def test_rows_are_nested_by_partition_columns(
     sink, cut = make(partition_by=("country", "day")), batches("parquet")
     values = [
         {"id": at, "country": country, "day": None}
-        for at, country in enumerate(["nl", "be", "nl", "a/b=c", None, ""])
+        for at, country in enumerate(["nl", "be", "nl", "a/b=c", None, "Österreich 日本"])
     ]
     prepared = sink.prepare(cut.at(0, 6), rows(values, "id bigint, country string, day date"))
     assert prepared.rows == 6
@@ -198,8 +199,25 @@ def test_rows_are_nested_by_partition_columns(
         2: "nl",
         3: "a/b=c",
         4: None,
-        5: None,
+        5: "Österreich 日本",
     }
+    named = ds.partitioning(pa.schema({"country": pa.string(), "day": pa.date32()}), flavor="hive")
+    read = ds.dataset(first, partitioning=named).to_table(columns=["id", "country"]).to_pylist()
+    assert {row["id"]: row["country"] for row in read} == {row.id: row.country for row in found}
+
+
+def test_partition_values_that_readers_would_take_for_others_are_rejected_row_by_row(
+    make: Any, table: str, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(partition_by=("country",)), batches("parquet")
+    values = [{"id": at, "country": each} for at, each in enumerate(["nl", "", None, "x" * 300, "be"])]
+    with pytest.raises(RowsRejected) as caught:
+        sink.prepare(cut.at(0, 5), rows(values, "id bigint, country string"))
+    assert {each.offset: each.why for each in caught.value.rows} == {
+        1: "column 'country' is '', which readers of its partition take for null",
+        3: "column 'country' has 300 characters, and names a directory",
+    }
+    assert os.listdir(f"{table}/_hf/scratch") == []
 
 
 def test_files_have_about_the_wanted_size(make: Any, table: str, batches: Any, spark: SparkSession) -> None:

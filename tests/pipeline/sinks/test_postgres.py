@@ -14,7 +14,14 @@ import pytest
 from psycopg import sql
 
 from holdfast.pipeline.definition.model import PostgresSink
-from holdfast.pipeline.sinks.base import SchemaChanged, SinkContext, SinkError, SinkFenced, SinkUnavailable
+from holdfast.pipeline.sinks.base import (
+    RowsRejected,
+    SchemaChanged,
+    SinkContext,
+    SinkError,
+    SinkFenced,
+    SinkUnavailable,
+)
 from holdfast.pipeline.sinks.postgres import PostgresSinkWriter
 from holdfast.testing.postgres import PostgresServer
 
@@ -405,7 +412,7 @@ def test_a_table_made_by_hand_is_used_as_it_is(make: Make, database: Any, rows: 
     sink = make(schema="add-columns", mode="upsert", key=("id",))
     cut.write(sink, cut.at(0, 1), rows(ids(1)))
     assert table(database, "id, name") == [(1, "n1")]
-    with pytest.raises(SinkError, match="does not take the rows: value too long for type"):
+    with pytest.raises(SinkError, match="value too long for type"):
         sink.prepare(cut.at(1, 2), rows([{"id": 2, "name": "far too long"}], start=1))
     database.execute("ALTER TABLE orders ALTER COLUMN name TYPE date USING NULL")
     with pytest.raises(SchemaChanged, match=r"'name' of public.orders is date"):
@@ -471,3 +478,23 @@ def test_a_definition_that_does_not_fit_is_told(rows: Any) -> None:
         problems = PostgresSinkWriter(definition, "shop").check(schema)
         assert [problem.where for problem in problems] == [where], definition
     assert PostgresSinkWriter(PostgresSink("", "t", mode="upsert", key=("id",)), "shop").check(schema) == []
+
+
+def test_rows_that_the_server_does_not_take_are_found_with_their_columns(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    database.execute(
+        "CREATE TABLE orders (id bigint, name varchar(4), _hf_topic text, _hf_partition int, "
+        "_hf_offset bigint, _hf_index int)"
+    )
+    sink, cut = make(), batches("postgres")
+    given = [{"id": at, "name": {3: "a\0b", 11: "too long"}.get(at, "fine")} for at in range(16)]
+    with pytest.raises(RowsRejected) as caught:
+        sink.prepare(cut.at(0, 16), rows(given))
+    found = {each.offset: each.why for each in caught.value.rows}
+    assert found == {
+        3: "invalid byte sequence for encoding \"UTF8\": 0x00 in column 'name'",
+        11: "value too long for type character varying(4) in column 'name'",
+    }
+    cut.write(sink, cut.at(0, 16), rows([each for each in given if each["id"] not in (3, 11)]))
+    assert database.execute("SELECT count(*) FROM orders").fetchone() == (14,)

@@ -20,7 +20,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.ledger import Entry, Intake
+from holdfast.pipeline.ledger import Entry, Intake, Rejected
 from holdfast.pipeline.positions import BatchRange, Place
 
 LOGS: Final = ("log.jsonl.1", "log.jsonl")
@@ -36,6 +36,7 @@ class Recorded:
     """Those it went to."""
     intake: Intake | None = None
     """What was read; nothing: not recorded, or it is an opening."""
+    rejected: tuple[Rejected, ...] = ()
 
 
 def recorded_batches(home: str) -> list[Recorded]:
@@ -51,6 +52,7 @@ def recorded_batches(home: str) -> list[Recorded]:
                     int(document["batch_time_ms"]),
                     tuple(document.get("sinks", ())),
                     Intake.from_json(document["intake"]) if "intake" in document else None,
+                    tuple(Rejected(*each) for each in document.get("rejected", ())),
                 )
             )
     return found
@@ -86,6 +88,7 @@ def of_entries(entries: Iterable[Entry]) -> list[Recorded]:
             entry.batch_time_ms,
             (entry.sink,),
             entry.intake if entry.range else None,
+            entry.rejected,
         )
         for entry in entries
     ]

@@ -453,7 +453,8 @@ class Turns:
         batch_time_ms = self._now_ms if cut.batch_time_ms is None else cut.batch_time_ms
         label, directory = self._home.new_stage()
         try:
-            staged = stage(self._spark, self._cluster, replace(self._spec, directory=directory), cut.range)
+            spec = replace(self._spec, directory=directory, rejected=cut.rejected)
+            staged = stage(self._spark, self._cluster, spec, cut.range)
             turns = memory.begin(
                 start,
                 staged,

@@ -345,7 +345,7 @@ class Refill(Loop):
         at = {place: position.offset for place, position in entry.positions.at.items()}
         for cut in () if unfinished else self.refill.cuts:
             if all(at.get(place) == span.start for place, span in cut.range.spans.items()):
-                return Plan(cut.range, (self.refill.sink,), cut.batch_time_ms)
+                return Plan(cut.range, (self.refill.sink,), cut.batch_time_ms, rejected=cut.rejected)
         return plan_batch(self.workshop.ledgers, logs, self._limits(), until=until, unfinished=unfinished)
 
     # -------------------------------------------------------------------- the state

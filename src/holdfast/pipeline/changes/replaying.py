@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.pipeline.changes.history import Recorded
 from holdfast.pipeline.engine.planning import Limits, share_out
-from holdfast.pipeline.ledger import Intake
+from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.positions import BatchRange, Place, Span
 
 
@@ -27,6 +27,8 @@ class Cut:
     """The partitions that the pipeline knew then."""
     is_recorded: bool = False
     intake: Intake | None = None
+    rejected: tuple[Rejected, ...] = ()
+    """Records of it that are dead letters for a sink's sake."""
 
 
 def cuts(
@@ -48,6 +50,7 @@ def cuts(
             batch.batch_time_ms,
             is_recorded=True,
             intake=batch.intake if taken.keys() == batch.range.spans.keys() else None,
+            rejected=batch.rejected,
         )
     replay.opened |= begin.keys()
     yield from replay.up_to(end, None)
@@ -96,10 +99,13 @@ class _Replay:
         *,
         is_recorded: bool = False,
         intake: Intake | None = None,
+        rejected: tuple[Rejected, ...] = (),
     ) -> Cut:
         self.opened |= spans.keys()
         self.at.update({place: span.end for place, span in spans.items()})
-        return Cut(BatchRange(dict(spans)), batch_time_ms, frozenset(self.opened), is_recorded, intake)
+        return Cut(
+            BatchRange(dict(spans)), batch_time_ms, frozenset(self.opened), is_recorded, intake, rejected
+        )
 
 
 def recorded_offsets(found: Sequence[Cut]) -> int:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.model import PipelineDefinition
@@ -39,15 +39,19 @@ from holdfast.pipeline.engine.routing import MAIN, Routed, Router, Stream
 from holdfast.pipeline.engine.source_view import read_places
 from holdfast.pipeline.engine.staging import Staged, StageSpec, stage
 from holdfast.pipeline.engine.stateful import Memory, Round, shared_positions
-from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, Intake, Routes, decide
+from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, Intake, Rejected, Routes, decide
 from holdfast.pipeline.positions import BatchRange, Positions
-from holdfast.pipeline.sinks.base import Batch, Prepared, Sink
+from holdfast.pipeline.sinks.base import Batch, Prepared, RowsRejected, Sink, SinkError
 from holdfast.pipeline.state.store import Version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from holdfast.reader.cluster import Cluster
+
+
+REJECTED_MAX: Final = 1000
+"""Records of one batch that may become dead letters for a sink's sake: beyond this the sink is wrong, not the rows."""
 
 
 @dataclass
@@ -77,6 +81,8 @@ class BatchResult:
     """By step with a memory: what it counted."""
     version: Version | None = None
     """Of the state, where the batch ends."""
+    rejected: tuple[Rejected, ...] = ()
+    """Records that are dead letters because a sink does not take a row made of them."""
 
 
 @dataclass
@@ -209,7 +215,35 @@ class Workshop:
             ) from missing
 
     def run(self, plan: Plan, start: Version | None = None) -> BatchResult:
-        """Carry out a plan whose time is set; with a memory, from its `footing`."""
+        """Carry out a plan whose time is set; with a memory, from its `footing`.
+
+        Where a sink rejects rows for what is in them, the batch is made again with their records as dead letters: so
+        they are nobody's rows, and all sinks stay alike.
+        """
+        while True:
+            try:
+                return self._attempt(plan, start)
+            except RowsRejected as refused:
+                plan = self._without(plan, refused)
+
+    def _without(self, plan: Plan, refused: RowsRejected) -> Plan:
+        topics = {place.topic for place in plan.range.spans}
+        found = {each[:3]: each for each in (*plan.rejected, *refused.rows)}
+        if any(each.topic not in topics for each in refused.rows) or len(found) == len(plan.rejected):
+            raise refused
+        if DEAD_LETTER_NAME not in plan.targets:
+            raise SinkError(
+                f"{refused}. The dead letter sink has this batch already, so they cannot become dead letters: make the "
+                "sink take them, or filter them in a step"
+            ) from refused
+        if len(found) > REJECTED_MAX:
+            raise SinkError(
+                f"{refused}. More than {REJECTED_MAX} records of one batch would become dead letters for that: this is "
+                "about the sink, and not about single rows. Make the sink take them, or filter them in a step"
+            ) from refused
+        return replace(plan, rejected=tuple(sorted(found.values())))
+
+    def _attempt(self, plan: Plan, start: Version | None) -> BatchResult:
         assert plan.batch_time_ms is not None
         watch = Stopwatch()
         targets = [name for name in self.sinks if name in plan.targets]
@@ -222,7 +256,8 @@ class Workshop:
         prepared: dict[str, Prepared] = {}
         try:
             with watch.phase("stage"):
-                staged = stage(self.spark, self.cluster, replace(self.spec, directory=directory), plan.range)
+                spec = replace(self.spec, directory=directory, rejected=plan.rejected)
+                staged = stage(self.spark, self.cluster, spec, plan.range)
             self.faults("staged")
             turns = None
             with watch.phase("route"):
@@ -263,7 +298,14 @@ class Workshop:
         self._forget(watch)
         self.aside.merge(self._entries())
         return BatchResult(
-            staged.intake, routed.routes, routed.warned, counts, watch.times_ms, made.turns, version
+            staged.intake,
+            routed.routes,
+            routed.warned,
+            counts,
+            watch.times_ms,
+            made.turns,
+            version,
+            plan.rejected,
         )
 
     def _begin(self, plan: Plan, start: Version, staged: Staged, label: str, directory: str) -> Round:
@@ -338,6 +380,7 @@ class Workshop:
             lookups=plan.lookups,
             taps=made.turns,
             digests=made.digests,
+            rejected=plan.rejected,
         )
         try:
             prepared.commit(entry)

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
 
 RECORD_BYTES_GUESS = 512
@@ -88,6 +88,8 @@ class Plan:
     """The pipeline's where the batch begins, if it has been set already."""
     lookups: Mapping[str, str] = field(default_factory=dict)
     """By step, the version of a reference table, as far as they have been set already."""
+    rejected: tuple[Rejected, ...] = ()
+    """Records of the range that are dead letters, because a sink does not take a row made of them."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -97,6 +99,7 @@ class Plan:
             "is_catch_up": self.is_catch_up,
             "watermark_ms": self.watermark_ms,
             "lookups": dict(self.lookups),
+            **({"rejected": [list(each) for each in self.rejected]} if self.rejected else {}),
         }
 
     @classmethod
@@ -108,6 +111,7 @@ class Plan:
             document["is_catch_up"],
             document.get("watermark_ms"),
             document.get("lookups", {}),
+            tuple(Rejected(*each) for each in document.get("rejected", ())),
         )
 
     @classmethod
@@ -120,6 +124,7 @@ class Plan:
             is_catch_up=True,
             watermark_ms=entry.watermark_ms,
             lookups=entry.lookups,
+            rejected=entry.rejected,
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from holdfast.pipeline.ledger import Intake, Routes
+from holdfast.pipeline.ledger import Intake, Rejected, Routes
 from holdfast.pipeline.positions import BatchRange
 from holdfast.pipeline.state.store import Version
 
@@ -76,6 +76,8 @@ class BatchDone:
     turns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """By step with a memory, what it counted: `taken`, `late`, `rows`, `closed`…"""
     state: StateNow | None = None
+    rejected: tuple[Rejected, ...] = ()
+    """Records that are dead letters because a sink does not take a row made of them."""
 
     def as_json(self) -> dict[str, Any]:
         memory = (
@@ -99,6 +101,7 @@ class BatchDone:
             "times_ms": dict(self.times_ms),
             "lag": self.lag,
             **memory,
+            **({"rejected": [list(each) for each in self.rejected]} if self.rejected else {}),
         }
 
 

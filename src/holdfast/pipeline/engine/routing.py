@@ -34,7 +34,7 @@ from holdfast.pipeline.engine.failures import DefinitionWrong, StepError, Unbala
 from holdfast.pipeline.engine.inspection import Shape, inspect, quiet_spark, run_query
 from holdfast.pipeline.engine.lookups import Lookups
 from holdfast.pipeline.engine.python_steps import apply_python
-from holdfast.pipeline.engine.staging import Staged, Tally, file_schema, stage_schema
+from holdfast.pipeline.engine.staging import REJECTED_BY, Staged, Tally, file_schema, stage_schema
 from holdfast.pipeline.engine.walking import (
     ALIVE,
     DEAD_DDL,
@@ -74,6 +74,8 @@ if TYPE_CHECKING:
 
 MAIN: Final = ""
 """The name of the stream of rows at the end of the steps."""
+UNDECODED: Final = f"IF(startswith(_error, '{REJECTED_BY}'), substring_index(_error, ': ', 1), '{PARSE}')"
+"""The reason of a record that counts as an error, as SQL."""
 ROWS_FOR_ONE_TASK: Final = 50_000
 """Batches up to this size are computed by one task: starting others, and a shuffle, would take longer."""
 ROWS_NOTED_MAX: Final = 200_000
@@ -419,8 +421,10 @@ class Walk:
         set_aside = {DUPLICATE: 0, LATE: 0}
         dead_tally = staged.undecoded
         firsts = staged.undecoded + end.firsts
-        if staged.undecoded.rows:
-            dead[PARSE] = staged.undecoded.rows
+        unparsed = staged.undecoded.rows - sum(staged.rejected.values())
+        if unparsed:
+            dead[PARSE] = unparsed
+        dead |= {f"{REJECTED_BY}{sink}": count for sink, count in staged.rejected.items()}
         for link in self.links:
             if link.turn is not None:
                 for route in (DUPLICATE, LATE):
@@ -454,7 +458,7 @@ class Walk:
         if self.staged.undecoded.rows:
             undecoded = self.rows.where("_error IS NOT NULL")
             frames.append(
-                dead_letter(undecoded.selectExpr(f"{WIDE} AS {LINEAGE}", f"'{PARSE}' AS _reason", "_error"))
+                dead_letter(undecoded.selectExpr(f"{WIDE} AS {LINEAGE}", f"{UNDECODED} AS _reason", "_error"))
             )
         for link in self.links:
             chosen = [

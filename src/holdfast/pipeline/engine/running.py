@@ -447,6 +447,7 @@ class Loop:
             lag=self._lag(logs),
             turns=result.turns,
             state=None if result.version is None else StateNow.of(result.version),
+            rejected=result.rejected,
         )
         large = self.growth.message(done.state)
         if large is not None:

@@ -21,8 +21,9 @@ import json
 import os
 import pickle
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +32,7 @@ from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinitio
 from holdfast.pipeline.digest import MASK, digest_of_offsets
 from holdfast.pipeline.engine.decoding import EVENT_DDL, Decodings, RowDecoder, decoded_ddl, record_times
 from holdfast.pipeline.engine.failures import Unbalanced
-from holdfast.pipeline.ledger import Intake
+from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place
 from holdfast.reader import PartitionRange, RangeReport
@@ -72,6 +73,10 @@ class Tally:
         return Tally(self.rows + other.rows, (self.digest + other.digest) & MASK)
 
 
+REJECTED_BY: Final = "sink:"
+"""Before the name of the sink, in the error and the reason of a record that is a dead letter for its sake."""
+
+
 @dataclass(frozen=True)
 class StageSpec:
     """What a worker needs to know; pickled to it, never printed."""
@@ -80,6 +85,8 @@ class StageSpec:
     decodings: Decodings
     keeps_raw: bool
     directory: str = ""
+    rejected: tuple[Rejected, ...] = ()
+    """Records that count as errors whatever they hold: a sink does not take what is made of them."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ class Staged:
     files: tuple[str, ...]
     pieces: tuple[Piece, ...] = ()
     """By their number; of a source with an event time."""
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    """By sink: how many of the undecoded are so for its sake."""
 
     def seen_before_ms(self, seen: Mapping[Place, int | None]) -> list[int | None]:
         """For each piece the greatest event time before it: of the pieces before it and of what was `seen` before."""
@@ -186,7 +195,7 @@ def stage(
             partial(_run_tasks, spec, tasks), "report string"
         )
         reports = [json.loads(row.report) for row in job.collect()]
-    staged = _summarise(batch, reports)
+    staged = replace(_summarise(batch, reports), rejected=Counter(each.sink for each in spec.rejected))
     if spec.decodings.event is None:
         return staged
     return replace(staged, pieces=_pieces(tasks, reports))
@@ -374,6 +383,7 @@ class _StageFile:
         place = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
         values = batch.column("value")
         columns, errors = self._decoder.decode(batch, *place, self._pieces[place])
+        errors = self._with_rejected(place, batch.column("offset"), errors)
         failed = errors.is_valid()
         self._count(place, batch.column("offset").to_numpy(), failed)
         raw = values
@@ -389,6 +399,16 @@ class _StageFile:
             errors,
         ]
         return pa.RecordBatch.from_arrays([*common, *columns], names=[*_COMMON_NAMES, *self._decoder.names])
+
+    def _with_rejected(self, place: tuple[str, int], offsets: pa.Array, errors: pa.Array) -> pa.Array:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        for each in self._spec.rejected:
+            if (each.topic, each.partition) == place:
+                why = pa.scalar(f"{REJECTED_BY}{each.sink}: {each.why}", errors.type)
+                errors = pc.if_else(pc.equal(offsets, each.offset), why, errors)
+        return errors
 
     def _count(self, place: tuple[str, int], offsets: Any, failed: pa.Array) -> None:
         if failed.true_count == 0:

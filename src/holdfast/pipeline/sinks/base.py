@@ -11,12 +11,12 @@ copies of a pipeline one is refused at `open` or loses at `commit`, with `SinkFe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.positions import BatchRange
 
 if TYPE_CHECKING:
@@ -35,6 +35,18 @@ class SinkError(HoldfastError):
 
 class SinkUnavailable(SinkError):
     """A sink did not answer, or lost what was prepared; the same batch may be tried again, from its ledger on."""
+
+
+class RowsRejected(SinkError):
+    """A sink takes a batch but for some rows, for what is in them; they become dead letters. Nothing was committed."""
+
+    def __init__(self, rows: Sequence[Rejected]) -> None:
+        first = rows[0]
+        super().__init__(
+            f"sink {first.sink!r} does not take {len(rows)} rows for what is in them, the first made of "
+            f"{first.topic}-{first.partition} at offset {first.offset}: {first.why}; nothing was committed"
+        )
+        self.rows = tuple(rows)
 
 
 class SinkFenced(SinkError):
@@ -115,7 +127,10 @@ class Sink(Protocol):
         """The newest entry of the sink's ledger, read from the sink itself."""
 
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
-        """Write these rows aside; an empty frame is a batch too, and advances the ledger."""
+        """Write these rows aside; an empty frame is a batch too, and advances the ledger.
+
+        `RowsRejected` names rows that the sink does not take for what is in them, all that it can find at once.
+        """
 
     def unfinished(self) -> Entry | None:
         """A batch that is only partly in the sink, and has to be the next, cut exactly so; mostly there is none."""

@@ -26,9 +26,19 @@ if TYPE_CHECKING:
 
 NAME = "dead-letter"
 PARSE = "parse"
-"""The reason of a record that could not be read; every other reason is a rule's name."""
+"""The reason of a record that could not be read; `sink:<name>` is that of one whose rows a sink does not take. Every
+other reason is a rule's name."""
 CANNOT_PARSE = "holdfast.pipeline.CannotParse"
 RULE_BROKEN = "holdfast.pipeline.RuleBroken"
+
+
+REJECTED = "holdfast.pipeline.RejectedBySink"
+
+
+def _error_of(reason: str) -> str:
+    if reason.startswith("sink:"):
+        return REJECTED
+    return CANNOT_PARSE if reason == PARSE else RULE_BROKEN
 
 
 class DeadLetterSink(KafkaSinkWriter):
@@ -71,7 +81,7 @@ class DeadLetterSink(KafkaSinkWriter):
                 offset=place["offset"],
                 timestamp_ms=row["timestamp_ms"],
                 group=self._pipeline,
-                error=CANNOT_PARSE if reason == PARSE else RULE_BROKEN,
+                error=_error_of(reason),
                 message=row["error"],
                 reason=reason,
                 attempts=1,

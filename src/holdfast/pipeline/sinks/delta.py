@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,7 @@ from holdfast.pipeline.sinks.columns import (
 )
 from holdfast.pipeline.sinks.delta_files import files_for
 from holdfast.pipeline.sinks.files import Disk, explained
-from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, write_files
+from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, reject_unreadable, write_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -226,7 +227,13 @@ class DeltaSinkWriter:
         files = FileSet(
             self.ledger.uri, self._definition.partition_by, self._definition.file_bytes, disk=self.ledger.disk
         )
-        return PreparedDelta(self, schema, write_files(projected(rows, schema), files))
+        prepared = PreparedDelta(self, schema, write_files(projected(rows, schema), files))
+        try:
+            reject_unreadable(self.name, rows, self._definition.partition_by, prepared.written, sys.maxsize)
+        except BaseException:
+            prepared.discard()
+            raise
+        return prepared
 
     def _create(self, schema: StructType) -> None:
         self.ledger.disk.create_directory(self.ledger.uri)

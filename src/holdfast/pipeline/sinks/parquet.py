@@ -41,7 +41,13 @@ from holdfast.pipeline.sinks.columns import (
     stored_schema,
 )
 from holdfast.pipeline.sinks.files import Disk, Held, explained, hold
-from holdfast.pipeline.sinks.writing import FileSet, WrittenFile, write_files
+from holdfast.pipeline.sinks.writing import (
+    NAME_BYTES_MAX,
+    FileSet,
+    WrittenFile,
+    reject_unreadable,
+    write_files,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -337,6 +343,7 @@ class ParquetSinkWriter:
         files = FileSet(scratch, by, self._definition.file_bytes, self._definition.compression.lower(), disk)
         try:
             written = write_files(rows, files)
+            reject_unreadable(self.name, rows, by, written, NAME_BYTES_MAX)
             with explained(self.name, self._store.path):
                 for file in written:
                     folder = os.path.join(aside, file.folder(by))

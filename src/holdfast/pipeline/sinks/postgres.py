@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,13 @@ from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.frames import map_in_arrow
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.sinks.base import (
     LINEAGE,
     Batch,
     Prepared,
     Problem,
+    RowsRejected,
     SchemaChanged,
     SinkContext,
     SinkError,
@@ -71,6 +73,9 @@ ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", 
 MERGE_MEMORY = "64MB"
 """For sorting a batch by key: one transaction at a time has it."""
 
+REJECTED_REPORT = "topic string, partition int, offset long, why string"
+COLUMN = re.compile(r"COPY [^\n]*, line \d+, column ([^:\n]+)")
+"""Of what the server says about where a copy has stopped."""
 TASK_MARK = "holdfast-copy-failed:"
 """Before the JSON by which a task tells its driver what the server said, through Spark's own text."""
 
@@ -406,7 +411,23 @@ class PostgresSinkWriter:
             told = told_by_task(self.name, error)
             if told is None:
                 raise
+            if isinstance(told, _NotTaken):
+                rejected = self._rejected(rows.select(*columns), statement)
+                if rejected:
+                    raise RowsRejected(rejected) from error
             raise told from error
+
+    def _rejected(self, rows: DataFrame, statement: str) -> list[Rejected]:
+        """The rows that the server does not take, each found by halving."""
+        url = self._definition.url
+
+        def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return rejected_task(batches, url, statement)
+
+        found = map_in_arrow(rows, task, REJECTED_REPORT).collect()
+        return [
+            Rejected(row["topic"], row["partition"], row["offset"], self.name, row["why"]) for row in found
+        ]
 
     def merge(self, prepared: PreparedTable, entry: Entry) -> None:
         """Everything becomes visible in one transaction, or nothing does."""
@@ -516,8 +537,12 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
         if connection is not None:
             connection.commit()
     except psycopg.Error as error:
-        is_away = isinstance(error, psycopg.OperationalError)
-        raise RuntimeError(TASK_MARK + json.dumps({"said": _first(error), "is_away": is_away})) from None
+        told = {
+            "said": _first(error),
+            "is_away": isinstance(error, psycopg.OperationalError),
+            "is_about_rows": isinstance(error, psycopg.DataError),
+        }
+        raise RuntimeError(TASK_MARK + json.dumps(told)) from None
     finally:
         if connection is not None:
             connection.close()
@@ -530,6 +555,52 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
     )
 
 
+def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
+    """What one task does to find the rows that the server does not take: it copies parts, and takes them all back."""
+    found: list[tuple[Any, str]] = []
+
+    def look(connection: Connection, part: pa.RecordBatch) -> None:
+        attempt = pa.repeat(pa.scalar(0, pa.int64()), part.num_rows)
+        values = part.select(part.schema.names[1:]).add_column(0, "attempt", attempt)
+        try:
+            with (
+                connection.transaction(force_rollback=True),
+                connection.cursor().copy(statement.encode()) as copy,
+            ):
+                copy.write(as_csv(values))
+        except psycopg.DataError as error:
+            if part.num_rows == 1:
+                found.append((part.column(0)[0].as_py(), f"{_first(error)}{_where(error, part)}"))
+                return
+            half = part.num_rows // 2
+            for each in (part.slice(0, half), part.slice(half)):
+                look(connection, each)
+
+    with psycopg.connect(url, connect_timeout=CONNECT_SECONDS, autocommit=True) as connection:
+        for batch in batches:
+            if batch.num_rows:
+                look(connection, batch)
+    yield pa.record_batch(
+        {
+            "topic": pa.array([place["topic"] for place, _ in found], pa.string()),
+            "partition": pa.array([place["partition"] for place, _ in found], pa.int32()),
+            "offset": pa.array([place["offset"] for place, _ in found], pa.int64()),
+            "why": pa.array([why for _, why in found], pa.string()),
+        }
+    )
+
+
+def _where(error: psycopg.Error, row: pa.RecordBatch) -> str:
+    """The column that is at fault; of bytes that are no text the server names none."""
+    told = COLUMN.search(error.diag.context or "")
+    names = [told[1]] if told else [name for name in row.schema.names[1:] if "\0" in str(row.column(name)[0])]
+    return f" in column {', '.join(map(repr, names))}" if names else ""
+
+
+class _NotTaken(SinkError):
+    """The server does not take a row for what is in it."""
+
+
 def told_by_task(sink: str, error: BaseException) -> SinkError | None:
     """What the server said to a task, out of what Spark makes of it; None when it was not the server."""
     text = str(error)
@@ -537,7 +608,7 @@ def told_by_task(sink: str, error: BaseException) -> SinkError | None:
     if at < 0:
         return None
     told = json.JSONDecoder().raw_decode(text, at + len(TASK_MARK))[0]
-    kind = SinkUnavailable if told["is_away"] else SinkError
+    kind = SinkUnavailable if told["is_away"] else _NotTaken if told["is_about_rows"] else SinkError
     return kind(f"sink {sink!r}: PostgreSQL does not take the rows: {told['said']}; nothing was committed")
 
 

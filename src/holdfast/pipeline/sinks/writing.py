@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.frames import map_in_arrow
-from holdfast.pipeline.sinks.base import LINEAGE, SinkError
+from holdfast.pipeline.ledger import Rejected
+from holdfast.pipeline.sinks.base import LINEAGE, RowsRejected, SinkError
 from holdfast.pipeline.sinks.columns import quoted
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
@@ -40,6 +41,8 @@ ROW_GROUP_BYTES = 64 * 1024 * 1024
 REPORT = "path string, rows long, bytes long, digest string, partition string"
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What Hive, Spark and Arrow call the directory of rows whose column is null."""
+NAME_BYTES_MAX = 255
+"""Of a directory's name, on the file systems of Linux."""
 VALUE = "_hf_by_"
 
 
@@ -69,13 +72,42 @@ class WrittenFile:
     def folder(self, partition_by: tuple[str, ...]) -> str:
         """The directory for these values, as Hive and Spark name it: `country=nl/day=2026-01-01`."""
         return "/".join(
-            f"{_escaped(name)}={NO_VALUE if value is None or value == '' else _escaped(value)}"
+            f"{_escaped(name)}={NO_VALUE if value is None else _escaped(value)}"
             for name, value in zip(partition_by, self.partition, strict=True)
         )
 
 
 def _escaped(text: str) -> str:
-    return quote(text, safe=" -_.~@+,;()&!$<>|")
+    """As Spark does it: it reads each escape as one character, so those beyond ASCII stay as they are."""
+    return "".join(each if ord(each) > 127 else quote(each, safe=" -_.~@+,;()&!$<>|") for each in text)
+
+
+def reject_unreadable(
+    sink: str,
+    rows: DataFrame,
+    partition_by: tuple[str, ...],
+    written: Sequence[WrittenFile],
+    name_bytes_max: int,
+) -> None:
+    """`RowsRejected` for rows with a partition value that readers would take for another, or that no name can have."""
+    from pyspark.sql import functions
+
+    found: list[Rejected] = []
+    for at, name in enumerate(partition_by):
+        for value in sorted({file.partition[at] or "" for file in written if file.partition[at] is not None}):
+            if value in ("", NO_VALUE):
+                why = f"column {name!r} is {value!r}, which readers of its partition take for null"
+            elif len(f"{_escaped(name)}={_escaped(value)}".encode()) > name_bytes_max:
+                why = f"column {name!r} has {len(value):,} characters, and names a directory"
+            else:
+                continue
+            chosen = rows.where(quoted(name).cast("string") == functions.lit(value)).select(LINEAGE).collect()
+            found += [
+                Rejected(row[LINEAGE]["topic"], row[LINEAGE]["partition"], row[LINEAGE]["offset"], sink, why)
+                for row in chosen
+            ]
+    if found:
+        raise RowsRejected(found)
 
 
 def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
