@@ -120,6 +120,9 @@ def examine_program(
     result.examination.add(judge(settings, TABLE, spelling))
     result.examination.add(_tolerated(settings, spelling))
     result.unknown(each for name, each in settings.items() if name in TABLE or name == "errors.tolerance")
+    if (policy := settings.get("connector.client.config.override.policy")) is not None:
+        result.policies.append(policy)
+    result.overrides += [each for name, each in settings.items() if ".override." in name]
     for role, defaults in CLIENT_DEFAULTS.items():
         prefix = frame.format(role)
         own = [
@@ -147,3 +150,11 @@ def _tolerated(settings: Settings, spelling: str) -> Iterator[Finding]:
         risk, why = "HF107", "a record that cannot be converted, or that the broker refuses, is dropped"
         fix = spelled(spelling, "errors.tolerance", "none")
     yield finding(risk, tolerance.place, f"{tolerance}: {why}", fix=Fix(fix, "settings"))
+
+
+def refused_overrides(result: FilesExamined) -> Iterator[Finding]:
+    """A worker that lets connectors change nothing, and connectors that do."""
+    refusing = [each for each in result.policies if shown(each.value).strip().lower() == "none"]
+    for override in result.overrides if refusing else ():
+        why = f"{refusing[0]} at {refusing[0].place} refuses it: the connector is not accepted"
+        yield finding("HF000", override.place, f"{override}: {why}", severity=Severity.ERROR)

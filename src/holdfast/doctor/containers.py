@@ -81,23 +81,14 @@ def _examine(container: Container, result: FilesExamined) -> bool:
     if image is None:
         for variable in container.environment:
             if CLIENT_ENDINGS.fullmatch(variable.name) and "KAFKA" in variable.name.upper():
-                result.examination.missed(
-                    str(variable.place),
-                    f"{variable}: what the program of {container.name} makes of it is not known",
-                    "unsupported",
-                )
+                why = f"{variable}: what the program of {container.name} makes of it is not known"
+                result.unsupported(variable.place, why)
         return False
     if image.kind == "unsupported":
-        result.examination.missed(
-            str(container.place),
-            f"{container.name} runs {image.what}, which the doctor does not know",
-            "unsupported",
-        )
+        result.unsupported(container.place, f"it runs {image.what}, which the doctor does not know")
         return True
     for where in container.unseen:
-        result.examination.missed(
-            f"{container.place}", f"{container.name} has more settings in {where}", "unsupported"
-        )
+        result.unsupported(container.place, f"more of its settings are in {where}")
     settings = _settings(container.environment, image.prefixes)
     spelling = f"{image.prefixes[0]}{{}}: {{}}"
     if image.kind == "program":
@@ -106,11 +97,8 @@ def _examine(container: Container, result: FilesExamined) -> bool:
     defaults = {**DEFAULTS, "log.dirs": image.data} if image.data else DEFAULTS
     if image.prefixes[0] == "KAFKA_CFG_":
         defaults = {name: value for name, value in defaults.items() if name not in OF_FILE}
-    result.broker(
-        BrokerSettings(
-            container.place, settings, spelling=spelling, defaults=defaults, kept=tuple(container.kept)
-        )
-    )
+    kept = tuple(container.kept)
+    result.broker(BrokerSettings(container.place, settings, spelling=spelling, defaults=defaults, kept=kept))
     return True
 
 
@@ -138,10 +126,8 @@ def _settings(variables: Sequence[Setting], prefixes: Sequence[str]) -> dict[str
     settings: dict[str, Setting] = {}
     for variable in variables:
         prefix = next((each for each in prefixes if variable.name.startswith(each)), None)
-        if prefix is not None or variable.name.endswith(
-            "_STORAGE_TOPIC"
-        ):  # Debezium's image has its own three
-            name = setting_name(variable.name.removeprefix(prefix or ""))
+        if prefix is not None:
+            name = setting_name(variable.name.removeprefix(prefix))
             settings[name] = Setting(name, variable.value, variable.place, variable.name)
     return settings
 

@@ -12,7 +12,7 @@ from holdfast.doctor.broker_files import JUDGED, BrokerSettings, check_broker, f
 from holdfast.doctor.client_defaults import KINDS
 from holdfast.doctor.client_settings import ClientSettings, Setting
 from holdfast.doctor.combinations import TopicFacts
-from holdfast.doctor.findings import Examination
+from holdfast.doctor.findings import Examination, Place
 from holdfast.doctor.rules import check_settings
 
 
@@ -22,6 +22,10 @@ class FilesExamined:
     clients: list[ClientSettings] = field(default_factory=list)
     """For rules that hold them against each other, and against a live cluster."""
     topics: list[TopicFacts] = field(default_factory=list)
+
+    policies: list[Setting] = field(default_factory=list)
+    """What Connect's workers say about settings that connectors override, and these settings."""
+    overrides: list[Setting] = field(default_factory=list)
 
     def client(self, client: ClientSettings, *, combined: bool = True) -> None:
         """Judge a client; `combined` says whether it is also held against the others."""
@@ -38,6 +42,10 @@ class FilesExamined:
         self.unknown(setting for name, setting in broker.settings.items() if name in JUDGED)
         self.topics.append(facts(broker))
 
+    def unsupported(self, where: Place | str, why: str) -> None:
+        """Something that the doctor does not know how to examine."""
+        self.examination.missed(str(where), why, "unsupported")
+
     def unreadable(self, path: str, error: Exception) -> None:
         """The file, with the line where the error names one, and the reason."""
         place, _, why = str(error).partition(": ")
@@ -51,6 +59,4 @@ class FilesExamined:
     def unknown(self, settings: Iterable[Setting]) -> None:
         for setting in settings:
             if not setting.is_known:
-                self.examination.missed(
-                    str(setting.place), f"{setting}: the value is filled in elsewhere", "unsupported"
-                )
+                self.unsupported(setting.place, f"{setting}: the value is filled in elsewhere")

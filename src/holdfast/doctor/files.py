@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.doctor.client_defaults import Client
 from holdfast.doctor.combinations import across_clients, against_topics
+from holdfast.doctor.connect import refused_overrides
 from holdfast.doctor.examined import FilesExamined
 from holdfast.doctor.findings import Examination, Finding
 from holdfast.doctor.pipelines import examine_pipeline
@@ -49,6 +50,7 @@ def examine_files(asked: Asked) -> FilesExamined:
     for path in asked.pipelines:
         examine_pipeline(path, result.examination)
     result.examination.add(across_clients(result.clients))
+    result.examination.add(refused_overrides(result))
     add_combined(result.examination, against_topics(result.clients, result.topics))
     return result
 

@@ -19,6 +19,8 @@ from holdfast.doctor.findings import Finding, Fix, Place, finding
 from holdfast.doctor.properties_files import Entry
 from holdfast.doctor.trees import Tree, branch, branches, first_line, leaf, settings_of, text
 
+Maps = Mapping[str, Mapping[str, Setting]]
+"""ConfigMaps by their names, with what is in them."""
 STRIMZI: Final = "kafka.strimzi.io/"
 TEMPORARY: Final = frozenset({"emptyDir", "secret", "configMap", "projected", "downwardAPI"})
 """Volumes that keep nothing of a broker's."""
@@ -48,9 +50,7 @@ def _resources(document: Tree) -> Iterator[Tree]:
         yield document
 
 
-def _examine(
-    path: str, resource: Tree, maps: Mapping[str, Mapping[str, Setting]], result: FilesExamined
-) -> int:
+def _examine(path: str, resource: Tree, maps: Maps, result: FilesExamined) -> int:
     kind, version = text(resource, "kind"), text(resource, "apiVersion")
     place = Place(path, first_line(resource), f"{kind} {text(resource, 'metadata', 'name')}".strip())
     if version.startswith(STRIMZI):
@@ -58,7 +58,7 @@ def _examine(
     if kind == "ConfigMap":
         return _files_within(place, resource, result)
     if "kafka" in f"{version} {kind}".lower() and kind not in WITHOUT_SETTINGS:
-        result.examination.missed(str(place), f"{version} is not known to the doctor", "unsupported")
+        result.unsupported(place, f"{version} is not known to the doctor")
         return 1
     return examine_containers(_containers(path, place.resource, resource, maps), result)
 
@@ -66,18 +66,18 @@ def _examine(
 def _files_within(place: Place, resource: Tree, result: FilesExamined) -> int:
     from holdfast.doctor.recognising import examine_text
 
-    count = 0
-    for name, each in branch(resource, "data").items():
-        if isinstance(each, Entry) and isinstance(each.value, str) and "\n" in each.value:
-            count += examine_text(place.file, name, each.value, each.line, result)
-    return count
+    return sum(
+        examine_text(place.file, name, each.value, each.line, result)
+        for name, each in branch(resource, "data").items()
+        if isinstance(each, Entry) and isinstance(each.value, str) and "\n" in each.value
+    )
 
 
 # Pods
 
 
 def _containers(
-    path: str, owner: str, tree: Tree, maps: Mapping[str, Mapping[str, Setting]], claims: tuple[str, ...] = ()
+    path: str, owner: str, tree: Tree, maps: Maps, claims: tuple[str, ...] = ()
 ) -> Iterator[Container]:
     """Those of every pod below a branch, wherever the kind of resource has it."""
     claims += tuple(text(each, "metadata", "name") for _, each in branches(tree, "volumeClaimTemplates"))
@@ -94,9 +94,7 @@ def _containers(
             yield _container(path, owner, each, maps, gone)
 
 
-def _container(
-    path: str, owner: str, tree: Tree, maps: Mapping[str, Mapping[str, Setting]], gone: set[str]
-) -> Container:
+def _container(path: str, owner: str, tree: Tree, maps: Maps, gone: set[str]) -> Container:
     place = Place(path, first_line(tree), owner)
     container = Container(f"{owner}, container {text(tree, 'name')}", text(tree, "image"), place)
     container.runs_something_else = "command" in tree or "args" in tree
@@ -107,12 +105,11 @@ def _container(
         elif name:
             container.unseen.append(f"ConfigMap {name}, which is not in this file")
     for _, each in branches(tree, "env"):
-        line = first_line(each)
         entry = leaf(each, "value")
         reference = branch(each, "valueFrom", "configMapKeyRef")
         known = maps.get(text(reference, "name"), {}).get(text(reference, "key"))
         value = entry.value if entry is not None else known.value if known is not None else UNKNOWN
-        container.environment.append(Setting(text(each, "name"), value, Place(path, line)))
+        container.environment.append(Setting(text(each, "name"), value, Place(path, first_line(each))))
     for _, mount in branches(tree, "volumeMounts"):
         if text(mount, "name") not in gone:
             container.kept.append(text(mount, "mountPath"))
@@ -141,7 +138,7 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
             name = text(spec, "topicName") or text(resource, "metadata", "name")
             result.broker(BrokerSettings(place, settings, is_topic=True, name=name, spelling=spelling))
         case "KafkaConnect" | "KafkaMirrorMaker2":
-            for config in _configs(spec):
+            for config in list(_configs(spec)) or [Tree()]:
                 examine_program(settings_of(config, place.file), place, result, spelling, kind)
         case "KafkaBridge":
             settings = {
@@ -153,8 +150,10 @@ def _strimzi(place: Place, kind: str, resource: Tree, result: FilesExamined) -> 
             if (named := leaf(spec, "class")) is not None:
                 settings["connector.class"] = Setting("class", named.value, Place(place.file, named.line))
             examine_program(settings, place, result, spelling, "a connector", "{}.override.")
-        case _ if kind not in WITHOUT_SETTINGS:
-            result.examination.missed(str(place), f"{kind} is not known to the doctor", "unsupported")
+        case _ if kind in WITHOUT_SETTINGS:
+            return 0
+        case _:
+            result.unsupported(place, f"{kind} is not known to the doctor")
     return 1
 
 

@@ -97,7 +97,7 @@ def examine_code(path: str, result: FilesExamined) -> None:
     else:
         result.examination.missed(path, "no such file or directory")
     if result.accounted_for == before:
-        result.examination.missed(path, "no Kafka client in Python that the doctor knows", "unsupported")
+        result.unsupported(path, "no Kafka client in Python that the doctor knows")
 
 
 def examine_program_file(file: str, result: FilesExamined) -> None:
@@ -113,7 +113,7 @@ def examine_program_file(file: str, result: FilesExamined) -> None:
         examination.missed(file, "nested too deeply to be examined")
         return
     for library in filter(program.names.imports_from, UNKNOWN_LIBRARIES):
-        examination.missed(file, f"uses {library}, which the doctor does not know", "unsupported")
+        result.unsupported(file, f"uses {library}, which the doctor does not know")
     if program.made or mentions_streams(program.names) or any(map(program.names.imports_from, LIBRARIES)):
         examination.examined.append(f"{file} as Python code")
     examination.add(found)

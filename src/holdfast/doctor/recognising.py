@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from holdfast.doctor.broker_files import BROKER_NAMES, TOPIC_NAMES, plain_broker
 from holdfast.doctor.client_defaults import Client, Role, is_known, known_names
-from holdfast.doctor.client_settings import ClientSettings, check_names
+from holdfast.doctor.client_settings import check_names
 from holdfast.doctor.compose_files import compose_containers, is_compose
 from holdfast.doctor.connect import examine_program, program_of
 from holdfast.doctor.containers import examine_containers
@@ -88,12 +88,10 @@ def examine_path(path: str, client: Client | None, result: FilesExamined) -> Non
         elif ending in OTHER_LANGUAGES and "kafka" in text.lower():
             unread[ending] += 1
     for ending, count in unread.items():
-        why = (
-            f"{count} {ending} file{'s' * (count > 1)} with Kafka in them: the doctor reads Python code only"
-        )
-        result.examination.missed(path, why, "unsupported")
+        what = f"{count} {ending} file{'s' * (count > 1)} with Kafka in them"
+        result.unsupported(path, f"{what}: the doctor reads Python code only")
     if result.accounted_for == before:
-        result.examination.missed(path, "nothing in it that the doctor knows", "unsupported")
+        result.unsupported(path, "nothing in it that the doctor knows")
 
 
 def examine_file(path: str, asked_as: AskedAs | None, client: Client | None, result: FilesExamined) -> None:
@@ -101,9 +99,11 @@ def examine_file(path: str, asked_as: AskedAs | None, client: Client | None, res
         examine_code(path, result)
         return
     try:
-        why_not = _examine(File(path, parse_documents(path, read_text(path)), path, asked_as, client), result)
-        if why_not:
-            result.examination.missed(path, why_not, "unsupported")
+        file = File(path, parse_documents(path, read_text(path)), path, asked_as, client)
+        before = result.accounted_for
+        why_not = _examine(file, result)
+        if why_not or result.accounted_for == before:
+            result.unsupported(path, why_not or NO_KAFKA)
     except UnreadableFile as error:
         result.unreadable(path, error)
 
@@ -113,9 +113,9 @@ def examine_text(path: str, name: str, text: str, line: int, result: FilesExamin
     if not name.endswith(SETTINGS_FILES) or not CLUES.search(text):
         return 0
     try:
-        why_not = _examine(File(path, parse_documents(path, "\n" * line + text, name), name), result)
-        if why_not:
-            result.examination.missed(f"{path}:{line}", f"{name}: {why_not}", "unsupported")
+        file = File(path, parse_documents(path, "\n" * line + text, name), name)
+        if why_not := _examine(file, result):
+            result.unsupported(f"{path}:{line}", f"{name}: {why_not}")
     except UnreadableFile as error:
         result.unreadable(path, error)
     return 1
@@ -145,9 +145,8 @@ def _examine(file: File, result: FilesExamined) -> str:
 def _plain(file: File, result: FilesExamined) -> bool:
     """Settings of a client or a broker and nothing else."""
     names = {".".join(entry.path) for document in file.documents for entry in document}
-    wanted = (
-        [file.asked_as] if file.asked_as is not None else list(_guessed(names, os.path.basename(file.named)))
-    )
+    guessed = _guessed(names, os.path.basename(file.named))
+    wanted = list(guessed) if file.asked_as is None else [file.asked_as]
     for each in wanted:
         if each == "broker":
             if not (BROKER_NAMES | TOPIC_NAMES) & names:
@@ -155,10 +154,15 @@ def _plain(file: File, result: FilesExamined) -> bool:
             result.broker(plain_broker(file.path, file.documents))
             continue
         made = plain_client(file.path, file.documents, each, file.client, file.named)
-        if file.asked_as is None:
-            made = _without_the_others(made, shared=len(wanted) > 1)
+        others = {name for role in ROLES if role != each for name in known_names(made.client, role)}
+        others -= known_names(made.client, each)
+        if len(wanted) > 1:  # one file for both: each looks at its own
+            own = {name: it for name, it in made.settings.items() if it.name not in others}
+            made = replace(made, settings=own)
+        if file.asked_as is None and each == "consumer" and not made.written("group.id"):
+            made = replace(made, open_ended=True)  # its group, and perhaps more, comes from elsewhere
         known = any(
-            is_known(made.client, role, each.name) for each in made.settings.values() for role in ROLES
+            it.name in others or is_known(made.client, each, it.name) for it in made.settings.values()
         )
         if not known and (made.client is not Client.JAVA or not any(check_names(made))):
             return False
@@ -166,25 +170,10 @@ def _plain(file: File, result: FilesExamined) -> bool:
     return bool(wanted)
 
 
-def _without_the_others(made: ClientSettings, *, shared: bool) -> ClientSettings:
-    """In one file for both roles each looks at its own; a consumer gets its group, and perhaps more, elsewhere."""
-    settings = {
-        name: each
-        for name, each in made.settings.items()
-        if not shared
-        or is_known(made.client, made.role, each.name)
-        or not any(is_known(made.client, r, each.name) for r in ROLES)
-    }
-    elsewhere = made.role == "consumer" and "group.id" not in settings
-    return replace(made, settings=settings, open_ended=made.open_ended or elsewhere)
-
-
 def _guessed(names: set[str], file_name: str) -> Iterator[AskedAs]:
     """What settings are of, by names that only one kind has, or else by the name of the file."""
-    if {"broker.id", "node.id", "process.roles", "log.dirs", "zookeeper.connect"} & names or {
-        "topic",
-        "replication.factor",
-    } <= names:
+    topic = {"topic", "replication.factor"}
+    if {"broker.id", "node.id", "process.roles", "log.dirs", "zookeeper.connect"} & names or topic <= names:
         yield "broker"
         return
     is_client = not {"bootstrap.servers", "bootstrap_servers", "metadata.broker.list"}.isdisjoint(names)

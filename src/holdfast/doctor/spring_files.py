@@ -89,7 +89,7 @@ def examine_spring(path: str, documents: Documents, asked_as: str | None, result
         result.examination.add(judge(handlers, dict.fromkeys(handlers, skipping), "{}: {}"))
     elif not wanted:
         why = "Spring's settings for Kafka, of which client does not show; --producer or --consumer says it"
-        result.examination.missed(path, why, "unsupported")
+        result.unsupported(path, why)
 
 
 def _name(entry: Entry) -> str:
