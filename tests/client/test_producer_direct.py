@@ -154,6 +154,14 @@ def test_what_is_left_at_the_end_is_named_and_its_deliveries_have_failed(
         delivery.wait(0)
 
 
+def test_a_topic_that_nobody_knows_fails_soon_and_with_advice(
+    sender: DirectSender, cluster: FakeCluster
+) -> None:
+    with pytest.raises(DeliveryFailed, match="holdfast topics create --topic odrers"):
+        sender.send("odrers", None, None, b"x", (), -1, 30.0).wait(30)
+    assert cluster.settings[0]["topic.metadata.propagation.max.ms"] == 5000
+
+
 def refuse_all(topic: str, partition: int, message: Stored) -> Verdict:
     return Verdict(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 

@@ -151,7 +151,7 @@ class AsyncProducer:
         self._left = LeftBehind([], 0)
         self._stopped_by: ClientError | None = None
         """What closing left behind, and why, as long as nobody was told."""
-        self._is_orphaned = False
+        self._is_orphaned = self._is_abandoned = False
         self._waiting: dict[Delivery, set[asyncio.Future[None]]] = {}
         """Futures of those who await something."""
         self._woken: deque[asyncio.Future[None]] = deque()
@@ -190,6 +190,8 @@ class AsyncProducer:
         if self._closing is None or self._closing.cancelled():
             self._closing = asyncio.get_running_loop().create_task(self._close(self._producer, timeout))
         await asyncio.shield(self._closing)
+        if self._is_abandoned:
+            return
         refused = [_as_undelivered(delivery, error) for delivery, error in self._refused.items()]
         left, stopped = self._left, self._stopped_by
         self._refused.clear()
@@ -222,6 +224,7 @@ class AsyncProducer:
 
     def abandon(self, timeout: float) -> int:
         """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
+        self._is_abandoned = True
         left = 0 if self._producer is None else self._producer.abandon(timeout)
         return (
             len(self._line)

@@ -60,36 +60,35 @@ FULL_WAIT_SECONDS: Final = 0.05
 PURGE_SECONDS: Final = 10.0
 """How long a broken producer may take to report on what it had under way."""
 
-REFUSED_CODES: Final = frozenset(
-    (
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError.TOPIC_EXCEPTION,
-    )
-)
-"""Errors of a topic: none of its messages can arrive."""
-BATCH_CODES: Final = frozenset(
-    (
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
-    )
-)
-"""Errors of a message that no attempt can mend; a broker may give them to a whole batch for one message's sake."""
-FINAL_CODES: Final = REFUSED_CODES | BATCH_CODES
+DEFAULTS: Final[Settings] = {
+    "partitioner": "murmur2_random",
+    # How long a topic that no broker knows may take to become known, before its messages fail. librdkafka's 30 s are
+    # long for whoever has mistyped a name; a new topic is known everywhere within a second or two.
+    "topic.metadata.propagation.max.ms": 5000,
+}
+
+NO_TOPIC_CODES: Final = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC))
+FINAL_CODES: Final = NO_TOPIC_CODES | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+}
+"""Errors that the next attempt would meet as well."""
 PURGED_CODES: Final = frozenset((KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT))
 UNASSIGNED: Final = -1
 """librdkafka's word for a partition that it shall choose."""
 
 
 def failure(error: KafkaError, topic: str, partition: int | None) -> DeliveryFailed:
+    advice = f" (create it: holdfast topics create --topic {topic})" if error.code() in NO_TOPIC_CODES else ""
     return DeliveryFailed(
-        error.str(),
+        error.str() + advice,
         code=error.name(),
         is_final=error.code() in FINAL_CODES,
         topic=topic,
@@ -191,7 +190,7 @@ class DirectSender:
     """Messages go straight to librdkafka."""
 
     def __init__(self, settings: Settings, make: Callable[[Settings], Any] = RawProducer) -> None:
-        self._settings: Settings = {"partitioner": "murmur2_random", **settings}
+        self._settings: Settings = {**DEFAULTS, **settings}
         self._make = make
         self._producer: Any = make(self._settings)
         self._produce: Any = self._producer.produce

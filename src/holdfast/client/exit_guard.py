@@ -85,10 +85,7 @@ threading.excepthook = _thread_ended
 
 def _settle() -> int:
     """The program ends; returns the exit code that it must have, 0 for its own."""
-    is_owed = bool(_owed)
-    if _in_the_air:
-        gc.collect()  # what was caught may live on in a cycle
-    lost = sum(_owed) + sum(error.count for error in list(_in_the_air))
+    lost = 0
     deadline = time.monotonic() + LAST_CHANCE_SECONDS
     while _open:
         producer = _open.pop()
@@ -98,6 +95,10 @@ def _settle() -> int:
             say(described(error))
             lost += 1
             deadline = 0.0
+    if _in_the_air:
+        gc.collect()  # what was caught may live on in a cycle
+    is_owed = bool(_owed)
+    lost += sum(_owed) + sum(error.count for error in list(_in_the_air))
     _owed.clear()
     _in_the_air.clear()
     if lost:

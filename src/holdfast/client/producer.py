@@ -169,6 +169,8 @@ class Producer:
         self.is_closed = False
         """Whether it was closed, and whoever closed it has heard what it left behind."""
         self._is_said = False
+        self._is_abandoned = False
+        """Whether the program ends, and says itself what is left behind."""
         self._has_spool = spool is not None
         given = {"partitioner": partitioner, **(config or {})}
         if "transactional.id" in given:
@@ -255,7 +257,7 @@ class Producer:
         self._sender.check_thread()
         try:
             left = self.end(timeout)
-            if left.total:
+            if left.total and not self._is_abandoned:
                 raise exit_guard.raised(UndeliveredMessages(left.named, left.total))
         except ClientError:
             self.set_closed()
@@ -289,6 +291,7 @@ class Producer:
         """The program ends: a last attempt; returns how many messages are lost, or refused and nobody was told."""
         if self.is_closed:
             return 0
+        self._is_abandoned = True
         lost = self.end(timeout).total
         # A generator that holds the block open is ended when Python has forgotten our modules.
         self.is_closed = True

@@ -101,14 +101,12 @@ class SpoolStore:
     @property
     def start(self) -> int:
         """The first position there is."""
-        with self._lock:
-            return self._segments[0].base if self._segments else 0
+        return self._segments[0].base if self._segments else 0
 
     @property
     def end(self) -> int:
-        """Everything below is stored."""
-        with self._lock:
-            return self._segments[-1].end if self._segments else 0
+        """Everything below is stored. Applications ask: no lock is held while a signal may interrupt them."""
+        return self._segments[-1].end if self._segments else 0
 
     @property
     def used_bytes(self) -> int:
