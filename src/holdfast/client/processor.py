@@ -39,7 +39,7 @@ from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dead_letters import OutputLetters
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.failures import Failures
-from holdfast.client.forks import end_if_forked
+from holdfast.client.forks import check_idle, ending_in_child
 from holdfast.client.handlers import check_handler, check_outcome, described
 from holdfast.client.messages import DeadLetter, Message, Origin, Retry, from_raw
 from holdfast.client.retries import Again, RetryPolicy
@@ -130,7 +130,8 @@ class Processor:
                 f"{given['transaction.timeout.ms']}: the broker would take transactions back while they are used"
             )
         self._is_stopping = False
-        self._is_running = False
+        self._running_in: int | None = None
+        """The process of the run that goes on."""
         self._running: _Running | None = None
 
     def stop(self) -> None:
@@ -149,15 +150,15 @@ class Processor:
 
     def _run(self, transform: Transform, companion: Companion | None) -> None:
         check_handler(transform, iterates=True)
-        if self._is_running:
-            raise UsageError("this processor is running: one run at a time")
-        self._is_running = True
+        check_idle(self._running_in, "processor")
+        self._running_in = os.getpid()
         try:
             running = self._running = _Running(self, transform, companion)
             with stopping_on_signals(self.stop):
                 running.run()
         finally:
-            self._is_running = self._is_stopping = False
+            self._running_in = None
+            self._is_stopping = False
 
     @property
     def is_stopping(self) -> bool:
@@ -179,8 +180,7 @@ class _Running:
 
     def __init__(self, processor: Processor, transform: Transform, companion: Companion | None) -> None:
         self._processor = processor
-        self._pid = os.getpid()
-        self._transform = transform
+        self._transform = ending_in_child(transform)
         self._companion = companion
         settings = processor._consumer_settings
         self._consumer = RawConsumer(settings)
@@ -237,9 +237,6 @@ class _Running:
                 self._turn()
             if self._error is None:
                 self._commit()
-        except BaseException as error:
-            end_if_forked(self._pid, error)
-            raise
         finally:
             # An exception, raised or noted, takes back what is open, before leaving hands the partitions on.
             try:

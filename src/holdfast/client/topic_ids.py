@@ -44,10 +44,10 @@ class TopicIds:
         """The ids that these topics have now. Raises KafkaException when nobody answers."""
         return {topic: _text(future.result()) for topic, future in self._futures(topics).items()}
 
-    def known(self, topics: Collection[str]) -> dict[str, str]:
+    def known(self, topics: Collection[str], seconds: float = ANSWER_SECONDS) -> dict[str, str]:
         """The ids of those of them that there are; none when the broker gives topics no ids."""
         ids: dict[str, str] = {}
-        for topic, future in self._futures(topics).items():
+        for topic, future in self._futures(topics, seconds).items():
             try:
                 ids[topic] = _text(future.result())
             except KafkaException as error:
@@ -67,11 +67,11 @@ class TopicIds:
         """Let the connection go; from now on no topic is known."""
         self._admin, self._asked = None, {}
 
-    def _futures(self, topics: Collection[str]) -> Mapping[str, Future[Any]]:
+    def _futures(self, topics: Collection[str], seconds: float = ANSWER_SECONDS) -> Mapping[str, Future[Any]]:
         if not topics or self._admin is None:
             return {}
         found: Mapping[str, Future[Any]] = self._admin.describe_topics(
-            TopicCollection(sorted(topics)), request_timeout=ANSWER_SECONDS
+            TopicCollection(sorted(topics)), request_timeout=seconds
         )
         return found
 

@@ -30,7 +30,8 @@ LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
 """How long the broker has to say where a group is."""
 MEMBER_ANSWER_SECONDS: Final = 5.0
-"""How long it has to say so to a member, before it is asked by somebody who is none; see `_committed`."""
+"""How long it has to say so to a member, before it is asked by somebody who is none, see `_committed`; and how long it
+has to tell a topic's id while work waits for it."""
 PATIENCE_SECONDS: Final = 60.0
 """How long it is asked again when it cannot say; well below max.poll.interval.ms, within which a member must answer."""
 AGAIN_SECONDS: Final = 0.5
@@ -264,7 +265,7 @@ class Assignment:
         if self._ids is None:
             return {}
         try:
-            ids = self._ids.known(topics) if waits else self._ids.look(topics)
+            ids = self._ids.known(topics, MEMBER_ANSWER_SECONDS) if waits else self._ids.look(topics)
         except KafkaException:
             return {}
         return {

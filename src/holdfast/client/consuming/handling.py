@@ -11,6 +11,7 @@ to single messages: those that fail alone are judged alone, so one bad message d
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, TypeAlias
@@ -18,6 +19,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from holdfast.client.consuming.runs import Run
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.errors import ClientError
+from holdfast.client.forks import end_if_forked
 from holdfast.client.handlers import check_outcome
 from holdfast.client.messages import Message
 from holdfast.client.retries import Again, RetryPolicy
@@ -63,6 +65,7 @@ class Handling:
     def __init__(self, policy: RetryPolicy, set_aside: SetAside) -> None:
         self._policy = policy
         self._set_aside = set_aside
+        self._pid = os.getpid()
 
     # One message at a time
 
@@ -80,6 +83,7 @@ class Handling:
                     if outcome is not None:
                         check_outcome(outcome)
                 except Exception as error:  # noqa: BLE001 - the policy judges it
+                    end_if_forked(self._pid, error)
                     try:
                         self._again(handler, message, tracker, error, began)
                     except _Unwanted:
@@ -98,6 +102,7 @@ class Handling:
             try:
                 check_outcome(handler(message))
             except Exception as failed:  # noqa: BLE001 - the policy judges it
+                end_if_forked(self._pid, failed)
                 error = failed
             else:
                 return
@@ -121,6 +126,7 @@ class Handling:
             try:
                 check_outcome(handler(batch))
             except Exception as error:  # noqa: BLE001 - the policy judges it
+                end_if_forked(self._pid, error)
                 following = judge.failed(error)
                 if isinstance(following, str):
                     failure = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from holdfast.client.consuming.subscription import Source, takes
 from holdfast.client.consuming.workers import Workers
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dedupe import Dedupe
+from holdfast.client.forks import check_idle
 from holdfast.client.handlers import check_handler, is_coroutine
 from holdfast.client.retries import RetryPolicy
 from holdfast.client.retry_topics import HeldBack, RetryTopics
@@ -106,7 +108,8 @@ class Member:
                 "partitions is thrown out, and what it finished is done again"
             )
         self._stopping = threading.Event()
-        self._is_running = False
+        self._running_in: int | None = None
+        """The process of the run that goes on."""
         self._loop: Loop | None = None
 
     @property
@@ -124,16 +127,15 @@ class Member:
         """Handle messages until stopped. Raises when a message cannot be handled and may not be set aside."""
         for route in routes:
             route.check()
-        if self._is_running:
-            raise UsageError("this consumer is running: one run at a time")
+        check_idle(self._running_in, "consumer")
         asides = [self._aside(route) for route in routes]
-        self._is_running = True
+        self._running_in = os.getpid()
         try:
             for aside in asides:
                 aside.prepare(lambda: not self._stopping.is_set())
             self._run(routes, asides)
         finally:
-            self._is_running = False
+            self._running_in = None
             self._stopping.clear()
             for aside in asides:
                 aside.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from holdfast.client.forks import close_in_child
 from holdfast.errors import UsageError
 
 
@@ -37,6 +38,7 @@ class PartitionTracker:
         """The partition is about to go, or gone: what a worker is at finishes, nothing else is begun."""
         self.committed = start if is_stored else -1
         """What is committed, as far as this member knows; negative: nothing."""
+        close_in_child(self)
 
     def __repr__(self) -> str:
         return f"<{self.topic}-{self.partition} at {self._position}, {len(self)} under way>"

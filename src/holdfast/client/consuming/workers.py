@@ -69,5 +69,7 @@ class Workers:
             except BaseException as error:  # noqa: BLE001 - whatever it is, the consumer must hear of it and stop
                 end_if_forked(self._pid, error)
                 run.error = error
+            else:
+                end_if_forked(self._pid)
             self._reports.add(run)
             self._current[at] = None

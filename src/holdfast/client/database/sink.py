@@ -23,6 +23,7 @@ between the two sets it aside a second time.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,7 +53,7 @@ from holdfast.client.database.store import (
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.errors import ClientError
 from holdfast.client.failures import Failures
-from holdfast.client.forks import ending_in_child
+from holdfast.client.forks import check_idle, ending_in_child
 from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
 from holdfast.client.messages import Message, from_raw
 from holdfast.client.retries import Again, RetryPolicy
@@ -135,7 +136,8 @@ class DatabaseSink:
         session_ms = int(self.settings.get("session.timeout.ms", SESSION_TIMEOUT_MS))
         self._database.idle_timeout_ms = max(1000, session_ms * 2 // 3)
         self._is_stopping = False
-        self._is_running = False
+        self._running_in: int | None = None
+        """The process of the run that goes on."""
         self._running: _Running | None = None
 
     def stop(self) -> None:
@@ -180,15 +182,15 @@ class DatabaseSink:
         self._run(work)
 
     def _run(self, work: BatchHandler) -> None:
-        if self._is_running:
-            raise UsageError("this sink is running: one run at a time")
-        self._is_running = True
+        check_idle(self._running_in, "sink")
+        self._running_in = os.getpid()
         try:
             self._running = _Running(self, self._database, ending_in_child(work))
             with stopping_on_signals(self.stop):
                 self._running.run()
         finally:
-            self._is_running = self._is_stopping = False
+            self._running_in = None
+            self._is_stopping = False
 
 
 class _Failed(Exception):
