@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from holdfast.client.database.sqlite import SqliteDatabase
 from holdfast.client.database.store import (
     Advance,
     Database,
@@ -181,6 +182,28 @@ def test_a_handler_cannot_commit_by_method(database: Database) -> None:
     with pytest.raises(database.errors):
         database.store("g", "me", [Advance("t", 0, "id", 0, 5)], work)
     assert (results(database), position(database)) == ([], 0)
+
+
+def test_a_signal_that_meets_sqlite_blames_no_statement(tmp_path: Path) -> None:
+    """What its handler raises in the middle of a statement of SQLite's reaches nobody, and the statement is refused."""
+    database = SqliteDatabase(str(tmp_path / "sink.sqlite"))
+    database.connect()
+    database.migrate()
+    database.claim("g", "me", [("t", 0)], [Start("t", 0, "id", 0)])
+
+    def work(connection: Any) -> None:
+        def interrupted(*_: object) -> int:
+            raise InterruptedError
+
+        connection.set_authorizer(interrupted)
+        connection.execute("create table results (value text)")
+
+    with pytest.raises(database.errors) as refused:
+        database.store("g", "me", [Advance("t", 0, "id", 0, 5)], work)
+    assert database.judge(refused.value) is Trouble.LATER
+    assert position(database) == 0
+    assert not database.connection.in_transaction
+    database.close()
 
 
 def test_an_error_that_a_handler_hides_is_not_taken_for_success(postgres_url: str) -> None:

@@ -36,7 +36,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._is_working = False
+        self._has_denied = False
 
     def connect(self) -> None:
         self.close()
@@ -50,7 +50,6 @@ class SqliteDatabase(Database):
         except sqlite3.Error as error:
             may_pass = self.judge(error) is Trouble.AGAIN
             raise DatabaseUnreachable(f"{self.name}: {error}", may_pass=may_pass) from error
-        connection.set_authorizer(self._authorise)
         self.connection = connection
 
     def close(self) -> None:
@@ -66,22 +65,28 @@ class SqliteDatabase(Database):
             yield
             self.connection.execute("commit /* holdfast */")
         except BaseException:
+            self.connection.set_authorizer(
+                None
+            )  # a signal's handler may have raised where `working` did not see it
             if self.connection.in_transaction:
                 self.connection.execute("rollback /* holdfast */")
             raise
 
     @contextmanager
     def working(self) -> Iterator[None]:
-        self._is_working = True
+        # Only as long as it is needed: what a signal's handler raises within it is lost, and the statement refused.
+        self._has_denied = False
+        self.connection.set_authorizer(self._authorise)
         try:
             yield
         finally:
-            self._is_working = False
+            self.connection.set_authorizer(None)
         if not self.connection.in_transaction:
             raise TransactionEnded("the handler ended the transaction it was given: leave that to the sink")
 
     def _authorise(self, action: int, *_: str | None) -> int:
-        if action == sqlite3.SQLITE_TRANSACTION and self._is_working:
+        if action == sqlite3.SQLITE_TRANSACTION:
+            self._has_denied = True
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 
@@ -94,6 +99,8 @@ class SqliteDatabase(Database):
             return Trouble.FAILED
         if code & PRIMARY in BUSY:
             return Trouble.AGAIN
+        if code & PRIMARY == sqlite3.SQLITE_AUTH and not self._has_denied:
+            return Trouble.LATER
         return Trouble.LATER if code & PRIMARY in PASSING else Trouble.FAILED
 
     def is_missing_table(self, error: BaseException) -> bool:
