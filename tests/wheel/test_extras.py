@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from tests.support.wheels import ROOT, Installed
 
@@ -84,3 +86,28 @@ def test_every_extra_is_known_by_what_it_brings() -> None:
                 brought.setdefault(MODULES.get(name, name), set()).add(extra)
     assert EXTRAS.keys() == brought.keys()
     assert all(extra in brought[module] for module, extra in EXTRAS.items())
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda each: each.name)
+def test_a_guide_names_the_extras_of_its_programs(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"holdfast\[(\w+)\]", text))
+    if "spark" in named:
+        named |= {"reader", "postgres"}  # they come with it
+    for program in re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        for module in imported(program):
+            extra = "registry" if "schema_registry" in module else EXTRAS.get(module.partition(".")[0])
+            extra = "spark" if module.startswith(("holdfast.pipeline", "holdfast.audit.pipeline")) else extra
+            assert extra is None or extra in named, (
+                f"{module} needs holdfast[{extra}], which {page.name} does not say"
+            )
+
+
+def imported(program: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            found.update(each.name for each in node.names)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -60,6 +61,8 @@ class LazyGroup(TyperGroup):
             return None
         command = typer.main.get_command(getattr(importlib.import_module(place.module), place.attribute))
         command.name = cmd_name
+        # The list of all commands has one sentence of each.
+        command.short_help = re.split(r"(?<=\.)\s", command.help or "", maxsplit=1)[0]
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -89,7 +92,8 @@ root = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     help="holdfast moves data through Kafka without losing a message. "
     "Its tools take the flags of Kafka's own and work on Apache Kafka too.",
-    epilog="Exit codes: 0 fine, 1 findings, 2 usage, 3 cannot connect, 130 interrupted.",
+    epilog="Exit codes: 0 fine, 1 findings, 2 usage, 3 cannot connect or something is missing here, "
+    "4 inconclusive, 130 interrupted.",
 )
 
 
