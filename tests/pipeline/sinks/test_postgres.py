@@ -498,3 +498,21 @@ def test_rows_that_the_server_does_not_take_are_found_with_their_columns(
     }
     cut.write(sink, cut.at(0, 16), rows([each for each in given if each["id"] not in (3, 11)]))
     assert database.execute("SELECT count(*) FROM orders").fetchone() == (14,)
+
+
+def test_a_database_of_another_encoding_has_the_same_text(
+    server: PostgresServer, database: Any, context: SinkContext, spark: SparkSession, rows: Any, batches: Any
+) -> None:
+    database.execute("DROP DATABASE IF EXISTS latin")
+    database.execute("CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    url = psycopg.conninfo.make_conninfo(server.url, dbname="latin")
+    sink, cut = PostgresSinkWriter(PostgresSink(url, "orders"), "shop"), batches("postgres")
+    sink.open(context, spark)
+    try:
+        cut.write(sink, cut.at(0, 1), rows([{"id": 1, "name": "Öl"}]))
+        with pytest.raises(RowsRejected, match=r"offset 1: .* has no equivalent in encoding"):
+            sink.prepare(cut.at(1, 2), rows([{"id": 2, "name": "日本"}], start=1))
+    finally:
+        sink.close()
+    with psycopg.connect(url, client_encoding="UTF8") as latin:
+        assert latin.execute("SELECT name FROM orders").fetchall() == [("Öl",)]

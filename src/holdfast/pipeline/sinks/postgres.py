@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,18 @@ from holdfast.pipeline.sinks.base import (
     SinkUnavailable,
 )
 from holdfast.pipeline.sinks.columns import check_columns, fitting_schema, quoted, stored_schema
-from holdfast.pipeline.sinks.lineage import digest_of_lineage
+from holdfast.pipeline.sinks.postgres_copy import (
+    CONNECT_SECONDS,
+    ENCODING,
+    REJECTED_REPORT,
+    REPORT,
+    Connection,
+    NotTaken,
+    copy_task,
+    first_line,
+    rejected_task,
+    told_by_task,
+)
 from holdfast.pipeline.sinks.postgres_sql import (
     DELETE,
     LINEAGE_COLUMNS,
@@ -60,26 +70,16 @@ from holdfast.pipeline.sinks.postgres_sql import (
     stage_name,
     stage_prefix,
 )
-from holdfast.pipeline.sinks.postgres_types import as_csv, is_fitting, postgres_type, travelling
+from holdfast.pipeline.sinks.postgres_types import is_fitting, postgres_type, travelling
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-REPORT = "attempt long, rows long, digest string"
-CONNECT_SECONDS = 10
 ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz"})
 """Types of an `order`."""
 MERGE_MEMORY = "64MB"
 """For sorting a batch by key: one transaction at a time has it."""
-
-REJECTED_REPORT = "topic string, partition int, offset long, why string"
-COLUMN = re.compile(r"COPY [^\n]*, line \d+, column ([^:\n]+)")
-"""Of what the server says about where a copy has stopped."""
-TASK_MARK = "holdfast-copy-failed:"
-"""Before the JSON by which a task tells its driver what the server said, through Spark's own text."""
-
-Connection = psycopg.Connection[tuple[Any, ...]]
 
 
 class PreparedTable:
@@ -203,6 +203,7 @@ class PostgresSinkWriter:
                 self._definition.url,
                 autocommit=True,
                 connect_timeout=CONNECT_SECONDS,
+                client_encoding=ENCODING,
                 application_name=f"holdfast {self._pipeline}",
             )
         except psycopg.Error as error:
@@ -219,17 +220,17 @@ class PostgresSinkWriter:
             yield self._connection
         except errors.InsufficientPrivilege as error:
             raise SinkError(
-                f"sink {self.name!r}: {_first(error)}; nothing was committed. The pipeline's user needs the right to "
-                f"use and create tables in the schema {self._definition.schema_name!r}"
+                f"sink {self.name!r}: {first_line(error)}; nothing was committed. The pipeline's user needs the right "
+                f"to use and create tables in the schema {self._definition.schema_name!r}"
             ) from error
         except errors.DiskFull as error:
             raise SinkError(
                 f"sink {self.name!r}: PostgreSQL's disk is full; nothing was committed"
             ) from error
         except psycopg.OperationalError as error:
-            raise SinkUnavailable(f"sink {self.name!r}: {_first(error)}") from error
+            raise SinkUnavailable(f"sink {self.name!r}: {first_line(error)}") from error
         except psycopg.Error as error:
-            raise SinkError(f"sink {self.name!r}: {_first(error)}") from error
+            raise SinkError(f"sink {self.name!r}: {first_line(error)}") from error
 
     def last_entry(self) -> Entry | None:
         with self._explained() as connection:
@@ -337,8 +338,8 @@ class PostgresSinkWriter:
             held = None if there is None else there.get(name)
             if held is not None and not is_fitting(held, kind):
                 raise SchemaChanged(
-                    f"sink {self.name!r}: column {name!r} of {self._table} is {held}, and the rows bring {kind}; cast "
-                    "it in a step, or give it another name"
+                    f"sink {self.name!r}: column {name!r} of {self._table} is {held}, which cannot hold {kind} as the "
+                    "rows bring it; widen the column, cast it in a step, or give it another name"
                 )
             columns[name] = held or kind
         missing = [name for name in columns if there is not None and name not in there]
@@ -411,7 +412,7 @@ class PostgresSinkWriter:
             told = told_by_task(self.name, error)
             if told is None:
                 raise
-            if isinstance(told, _NotTaken):
+            if isinstance(told, NotTaken):
                 rejected = self._rejected(rows.select(*columns), statement)
                 if rejected:
                     raise RowsRejected(rejected) from error
@@ -507,111 +508,3 @@ class PostgresSinkWriter:
                 f"({', '.join(target.key)}), which upsert needs. Nothing was committed; add one"
             ) from error
         connection.execute(sql.SQL("DROP TABLE {}").format(target.stage(prepared.stage)))
-
-
-def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
-    """What one task does: copies its rows in a transaction of its own, then reports them."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    attempt = 0 if context is None else context.taskAttemptId()
-    rows, digest = 0, 0
-    connection: Connection | None = None
-    try:
-        with contextlib.ExitStack() as stack:
-            copy: Any = None
-            for batch in batches:
-                if batch.num_rows == 0:
-                    continue
-                if connection is None:
-                    connection = psycopg.connect(url, connect_timeout=CONNECT_SECONDS)
-                    connection.execute(
-                        "SET synchronous_commit = off"
-                    )  # an unlogged table has nothing to wait for
-                    copy = stack.enter_context(connection.cursor().copy(statement.encode()))
-                tag = pa.repeat(pa.scalar(attempt, pa.int64()), batch.num_rows)
-                values = batch.select(batch.schema.names[1:])
-                copy.write(as_csv(values.add_column(0, "attempt", tag)))
-                rows += batch.num_rows
-                digest += digest_of_lineage(batch.column(0))
-        if connection is not None:
-            connection.commit()
-    except psycopg.Error as error:
-        told = {
-            "said": _first(error),
-            "is_away": isinstance(error, psycopg.OperationalError),
-            "is_about_rows": isinstance(error, psycopg.DataError),
-        }
-        raise RuntimeError(TASK_MARK + json.dumps(told)) from None
-    finally:
-        if connection is not None:
-            connection.close()
-    yield pa.record_batch(
-        {
-            "attempt": pa.array([attempt], pa.int64()),
-            "rows": pa.array([rows], pa.int64()),
-            "digest": pa.array([str(digest & MASK)], pa.string()),
-        }
-    )
-
-
-def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> Iterator[pa.RecordBatch]:
-    """What one task does to find the rows that the server does not take: it copies parts, and takes them all back."""
-    found: list[tuple[Any, str]] = []
-
-    def look(connection: Connection, part: pa.RecordBatch) -> None:
-        attempt = pa.repeat(pa.scalar(0, pa.int64()), part.num_rows)
-        values = part.select(part.schema.names[1:]).add_column(0, "attempt", attempt)
-        try:
-            with (
-                connection.transaction(force_rollback=True),
-                connection.cursor().copy(statement.encode()) as copy,
-            ):
-                copy.write(as_csv(values))
-        except psycopg.DataError as error:
-            if part.num_rows == 1:
-                found.append((part.column(0)[0].as_py(), f"{_first(error)}{_where(error, part)}"))
-                return
-            half = part.num_rows // 2
-            for each in (part.slice(0, half), part.slice(half)):
-                look(connection, each)
-
-    with psycopg.connect(url, connect_timeout=CONNECT_SECONDS, autocommit=True) as connection:
-        for batch in batches:
-            if batch.num_rows:
-                look(connection, batch)
-    yield pa.record_batch(
-        {
-            "topic": pa.array([place["topic"] for place, _ in found], pa.string()),
-            "partition": pa.array([place["partition"] for place, _ in found], pa.int32()),
-            "offset": pa.array([place["offset"] for place, _ in found], pa.int64()),
-            "why": pa.array([why for _, why in found], pa.string()),
-        }
-    )
-
-
-def _where(error: psycopg.Error, row: pa.RecordBatch) -> str:
-    """The column that is at fault; of bytes that are no text the server names none."""
-    told = COLUMN.search(error.diag.context or "")
-    names = [told[1]] if told else [name for name in row.schema.names[1:] if "\0" in str(row.column(name)[0])]
-    return f" in column {', '.join(map(repr, names))}" if names else ""
-
-
-class _NotTaken(SinkError):
-    """The server does not take a row for what is in it."""
-
-
-def told_by_task(sink: str, error: BaseException) -> SinkError | None:
-    """What the server said to a task, out of what Spark makes of it; None when it was not the server."""
-    text = str(error)
-    at = text.find(TASK_MARK)
-    if at < 0:
-        return None
-    told = json.JSONDecoder().raw_decode(text, at + len(TASK_MARK))[0]
-    kind = SinkUnavailable if told["is_away"] else _NotTaken if told["is_about_rows"] else SinkError
-    return kind(f"sink {sink!r}: PostgreSQL does not take the rows: {told['said']}; nothing was committed")
-
-
-def _first(error: psycopg.Error) -> str:
-    """What the server said, without its context."""
-    return error.diag.message_primary or str(error).strip().split("\n")[0]

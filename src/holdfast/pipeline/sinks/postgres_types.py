@@ -2,12 +2,14 @@
 
 Rows are copied as CSV, which Arrow writes without a Python object per value; every PostgreSQL type reads its own text,
 so a table that was made by hand may use narrower or other types of the same family (`uuid` or `varchar(20)` for a
-string) and checks the values itself. What is nested becomes `jsonb`.
+string) and checks the values itself. Types that would change a value without an error are refused: they round it, cut
+it, fill it up with spaces, or read it in the server's time zone. What is nested becomes `jsonb`.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -33,8 +35,9 @@ _PLAIN = {
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
 }
+MICROSECOND_DIGITS = 6
 _NESTED = ("array", "map", "struct")
-_WHOLE = ("smallint", "integer", "bigint", "numeric", "oid")
+_WHOLE = ("smallint", "integer", "bigint", "numeric")
 _FLOATING = ("real", "double precision", "numeric")
 _TIMES = ("timestamp with time zone", "timestamp without time zone")
 _FAMILIES = {
@@ -43,15 +46,19 @@ _FAMILIES = {
     "integer": _WHOLE,
     "bigint": _WHOLE,
     "real": _FLOATING,
-    "double precision": _FLOATING,
-    "numeric": (*_FLOATING, *_WHOLE),
+    "double precision": ("double precision", "numeric"),
+    "numeric": _WHOLE,
     "bytea": ("bytea",),
-    "date": ("date", *_TIMES),
+    "date": ("date", "timestamp without time zone"),
     "timestamp with time zone": _TIMES,
-    "timestamp without time zone": _TIMES,
+    "timestamp without time zone": ("timestamp without time zone",),
     "jsonb": ("jsonb", "json", "text"),
 }
-_NOT_TEXT = {"boolean", "bytea", "date", *_WHOLE, *_FLOATING, *_TIMES}
+_NOT_TEXT = {
+    *("boolean", "bytea", "date", "oid", *_WHOLE, *_FLOATING, *_TIMES),
+    *("character", "name", '"char"'),  # they fill up or cut
+}
+_PRINTED = re.compile(r"(?P<name>[^(]+)(?:\((?P<sizes>[\d,-]+)\))?(?P<rest>.*)")
 
 
 def postgres_type(kind: DataType) -> str | None:
@@ -68,11 +75,28 @@ def postgres_type(kind: DataType) -> str | None:
 
 def is_fitting(held: str, wanted: str) -> bool:
     """Whether a column of the type `held` reads values meant for `wanted`."""
-    base = held.split("(")[0]
-    family = wanted.split("(")[0]
+    base, sizes = _parts(held)
+    family, wanted_sizes = _parts(wanted)
     if family == "text":
         return base not in _NOT_TEXT
-    return base in _FAMILIES[family]
+    if base not in _FAMILIES[family]:
+        return False
+    if not sizes:
+        return True
+    if base in _TIMES:
+        return sizes[0] >= MICROSECOND_DIGITS
+    if base == "numeric" and family in ("real", "double precision"):
+        return False
+    scale, wanted_scale = ((*each, 0)[1] if each else 0 for each in (sizes, wanted_sizes))
+    return base != "numeric" or scale >= wanted_scale
+
+
+def _parts(printed: str) -> tuple[str, tuple[int, ...]]:
+    """A type as PostgreSQL prints it, without its sizes, and those: `numeric`, (10, 2)."""
+    found = _PRINTED.fullmatch(printed)
+    assert found is not None
+    sizes = tuple(int(each) for each in (found["sizes"] or "").split(",") if each)
+    return found["name"] + found["rest"], sizes
 
 
 def travelling(value: Column, kind: DataType) -> Column:
