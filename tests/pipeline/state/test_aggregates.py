@@ -123,6 +123,16 @@ def test_a_count_needs_no_column_of_its_own_and_equal_parts_share_one(
     assert len(ready.parts) == 1
 
 
+def test_a_sketch_knows_one_zero(spark: SparkSession, rows: DataFrame) -> None:
+    zeros = rows.selectExpr(
+        "* EXCEPT (d)", "CAST(CASE WHEN piece = 1 THEN '-0.0' ELSE '0.0' END AS DOUBLE) AS d"
+    )
+    found, _ = through_parts(
+        spark, zeros, {"d": "approx_count_distinct(d)", "f": "approx_count_distinct(float(d))"}
+    )
+    assert [(row["d"], row["f"]) for row in found] == [(1, 1), (1, 1)]
+
+
 def test_sketches_count_alike_whether_they_were_merged_or_not(spark: SparkSession) -> None:
     from pyspark.sql import functions as f
 

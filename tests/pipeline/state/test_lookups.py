@@ -96,6 +96,22 @@ def test_a_table_that_was_not_touched_is_not_read_again(
     assert pin(countries(csv), HOUR_MS, home) == first
 
 
+@pytest.mark.parametrize("is_directory", [False, True])
+def test_a_file_that_was_replaced_by_one_of_its_size_and_time_is_read(
+    home: str, tmp_path: Path, is_directory: bool
+) -> None:
+    directory = tmp_path / "table"
+    directory.mkdir()
+    file = directory / "part.parquet"
+    step = countries(directory if is_directory else file)
+    names = []
+    for number, name in enumerate(["old", "new"]):
+        pq.write_table(pa.table({"code": ["DE"], "name": [name]}), file)
+        os.utime(file, ns=(7, 7))
+        names.append(held(home, pin(step, number * HOUR_MS, home))[0]["name"])
+    assert names == ["old", "new"]
+
+
 def test_a_clock_that_went_back_means_another_look(home: str, csv: Path) -> None:
     first = pin(countries(csv), 10 * HOUR_MS, home)
     csv.write_text("code,name\nDE,Deutschland\n")

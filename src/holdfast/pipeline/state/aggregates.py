@@ -488,6 +488,8 @@ def _sketch(call: Call, typed: _Types) -> Split | None:
     kind = typed.of(value).simpleString()
     if kind in EXACT_SUMS:
         value = f"CAST({value} AS BIGINT)"
+    elif kind in ("float", "double"):
+        value = f"CAST(({value}) + CAST(0 AS {kind}) AS STRING)"  # -0.0 is 0.0, and spelled otherwise
     elif kind not in SKETCH_PLAIN:
         value = f"to_json(struct({value} AS v))" if "<" in kind else f"CAST({value} AS STRING)"
     part = Part(

@@ -214,8 +214,7 @@ class Table:
     def _file_marks(self) -> Iterator[str]:
         path = self._path
         if not os.path.isdir(path):
-            found = os.stat(path)
-            yield f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+            yield _file_mark(os.stat(path))
             return
         for directory, _, names in sorted(os.walk(path)):
             for name in sorted(names):
@@ -225,7 +224,7 @@ class Table:
                 except FileNotFoundError:
                     yield f"{where} went"  # which the next look will not find either: it counts as a change
                 else:
-                    yield f"{where} {found.st_size} {found.st_mtime_ns}"
+                    yield f"{where} {_file_mark(found)}"
 
     def _dataset(self) -> Any:
         import pyarrow.dataset as ds
@@ -343,6 +342,11 @@ class _Explained:
                 raise EnvironmentFails(f"step {name!r}: no permission to read {table}") from error
             case OSError():
                 raise LookupUnavailable(f"step {name!r}: {table} cannot be read: {error}") from error
+
+
+def _file_mark(found: os.stat_result) -> str:
+    """The time of its last change too, which nobody can set: a copy may keep size and time of what it replaces."""
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
 def shown(table: str) -> str:
