@@ -220,10 +220,12 @@ def test_output_that_nobody_reads_changes_no_exit_code(
     assert (process.returncode, (said or b"").count(b"\n")) == (code, int(code == 2 and unread == "stdout"))
 
 
-def test_a_command_without_end_stops_when_nobody_reads() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_command_without_end_stops_when_nobody_reads(unbuffered: str) -> None:
     reader, writer = os.pipe()
-    with open_process(
-        [*COMMAND, "generate", "orders", "--to", "-", "--count", "100000000"], stdout=writer
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with subprocess.Popen(
+        [*COMMAND, "generate", "orders", "--to", "-", "--count", "100000000"], stdout=writer, env=environment
     ) as process:
         os.close(writer)
         os.read(reader, 1)
@@ -238,12 +240,14 @@ def test_a_command_without_end_stops_when_nobody_reads() -> None:
         (("topics", "nonsense"), None),
     ],
 )
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_behind_the_output_is_one_line_and_a_code(
-    arguments: tuple[str, ...], said: bytes | None
+    arguments: tuple[str, ...], said: bytes | None, unbuffered: str
 ) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "wb") as full:
         errors = full if said is None else subprocess.PIPE
-        with open_process([*COMMAND, *arguments], stdout=full, stderr=errors) as process:
+        with subprocess.Popen([*COMMAND, *arguments], stdout=full, stderr=errors, env=environment) as process:
             _, heard = process.communicate(timeout=60)
     assert (process.returncode, heard) == (1 if said else 2, said)
 

@@ -72,7 +72,9 @@ class _Unread(io.FileIO):
             return super().write(data)
         except OSError as error:
             is_unread = isinstance(error, BrokenPipeError) and not self.stops_command
-            if not (is_unread or self.is_lost):
+            if data and not (
+                is_unread or self.is_lost
+            ):  # with nothing, typer looks what kind of stream it is
                 self.is_lost = True
                 error.filename = "standard output" if self.fileno() == 1 else "standard error"
                 raise
@@ -87,14 +89,17 @@ def take_standard_streams() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  as long as the process lives
             continue
         stream.flush()
-        buffer: Any = io.BufferedWriter(_Unread(descriptor, "w", closefd=False))
-        given = (stream.encoding, stream.errors, None, stream.line_buffering)
+        raw = _Unread(descriptor, "w", closefd=False)
+        # PYTHONUNBUFFERED stays in force.
+        buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)
+        given = (stream.encoding, stream.errors, None, stream.line_buffering, stream.write_through)
         setattr(sys, name, io.TextIOWrapper(buffer, *given))
 
 
 def stop_when_unread() -> None:
     """For a command that prints without an end: it stops, with exit code 0, when nobody reads on."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    buffer = getattr(sys.stdout, "buffer", None)
+    raw = getattr(buffer, "raw", buffer)
     if isinstance(raw, _Unread):
         raw.stops_command = True
 
