@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -245,3 +247,30 @@ def test_a_closed_producer_keeps_no_connection_that_would_log_the_end_of_the_bro
     assert sender.left == 0
     with pytest.raises(ProducerClosed):
         send(sender, b"late")
+
+
+def test_a_queue_that_was_full_leaves_nothing_that_holds_the_producer(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullAtFirst:
+        turned_away = 0
+
+        def produce(self, *_: object) -> None:
+            if self.turned_away < 3:
+                self.turned_away += 1
+                raise BufferError
+
+        def __len__(self) -> int:
+            return 0
+
+    monkeypatch.setattr(direct, "FULL_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)
+    sender = DirectSender(SETTINGS, make=lambda settings: FullAtFirst())
+    made = weakref.ref(sender._producer)
+    gc.disable()
+    try:
+        send(sender, b"in the end")
+        sender._producer = sender._produce = None
+        assert made() is None
+    finally:
+        gc.enable()

@@ -387,7 +387,7 @@ class DirectSender:
             try:
                 producer.produce(*_arguments(delivery, value, headers, timestamp_ms))
             except (BufferError, KafkaException) as again:
-                problem = again
+                problem = again.with_traceback(None)  # which would hold this frame, and so the producer
             else:
                 return
 
