@@ -85,6 +85,13 @@ def test_a_table_whose_name_would_be_cut_is_refused() -> None:
         derive(long, "long")
 
 
+def test_names_that_would_make_one_table_are_refused(tmp_path: Path) -> None:
+    there = replace(ALL, directory=str(tmp_path), sinks=(PostgresSink("u", "t"),))
+    for name in ("v1.2", "v1-2"):
+        with pytest.raises(UsageError, match="would make one table"):
+            plan_backfill(there, begin="earliest", end="latest", into=name)
+
+
 def test_what_the_backfill_writes_must_not_be_read_by_the_live_pipeline() -> None:
     patterned = replace(ALL, source=Source(pattern="orders.*"))
     with pytest.raises(UsageError, match=r"finds the topic 'orders-dlt\.x'"):

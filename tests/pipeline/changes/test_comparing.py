@@ -19,6 +19,7 @@ from deltalake import CommitProperties, write_deltalake
 
 from holdfast.errors import UsageError
 from holdfast.pipeline.changes.comparing import SinkComparison, Verdict, compare_pipelines, overall
+from holdfast.pipeline.changes.outputs import without_fields
 from holdfast.pipeline.definition.model import (
     DeltaSink,
     EventTime,
@@ -402,6 +403,17 @@ def test_topics_are_read_and_records_of_others_left_out(broker: Broker) -> None:
     found = compared(a, c)
     assert (found.verdict, found.differences.columns) == (Verdict.DIFFERENT, {"value": 1})
     assert compared(a, c, ignore=["n"]).verdict is Verdict.EQUAL
+
+
+@pytest.mark.parametrize("ignored", [(), ("n",)])
+def test_numbers_in_json_are_compared_digit_by_digit(ignored: tuple[str, ...]) -> None:
+    one, other = (
+        without_fields(b'{"n":1,"b":[{"a":12345678901234567.%d}]}' % digits, ignored) for digits in (12, 99)
+    )
+    assert one != other
+    assert one is not None
+    assert one.startswith(b'{"b":[{"a":12345678901234567.12}]')
+    assert without_fields(b'{"n":"1.50"}', ()) != without_fields(b'{"n":1.50}', ())
 
 
 def test_of_windows_that_are_told_on_every_change_only_the_last_word_counts(broker: Broker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -14,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import functions
 
 from holdfast.pipeline.definition.model import KafkaSink
-from holdfast.pipeline.sinks.base import SinkContext, SinkError, SinkFenced
+from holdfast.pipeline.sinks.base import RowsRejected, SinkContext, SinkError, SinkFenced
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.kafka_writer import Writer
 
@@ -346,6 +347,21 @@ def test_expressions_are_checked_without_a_broker(rows: Any) -> None:
     problems = {problem.where: problem.message for problem in sink.check(rows([]).schema)}
     assert set(problems) == {"key", "value", "headers.h", "writers"}
     assert "to_json" in problems["value"]
+
+
+def test_records_that_the_topic_does_not_take_are_rejected_row_by_row(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("out", 1, config={"max.message.bytes": "4000"})])["out"].result(10)
+    sink, cut = make(settings={"compression.type": "gzip"}), batches("kafka")
+    noise = "".join(chr(33 + at * 7919 % 90) for at in range(8000)) + os.urandom(4000).hex()
+    given = [{"id": 0, "name": "n"}, {"id": 1, "name": "x" * 9000}, {"id": 2, "name": noise}]
+    with pytest.raises(RowsRejected, match=r"does not take 1 rows .*orders-0 at offset 2") as caught:
+        sink.prepare(cut.at(0, 3), rows(given))
+    assert [each.offset for each in caught.value.rows] == [2]
+    cut.write(sink, cut.at(0, 2), rows(given[:2]))
+    assert ids_of(committed(bootstrap, "out")) == [0, 1]
 
 
 class TestALostTopic:

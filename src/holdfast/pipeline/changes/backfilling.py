@@ -176,6 +176,13 @@ def plan_backfill(
     expanded, _ = expand_definition(derived)
     home = home_of(expanded)
     noted = _noted(home)
+    if noted is None and not into.replace("_", "").isalnum():
+        for sink in definition.sinks:
+            if isinstance(sink, PostgresSink):
+                raise UsageError(
+                    f"--into {into!r}: sink {sink.name!r} is a table, whose name has letters, digits and underscores "
+                    "only: names that differ in dots and dashes would make one table"
+                )
     if noted is not None:
         if (noted["begin"], noted["end"]) != (begin, end):
             raise UsageError(

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 BATCH_ROWS: Final = 65_536
 SOURCE: Final = re.compile(rb"(?s)(?P<topic>.+):(?P<partition>\d+)@(?P<offset>\d+)#(?P<index>\d+)")
 """The header `hf-source` of a record that a pipeline wrote."""
+NUMBER: Final = f"\ue000{os.urandom(8).hex()}:"
+"""Before the text of a number while its object is turned over: no value has it."""
 COPIED_BYTES: Final = 8 * 1024 * 1024
 """Of a table's text, turned into rows at once."""
 
@@ -325,20 +327,22 @@ def _plain_json(value: bytes | None) -> bytes | None:
     """A JSON object with its names in order, since their order means nothing; anything else as it is."""
     if value is None or value[:1] != b"{":
         return value
-    try:
-        document = json.loads(value)
-    except ValueError:
-        return value
-    return json.dumps(document, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    return _rewritten(value, ())
 
 
 def without_fields(value: bytes | None, names: Sequence[str]) -> bytes | None:
     """A JSON object without these fields."""
     if value is None or value[:1] != b"{":
         return value
+    return _rewritten(value, names)
+
+
+def _rewritten(value: bytes, left_out: Sequence[str]) -> bytes:
+    """Numbers stay as they are written: as floats, those with many digits would be equal that are not."""
     try:
-        document = json.loads(value)
+        document = json.loads(value, parse_float=lambda text: f"{NUMBER}{text}")
     except ValueError:
         return value
-    kept = {name: each for name, each in document.items() if name not in names}
-    return json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    kept = {name: each for name, each in document.items() if name not in left_out}
+    text = json.dumps(kept, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return re.sub(f'"{NUMBER}([^"]*)"', r"\1", text).encode()

@@ -42,6 +42,7 @@ def _error_of(reason: str) -> str:
 
 
 class DeadLetterSink(KafkaSinkWriter):
+    rejects = False
     topic_config: Mapping[str, str] = {"retention.ms": "-1", "retention.bytes": "-1"}
 
     def __init__(self, definition: DeadLetter, pipeline: str) -> None:

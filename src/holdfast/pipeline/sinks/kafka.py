@@ -21,23 +21,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.client.settings import shared_settings
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import KafkaSink
-from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.sinks.base import (
     LINEAGE,
     Batch,
     Prepared,
     Problem,
+    RowsRejected,
     SinkContext,
     SinkError,
     SinkFenced,
 )
 from holdfast.pipeline.sinks.columns import JSON_OPTIONS, is_stored, quoted
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, Topic, standing_of
-from holdfast.pipeline.sinks.kafka_records import Records, set_aside
+from holdfast.pipeline.sinks.kafka_records import Records, set_aside, sizes
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class KafkaSinkWriter:
 
     topic_config: Mapping[str, str] = {}
     """Of the topic, where it has to be made."""
+    rejects = True
+    """Whether records that the topic does not take can become dead letters."""
 
     def __init__(self, definition: KafkaSink, pipeline: str) -> None:
         self.name = definition.name
@@ -86,6 +90,8 @@ class KafkaSinkWriter:
         self._fenced: SinkFenced | None = None
         self._standing: Standing | None = None
         self._missing: str | None = None
+        self._limit: int | None = None
+        """Of the topic, for a batch of records."""
         self._holds: Topic | None = None
         """The topic as it was when it was opened."""
         self._scratch = ""
@@ -159,6 +165,7 @@ class KafkaSinkWriter:
             self._ledger.create(self.topic, -1, self.topic_config)
         self.partitions = self._ledger.partitions(self.topic)
         limit = self._ledger.topic_setting(self.topic, "max.message.bytes")
+        self._limit = None if limit is None else int(limit)
         if limit is not None:
             # Brokers refuse a batch as a whole: one made of small records must not be too large.
             self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
@@ -262,7 +269,31 @@ class KafkaSinkWriter:
         directory = os.path.join(self._scratch, batch.label)
         if batch.is_empty:
             return PreparedRecords(self, batch, Records(directory, (), 0, 0, writers))
-        return PreparedRecords(self, batch, set_aside(self.records(rows), directory, writers))
+        records = set_aside(self.records(rows), directory, writers)
+        try:
+            self._reject_too_large(records)
+        except BaseException:
+            records.remove()
+            raise
+        return PreparedRecords(self, batch, records)
+
+    def _reject_too_large(self, records: Records) -> None:
+        """`RowsRejected` for records that the topic does not take: compressed, a large one may fit, so it is tried."""
+        if not self.rejects or self._limit is None or records.largest <= self._limit - BATCH_OVERHEAD_BYTES:
+            return
+        found = []
+        for batch in (each for writer in range(records.writers) for each in records.of_writer(writer)):
+            is_large = pc.greater(sizes(batch), self._limit - BATCH_OVERHEAD_BYTES)
+            for at in pc.indices_nonzero(is_large).to_pylist():
+                (message,) = self.messages(batch.slice(at, 1))
+                why = self._writers[0].refusal(self.topic, message)
+                if why is not None:
+                    place = batch.column(LINEAGE)[at].as_py()
+                    found.append(
+                        Rejected(place["topic"], place["partition"], place["offset"], self.name, why)
+                    )
+        if found:
+            raise RowsRejected(found)
 
     def records(self, rows: DataFrame) -> DataFrame:
         """Key, value and headers of every row, beside its lineage."""

@@ -29,7 +29,7 @@ from holdfast.pipeline.sinks.lineage import digest_of_lineage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REPORT = "path string, rows long, digest string"
+REPORT = "path string, rows long, digest string, largest long"
 WRITER = "_hf_writer"
 SLICE_ROWS = 8192
 """Rows turned into Python objects at a time."""
@@ -46,6 +46,8 @@ class Records:
     rows: int
     digest: int
     writers: int
+    largest: int = 0
+    """Bytes of key and value, of the record that has most."""
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -90,17 +92,28 @@ def set_aside(rows: DataFrame, directory: str, writers: int) -> Records:
         sum(row["rows"] for row in found),
         sum(int(row["digest"]) for row in found) & MASK,
         writers,
+        max((row["largest"] for row in found), default=0),
     )
+
+
+def sizes(batch: pa.RecordBatch) -> pa.Array:
+    """Bytes of key and value of each record."""
+    key, value = (
+        pc.fill_null(pc.cast(pc.binary_length(batch.column(name)), pa.int64()), 0)
+        for name in ("key", "value")
+    )
+    return pc.add(key, value)
 
 
 def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:
     path = os.path.join(directory, f"{uuid.uuid4().hex}.arrow")
     writer = None
-    rows, digest = 0, 0
+    rows, digest, largest = 0, 0, 0
     try:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
+            largest = max(largest, pc.max(sizes(batch)).as_py())
             if writer is None:
                 writer = pa.ipc.new_file(path, batch.schema)
             writer.write_batch(batch)
@@ -115,6 +128,7 @@ def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[p
             "path": pa.array(found, pa.string()),
             "rows": pa.array([rows] * len(found), pa.int64()),
             "digest": pa.array([str(digest & MASK)] * len(found), pa.string()),
+            "largest": pa.array([largest] * len(found), pa.int64()),
         }
     )
 

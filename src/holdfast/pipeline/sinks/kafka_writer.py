@@ -103,6 +103,22 @@ class Writer:
         self._commit()
         return count
 
+    def refusal(self, topic: str, message: Message) -> str | None:
+        """Why the topic does not take this record, by trying in a transaction that is aborted; nothing: it does."""
+        self._refused = None
+        try:
+            self._producer.begin_transaction()
+            self._send(topic, message)
+            self._producer.flush(COMMIT_SECONDS)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                self._abort()
+                raise self._explained(error, "could not send") from error
+            self._refused = error.args[0].str()
+        self._abort()
+        refused, self._refused = self._refused, None
+        return refused
+
     def forget(self, ledger_topic: str, partitions: int) -> None:
         """A ledger that says nothing, of all writers in one transaction: half of it would be a batch half done."""
         self._refused = None
