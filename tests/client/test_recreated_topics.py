@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from holdfast.client.consumer import Consumer
 from holdfast.client.messages import Message
 from holdfast.client.processor import Processor
-from holdfast.client.topic_ids import TopicMadeAnew
+from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
 from holdfast.testing.broker import BrokerProcess
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "500"}
@@ -109,6 +109,19 @@ def consume_until(scene: Scene, last: int, consumer: Consumer) -> None:
             consumer.stop()
 
     consumer.run(handle)
+
+
+def test_what_a_signals_handler_raises_while_topics_are_asked_for_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = TopicIds({"bootstrap.servers": "127.0.0.1:1"})
+
+    def describe_topics(*_: object, **named: object) -> None:
+        raise SystemError("returned a result with an exception set") from TimeoutError("time is up")
+
+    monkeypatch.setattr(ids._admin, "describe_topics", describe_topics)
+    with pytest.raises(TimeoutError, match="time is up"):
+        ids.look(["orders"])
 
 
 def test_a_consumer_stops_when_its_topic_is_recreated(scene: Scene) -> None:

@@ -83,8 +83,16 @@ _print_end_of_thread = threading.excepthook
 threading.excepthook = _thread_ended
 
 
+def _named() -> int:
+    """How many messages were named to nobody."""
+    if _in_the_air:
+        gc.collect()  # what was caught may live on in a cycle
+    return sum(_owed) + sum(error.count for error in list(_in_the_air))
+
+
 def _settle() -> int:
     """The program ends; returns the exit code that it must have, 0 for its own."""
+    named = _named()
     lost = 0
     deadline = time.monotonic() + LAST_CHANCE_SECONDS
     while _open:
@@ -95,10 +103,9 @@ def _settle() -> int:
             say(described(error))
             lost += 1
             deadline = 0.0
-    if _in_the_air:
-        gc.collect()  # what was caught may live on in a cycle
+    # What other threads have closed meanwhile they name, too.
+    lost = named + max(lost, _named() - named)
     is_owed = bool(_owed)
-    lost += sum(_owed) + sum(error.count for error in list(_in_the_air))
     _owed.clear()
     _in_the_air.clear()
     if lost:

@@ -70,9 +70,13 @@ class TopicIds:
     def _futures(self, topics: Collection[str], seconds: float = ANSWER_SECONDS) -> Mapping[str, Future[Any]]:
         if not topics or self._admin is None:
             return {}
-        found: Mapping[str, Future[Any]] = self._admin.describe_topics(
-            TopicCollection(sorted(topics)), request_timeout=seconds
-        )
+        try:
+            found: Mapping[str, Future[Any]] = self._admin.describe_topics(
+                TopicCollection(sorted(topics)), request_timeout=seconds
+            )
+        except SystemError as error:
+            # What a signal's handler raised meanwhile: confluent-kafka does not look for it in time.
+            raise error.__cause__ or error from None
         return found
 
 
