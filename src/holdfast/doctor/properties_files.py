@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
@@ -76,27 +76,19 @@ def plain_client(
     path: str, documents: Documents, role: Role, client: Client | None = None, named: str = ""
 ) -> ClientSettings:
     """The settings of a file that has nothing else in it; `named` tells how it is written."""
-    entries = [entry for document in documents for entry in document]
-    written = list(_section(entries, role))
+    entries = [entry for document in documents for entry in document if not entry.path[0].startswith("[")]
     style: Style = _style(named or path)
-    chosen = client or _guess(style, written)
-    written = [entry for entry in written if not entry.path[0].startswith("[")]
-    names = (".".join(entry.path).removeprefix(TOPIC_SECTION) for entry in written)
-    framed = {
-        ".".join(entry.path)
-        for entry in entries
-        if style == "properties" and entry.path[0].startswith(f"{role}.")
-    }
-    settings = [
-        Setting(name, e.value, Place(path, e.line), f"{role}.{name}" if f"{role}.{name}" in framed else "")
-        for name, e in zip(names, written, strict=True)
-    ]
+    settings = list(_section(path, entries, role))
+    # A section of an INI file: Python's configparser reads it.
+    is_ini = style == "properties" and len(entries) < sum(map(len, documents))
+    chosen = client or (Client.LIBRDKAFKA if is_ini else _guess(style, settings))
+    # A prefix is that of some program, whose own defaults are not known.
+    framed = style == "properties" and any(setting.written for setting in settings)
     if client in (Client.KAFKA_PYTHON, Client.AIOKAFKA) and style == "properties":
         style = "yaml"
-    # A prefix is that of some program, whose own defaults are not known.
     spelling = f"{role}.{{}}={{}}" if framed else ""
     return make_settings(
-        role, chosen, Place(path), settings, style=style, open_ended=bool(framed), spelling=spelling
+        role, chosen, Place(path), settings, style=style, open_ended=framed, spelling=spelling
     )
 
 
@@ -147,10 +139,10 @@ def _style(path: str) -> Style:
     return "json" if lower.endswith(".json") else "properties"
 
 
-def _guess(style: Style, written: Sequence[Entry]) -> Client:
-    if style == "properties":  # one with sections is read by Python's configparser
-        return Client.LIBRDKAFKA if any(entry.path[0].startswith("[") for entry in written) else Client.JAVA
-    underscores = any("_" in entry.path[-1] and "." not in entry.path[-1] for entry in written)
+def _guess(style: Style, settings: Sequence[Setting]) -> Client:
+    if style == "properties":
+        return Client.JAVA
+    underscores = any("_" in setting.name and "." not in setting.name for setting in settings)
     return Client.KAFKA_PYTHON if underscores else Client.LIBRDKAFKA
 
 
@@ -264,12 +256,12 @@ def _scalar(node: Any) -> Any:
 SECTIONS: Final = ("producer", "consumer", "common")
 
 
-def _section(entries: Sequence[Entry], role: Role) -> Iterator[Entry]:
-    """The entries of one role: those of its section and those beside the sections, or all when there are none."""
+def _section(path: str, entries: Sequence[Entry], role: Role) -> Iterator[Setting]:
+    """The settings of one role: those of its section and those beside the sections, or all when there are none."""
     for entry in entries:
-        first, _, rest = ".".join(entry.path).partition(".")
-        if rest and first in SECTIONS:
-            if first in (role, "common"):
-                yield replace(entry, path=tuple(rest.split(".")) if len(entry.path) == 1 else entry.path[1:])
-        else:
-            yield entry
+        whole = ".".join(entry.path)
+        first, _, rest = whole.partition(".")
+        if not rest or first not in SECTIONS:
+            yield Setting(whole.removeprefix(TOPIC_SECTION), entry.value, Place(path, entry.line))
+        elif first in (role, "common"):
+            yield Setting(rest.removeprefix(TOPIC_SECTION), entry.value, Place(path, entry.line), whole)

@@ -238,19 +238,15 @@ class ModuleNames:
         return [], True
 
 
-def _called_with(names: ModuleNames, node: ast.AST) -> str:
-    """The method that gets a value, empty where it is none."""
-    parent = names.parents.get(node)
-    return parent.func.attr if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) else ""
-
-
 def mentions_streams(names: ModuleNames) -> bool:
-    """Whether streams of Spark are read or written, with an import or without (as in notebooks)."""
-    return any(
-        (isinstance(node, ast.Attribute) and node.attr in ("readStream", "writeStream"))
-        or (
-            isinstance(node, ast.Constant) and node.value == "kafka" and "format" in _called_with(names, node)
-        )
+    """Whether Spark's streams or Kafka source are used, with an import or without (as in notebooks)."""
+    kafka_formats = (
+        each
+        for each in calls_in(names.tree)
+        if isinstance(each.func, ast.Attribute) and each.func.attr == "format" and each.args
+    )
+    return any(names.constant(each.args[0]) == "kafka" for each in kafka_formats) or any(
+        isinstance(node, ast.Attribute) and node.attr in ("readStream", "writeStream")
         for node in ast.walk(names.tree)
     )
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.doctor.client_defaults import Client
 from holdfast.doctor.findings import Finding, Fix, Severity, finding
-from holdfast.doctor.python_code import Made, Program
+from holdfast.doctor.python_code import Made, Program, dotted
 from holdfast.doctor.python_names import FUNCTIONS, ModuleNames, calls_in, only_tells
 
 CALLBACKS: Final = frozenset({"callback", "on_delivery"})
@@ -202,14 +202,9 @@ def _every_send_waited(program: Program, made: Made) -> bool:
 
 
 def _is_waited_for(names: ModuleNames, future: ast.expr) -> bool:
-    return any(
-        isinstance(node, ast.Attribute)
-        and node.attr in ("get", "result")
-        and isinstance(node.value, ast.Name)
-        and isinstance(future, ast.Name)
-        and node.value.id == future.id
-        for node in ast.walk(names.scope_of(future))
-    )
+    name = dotted(future)
+    waits = (node for node in ast.walk(names.scope_of(future)) if isinstance(node, ast.Attribute))
+    return any(node.attr in ("get", "result") and name and dotted(node.value) == name for node in waits)
 
 
 # HF105, HF107

@@ -47,6 +47,13 @@ CLUES: Final = re.compile(
 """What a file of settings that is about Kafka has in it."""
 
 
+def _other(role: Role) -> Role:
+    return "consumer" if role == "producer" else "producer"
+
+
+_KNOWN: Final = {role: frozenset().union(*(known_names(each, role) for each in Client)) for role in ROLES}
+OWN: Final = {role: _KNOWN[role] - _KNOWN[_other(role)] for role in ROLES}
+"""Names that clients of one role have, and those of the other have not."""
 NO_KAFKA: Final = "no container or resource of Kafka that the doctor knows"
 
 
@@ -154,16 +161,12 @@ def _plain(file: File, result: FilesExamined) -> bool:
             result.broker(plain_broker(file.path, file.documents))
             continue
         made = plain_client(file.path, file.documents, each, file.client, file.named)
-        others = {name for role in ROLES if role != each for name in known_names(made.client, role)}
-        others -= known_names(made.client, each)
         if len(wanted) > 1:  # one file for both: each looks at its own
-            own = {name: it for name, it in made.settings.items() if it.name not in others}
+            own = {name: it for name, it in made.settings.items() if it.name not in OWN[_other(each)]}
             made = replace(made, settings=own)
         if file.asked_as is None and each == "consumer" and not made.written("group.id"):
             made = replace(made, open_ended=True)  # its group, and perhaps more, comes from elsewhere
-        known = any(
-            it.name in others or is_known(made.client, each, it.name) for it in made.settings.values()
-        )
+        known = any(is_known(made.client, role, it.name) for it in made.settings.values() for role in ROLES)
         if not known and (made.client is not Client.JAVA or not any(check_names(made))):
             return False
         result.client(made)
@@ -177,12 +180,10 @@ def _guessed(names: set[str], file_name: str) -> Iterator[AskedAs]:
         yield "broker"
         return
     is_client = not {"bootstrap.servers", "bootstrap_servers", "metadata.broker.list"}.isdisjoint(names)
-    roles = {role: frozenset().union(*(known_names(client, role) for client in Client)) for role in ROLES}
-    own = {role: roles[role] - roles["consumer" if role == "producer" else "producer"] for role in ROLES}
-    found: list[Role] = [
+    found = [
         role
         for role in ROLES
-        if {name for name in own[role] if is_client or "." in name} & names
-        or any(name.startswith(f"{role}.") for name in names)
+        if any(name.startswith(f"{role}.") for name in names)
+        or any((is_client or "." in name) and name in OWN[role] for name in names)
     ]
     yield from found or [role for role in ROLES if is_client and role in file_name.lower()]

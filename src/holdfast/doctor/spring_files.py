@@ -1,7 +1,8 @@
 """Spring's application files: `spring.kafka`, and the Kafka binder of Spring Cloud Stream.
 
 Spring's container turns auto-commit off unless the file says otherwise, and writes names with hyphens; everything
-below `properties` keeps Kafka's names. A document of a profile is read on top of those before it.
+below `properties` keeps Kafka's names. A document of a profile is read on top of those before it. What Spring Cloud
+Stream says is read as if it stood under `spring.kafka`.
 """
 
 from __future__ import annotations
@@ -18,40 +19,31 @@ from holdfast.doctor.examined import FilesExamined
 from holdfast.doctor.findings import Place
 from holdfast.doctor.properties_files import Documents, Entry
 
-_SPRING_NAMES: Final[Mapping[str, str]] = {
-    "bootstrap-servers": "bootstrap.servers",
-    "client-id": "client.id",
-    "compression-type": "compression.type",
-    "batch-size": "batch.size",
-    "buffer-memory": "buffer.memory",
-    "enable-auto-commit": "enable.auto.commit",
-    "auto-offset-reset": "auto.offset.reset",
+OTHER_NAMES: Final[Mapping[str, str]] = {
     "auto-commit-interval": "auto.commit.interval.ms",
     "fetch-max-wait": "fetch.max.wait.ms",
     "fetch-min-size": "fetch.min.bytes",
-    "group-id": "group.id",
     "heartbeat-interval": "heartbeat.interval.ms",
-    "isolation-level": "isolation.level",
-    "max-poll-records": "max.poll.records",
     "max-poll-interval": "max.poll.interval.ms",
-    "key-serializer": "key.serializer",
-    "value-serializer": "value.serializer",
-    "key-deserializer": "key.deserializer",
-    "value-deserializer": "value.deserializer",
     "transaction-id-prefix": "transactional.id",
-    "acks": "acks",
-    "retries": "retries",
 }
-_SPRING_OTHERS: Final = frozenset({"bootstrap-servers", "client-id"})
+"""Where Spring's name is not Kafka's with hyphens."""
+STREAM: Final = "spring.cloud.stream.kafka."
+REWRITTEN: Final = (
+    (r".*\.environment\.", ""),
+    (r"binder\.(?:transaction\.)?required-?acks", "producer.acks"),
+    (r"binder\.transaction\.transaction-?id-?prefix", "producer.transaction-id-prefix"),
+    (r"binder\.configuration\.", "properties."),
+    (r"binder\.(producer|consumer)-?properties\.", r"\1.properties."),
+    (r"bindings\.[^.]+\.(producer|consumer)\.configuration\.", r"\1.properties."),
+    (r"bindings\.[^.]+\.consumer\.start-?offset", "consumer.auto-offset-reset"),
+)
+"""Names of Spring Cloud Stream, below its own prefix, and what stands for them under `spring.kafka`."""
+BOUND: Final[Mapping[Role, str]] = {"producer": "out(put)?", "consumer": "in(put)?"}
+"""How bindings of a role end in Spring Cloud Stream."""
+HANDLER: Final = re.compile(r"(?i)^spring.*\.streams\..*(deserialization.?exception.?handler|serdeerror)$")
 SPRING_DEFAULTS: Final[Mapping[str, Any]] = {"enable.auto.commit": False}
 """What the listener container sets where the file says nothing."""
-STREAM: Final = "spring.cloud.stream.kafka."
-BINDER_NAMES: Final[Mapping[tuple[Role, str], str]] = {
-    ("producer", "requiredacks"): "acks",
-    ("producer", "transactionidprefix"): "transactional.id",
-    ("consumer", "startoffset"): "auto.offset.reset",
-}
-HANDLER: Final = re.compile(r"(?i)^spring.*\.streams\..*(deserialization.?exception.?handler|serdeerror)$")
 BINDER_DEFAULTS: Final[Mapping[str, Any]] = {"acks": "1", "auto.offset.reset": "earliest"}
 """What the binder sets: it waits for the leader alone, and groups begin at the start."""
 _DURATION = re.compile(r"(?i)^(\d+)(ms|s|m|h)?$")
@@ -61,23 +53,30 @@ _UNITS_BYTES: Final = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 
 
 def is_spring(documents: Documents) -> bool:
-    return any(_is_spring(entries) for entries in documents)
+    return any(map(_is_spring, documents))
 
 
 def _is_spring(entries: Sequence[Entry]) -> bool:
     return any(_name(entry).startswith(("spring.kafka.", STREAM)) for entry in entries)
 
 
+def _name(entry: Entry) -> str:
+    """The whole name, what Spring Cloud Stream says as if it stood under `spring.kafka`."""
+    name = ".".join(entry.path)
+    for pattern, instead in REWRITTEN:
+        prefix = re.escape(STREAM) if instead else ""
+        name = re.sub(f"(?i)^{prefix}{pattern}", f"spring.kafka.{instead}" if instead else "", name)
+    return name
+
+
 def examine_spring(path: str, documents: Documents, asked_as: str | None, result: FilesExamined) -> None:
     """The roles that a file says something about, or the one asked for."""
     names = [_name(entry) for entry in itertools.chain(*documents)]
-    roles: tuple[Role, ...] = ("producer", "consumer")
-    wanted = [role for role in roles if role == asked_as or (asked_as not in roles and _plays(role, names))]
-    for role in wanted:
-        *others, last = spring_clients(path, documents, role)
-        for each in others:
-            result.client(each, combined=False)
-        result.client(last)
+    wanted = [asked_as] if asked_as in BOUND else [role for role in BOUND if _plays(role, names)]
+    for role in BOUND:
+        clients = list(spring_clients(path, documents, role)) if role in wanted else []
+        for each in clients:
+            result.client(each, combined=each is clients[-1])
     if any(".kafka.streams." in name for name in names):
         result.examination.examined.append(f"{path} as Kafka Streams in Spring")
         handlers = {
@@ -92,25 +91,15 @@ def examine_spring(path: str, documents: Documents, asked_as: str | None, result
         result.unsupported(path, why)
 
 
-def _name(entry: Entry) -> str:
-    """A binder may be given an environment of its own: what stands in it counts as if it stood outside."""
-    return ".".join(entry.path).rpartition(".environment.")[2]
-
-
 def _plays(role: Role, names: Sequence[str]) -> bool:
-    """Whether the program has this role: by a section, a name, or a binding of Spring Cloud Stream's Kafka binder."""
-    own = re.compile(rf"spring\.kafka\.{role}\.|{STREAM}bind.*\b{role}\b")
-    if any(own.match(name) or _binder_name(role, name) for name in names):
-        return True
+    """Whether the program has this role: by a section, or by a binding of the Kafka binder."""
     bound = re.compile(
-        rf"spring\.cloud\.stream\.bindings\.([^.]*-)?{'out' if role == 'producer' else 'in'}(put)?\b"
+        rf"{STREAM}bindings\..*\.{role}\.|spring\.cloud\.stream\.bindings\.([^.]*-)?{BOUND[role]}\b"
     )
-    return any(map(bound.match, names)) and any(name.startswith(f"{STREAM}bind") for name in names)
-
-
-def _binder_name(role: Role, name: str) -> str | None:
-    """Kafka's name of a setting that Spring Cloud Stream gives one of its own."""
-    return BINDER_NAMES.get((role, re.sub("[-_]", "", name.rpartition(".")[2]).lower()))
+    uses_binder = any(name.startswith((f"{STREAM}bind", "spring.kafka.")) for name in names)
+    return any(
+        name.startswith(f"spring.kafka.{role}.") or (uses_binder and bound.match(name)) for name in names
+    )
 
 
 def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[ClientSettings]:
@@ -126,32 +115,15 @@ def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[Clie
                 last[canonical(Client.JAVA, setting.name)] = setting
         if _is_spring(entries):
             defaults = dict(SPRING_DEFAULTS)
-            if any(_name(entry).startswith(f"{STREAM}bind") for entry in merged):
+            if any(".".join(entry.path).startswith("spring.cloud.stream.") for entry in merged):
                 defaults |= BINDER_DEFAULTS
             yield make_settings(
                 role, Client.JAVA, Place(path), list(last.values()), style="spring", defaults=defaults
             )
 
 
-def _binder_setting(path: str, entry: Entry, name: str, role: Role) -> Iterator[Setting]:
-    """One of Spring Cloud Stream: its own few names, and Kafka's below `configuration` and the like."""
-    found = re.fullmatch(
-        rf"(?:binder\.(?:{role}-?[pP]roperties|configuration)|[^.]+\.[^.]+\.{role}\.configuration)\.\[?(.+?)\]?",
-        name.removeprefix(STREAM),
-    )
-    own = _binder_name(role, name)
-    if found is not None or own is not None:
-        kafka_name = found[1] if found is not None else own or ""
-        yield Setting(
-            kafka_name, entry.value, Place(path, entry.line), "" if found else name.rpartition(".")[2]
-        )
-
-
 def _spring_setting(path: str, entry: Entry, role: Role) -> Iterator[Setting]:
-    name = _name(entry)
-    if name.startswith(STREAM):
-        yield from _binder_setting(path, entry, name, role)
-    parts = name.split(".")
+    parts = _name(entry).split(".")
     if parts[:2] != ["spring", "kafka"]:
         return
     parts = parts[2:]
@@ -160,16 +132,13 @@ def _spring_setting(path: str, entry: Entry, role: Role) -> Iterator[Setting]:
     elif parts and parts[0] != "properties" and parts[0] != "bootstrap-servers":
         return
     if parts and parts[0] == "properties":
-        name = ".".join(parts[1:]).strip("[]")
-        yield Setting(name, entry.value, Place(path, entry.line))
+        yield Setting(".".join(parts[1:]).strip("[]"), entry.value, Place(path, entry.line))
         return
     kebab = re.sub(r"(?<=[a-z])([A-Z])", r"-\1", ".".join(parts)).replace("_", "-").lower()
-    known = _SPRING_NAMES.get(kebab)
-    if known is not None:
+    if not kebab.startswith(("ssl.", "security.")):
+        # A name that is none of Spring's is in Kafka's spelling: the check of names says what was meant.
+        known = OTHER_NAMES.get(kebab, kebab.replace("-", "."))
         yield Setting(known, _spring_value(known, entry.value), Place(path, entry.line))
-    elif kebab not in _SPRING_OTHERS and not kebab.startswith(("ssl.", "security.")):
-        # Kafka's spelling of what was written: the check of names says what was meant.
-        yield Setting(kebab.replace("-", "."), entry.value, Place(path, entry.line))
 
 
 def _spring_value(name: str, value: Any) -> Any:
