@@ -45,7 +45,7 @@ class TopicIds:
         return {topic: _text(future.result()) for topic, future in self._futures(topics).items()}
 
     def known(self, topics: Collection[str], seconds: float = ANSWER_SECONDS) -> dict[str, str]:
-        """The ids of those of them that there are; none when the broker gives topics no ids."""
+        """The ids of those of them that there are."""
         ids: dict[str, str] = {}
         for topic, future in self._futures(topics, seconds).items():
             try:
@@ -53,7 +53,7 @@ class TopicIds:
             except KafkaException as error:
                 if not is_gone(error):
                     raise
-        return {topic: found for topic, found in ids.items() if found != NONE}
+        return ids
 
     def look(self, topics: Collection[str]) -> dict[str, str]:
         """The ids that the last call has asked for, as far as they are known by now; asks again, and never waits."""
@@ -61,7 +61,7 @@ class TopicIds:
             return {}
         answers = {topic: future.result() for topic, future in self._asked.items() if not future.exception()}
         self._asked = self._futures(topics)
-        return {topic: found for topic, answer in answers.items() if (found := _text(answer)) != NONE}
+        return {topic: _text(answer) for topic, answer in answers.items()}
 
     def close(self) -> None:
         """Let the connection go; from now on no topic is known."""

@@ -74,7 +74,7 @@ def sink_of(broker: BrokerProcess, topic: str, database: Database, **arguments: 
     soon = {"fetch.wait.max.ms": 50}
     arguments = {"batch_messages": 20, "batch_seconds": 0.02, "config": soon, **arguments}
     return DatabaseSink(
-        broker.bootstrap_servers, group="sink", topics=[topic], database=database.url, **arguments
+        broker.bootstrap_servers, group="sink", database=database.url, **{"topics": [topic], **arguments}
     )
 
 
@@ -272,6 +272,31 @@ def test_messages_of_a_topic_made_anew_meanwhile_are_not_stored(
     with pytest.raises((TopicMadeAnew, PositionLost)):
         sink.run(store)
     assert results(database) == [0]
+    database.close()
+
+
+def test_a_topic_that_is_deleted_holds_no_other_back(
+    broker: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    database = prepared(str(tmp_path / "sink.sqlite"))
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    doomed = create(broker, f"doomed-{uuid4().hex[:8]}")
+    for each, numbers in ((topic, range(10)), (doomed, range(10, 20))):
+        fill(broker, each, numbers)
+    sink = sink_of(broker, topic, database, topics=[topic, doomed])
+
+    def delete() -> None:
+        wait_for_rows(database.url, 20)
+        admin.delete_topics([doomed])[doomed].result()
+        fill(broker, topic, range(20, 30))
+        wait_for_rows(database.url, 30)
+        sink.stop()
+
+    deleter = threading.Thread(target=delete)
+    deleter.start()
+    sink.run(insert)
+    deleter.join()
+    assert results(database) == list(range(30))
     database.close()
 
 

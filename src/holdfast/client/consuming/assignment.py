@@ -24,7 +24,7 @@ from holdfast.client.consuming.subscription import Source, own_dead_letters
 from holdfast.client.errors import ClientError
 from holdfast.client.settings import shared_settings
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
+from holdfast.client.topic_ids import NONE, TopicIds, TopicMadeAnew
 
 LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
@@ -98,8 +98,8 @@ def messages(consumer: Any, seconds: float, most: int) -> Iterator[Any]:
 
 
 def _differ(stored: str, now: str) -> bool:
-    """Whether two ids are of two topics; one that is not known tells nothing."""
-    return bool(stored and now) and stored != now
+    """Whether two ids are of two topics; one that is not known, or that an old broker does not give, tells nothing."""
+    return bool(stored and now) and stored != now and NONE not in (stored, now)
 
 
 def _without_position(committed: list[TopicPartition]) -> list[PartitionKey]:
@@ -373,9 +373,14 @@ class Assignment:
             low, high = self._patiently(lambda: self._ends(lost))
         place = f"{lost.topic}-{lost.partition}"
         if self._lost_positions == "stop":
+            how = (
+                f"{low - lost.offset} messages expired before they were handled"
+                if lost.offset < low
+                else "it was cut off, or brought back from an older copy, and may hold other messages there by now"
+            )
             raise PositionLost(
-                f"{place}: this group's position {lost.offset} is outside the log, which holds {low} to {high}: "
-                f"{max(0, low - lost.offset)} messages expired before they were handled. {WAY_OUT}"
+                f"{place}: this group's position {lost.offset} is outside the log, which holds {low} to {high}: {how}. "
+                f"{WAY_OUT}"
             )
         self._say(
             f"{place}: position {lost.offset} is outside the log ({low} to {high}); "

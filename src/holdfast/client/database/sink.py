@@ -60,7 +60,7 @@ from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.topic_ids import TopicIds, TopicMadeAnew, is_gone
+from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
 from holdfast.errors import UsageError
 
 POLL_SECONDS: Final = 0.05
@@ -248,6 +248,8 @@ class _Running:
         """How many messages the next transaction takes at most: fewer, after a batch failed and nobody knows why."""
         self._is_pipelined = sink.pipeline
         self._link = Reconnecting(database)
+        self._missing: set[str] = set()
+        """Topics that were said to be gone."""
         self._unshown: dict[PartitionKey, int] = {}
         """Positions that moved since the group was last shown where it stands."""
         self._show_at = 0.0
@@ -441,26 +443,27 @@ class _Running:
                 return
 
     def _are_the_same_topics(self, advances: Iterable[Advance]) -> bool:
+        """What was read last may be of another topic of the name. Who claims it anew decides whether to go on there."""
         expected = {each.topic: each.topic_id for each in advances}
         ids = self._topic_ids(expected)
-        if ids is None:
-            self._retreat(self._shares, RETRY_SECONDS)
-            return False
-        for topic, topic_id in expected.items():
-            if ids[topic] != topic_id:
-                # What was read last may be of the new topic. Who claims it anew decides whether to go on there.
-                self._retreat([key for key in self._shares if key[0] == topic], 0.0)
-                return False
-        return True
+        others = [key for key in self._shares if key[0] in expected and ids.get(key[0]) != expected[key[0]]]
+        if others:
+            self._retreat(others, RETRY_SECONDS if any(key[0] not in ids for key in others) else 0.0)
+        return not others
 
-    def _topic_ids(self, topics: Collection[str]) -> dict[str, str] | None:
-        """The topics' ids; None when they cannot be had now."""
+    def _topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """The ids of these topics, without those that are gone; none when they cannot be had now."""
+        ids: dict[str, str] = {}
         try:
-            return self._ids.ask(topics)
+            ids = self._ids.known(topics)
         except KafkaException as error:
-            why = "a topic is gone" if is_gone(error) else "the topics cannot be looked up"
-            say(f"{why}: {error.args[0].str()}; nothing is stored until they can")
-            return None
+            say(f"the topics cannot be looked up: {error.args[0].str()}; nothing is stored until they can")
+        else:
+            gone = set(topics) - ids.keys()
+            for topic in sorted(gone - self._missing):
+                say(f"topic '{topic}' is gone; nothing of it is stored, unless it comes back")
+            self._missing = (self._missing | gone) - ids.keys()
+        return ids
 
     def _made_anew(self, topic: str, stored: str, now: str) -> TopicMadeAnew:
         return TopicMadeAnew(
@@ -493,7 +496,8 @@ class _Running:
 
     def _retreat(self, keys: Iterable[PartitionKey], seconds: float) -> None:
         """Forget what was read of these partitions and not stored, and claim them anew after so long."""
-        going = set(keys)
+        if not (going := set(keys)):
+            return
         claim_at = time.monotonic() + seconds
         self._consumer.pause([TopicPartition(*key) for key in going])
         for key in going:
@@ -510,8 +514,9 @@ class _Running:
         if not due:
             return
         ids = self._topic_ids({topic for topic, _ in due})
-        if ids is None:
-            self._retreat(due, RETRY_SECONDS)
+        self._retreat([key for key in due if key[0] not in ids], RETRY_SECONDS)
+        due = [key for key in due if key[0] in ids]
+        if not due:
             return
         try:
             stored = self._claimed(due, ids)
