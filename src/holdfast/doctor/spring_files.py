@@ -35,7 +35,7 @@ REWRITTEN: Final = (
     (r"binder\.transaction\.transaction-?id-?prefix", "producer.transaction-id-prefix"),
     (r"binder\.configuration\.", "properties."),
     (r"binder\.(producer|consumer)-?properties\.", r"\1.properties."),
-    (r"bindings\.[^.]+\.(producer|consumer)\.configuration\.", r"\1.properties."),
+    (r"(?:bindings\.[^.]+|binder\.transaction)\.(producer|consumer)\.configuration\.", r"\1.properties."),
     (r"bindings\.[^.]+\.consumer\.start-?offset", "consumer.auto-offset-reset"),
 )
 """Names of Spring Cloud Stream, below its own prefix, and what stands for them under `spring.kafka`."""
@@ -92,14 +92,11 @@ def examine_spring(path: str, documents: Documents, asked_as: str | None, result
 
 
 def _plays(role: Role, names: Sequence[str]) -> bool:
-    """Whether the program has this role: by a section, or by a binding of the Kafka binder."""
-    bound = re.compile(
-        rf"{STREAM}bindings\..*\.{role}\.|spring\.cloud\.stream\.bindings\.([^.]*-)?{BOUND[role]}\b"
-    )
-    uses_binder = any(name.startswith((f"{STREAM}bind", "spring.kafka.")) for name in names)
-    return any(
-        name.startswith(f"spring.kafka.{role}.") or (uses_binder and bound.match(name)) for name in names
-    )
+    """Whether the program has this role: by a section, or by a binding, unless it may be one of Kafka Streams."""
+    section = re.compile(rf"spring\.kafka\.{role}\.|{STREAM}bindings\..*\.{role}\.")
+    bound = re.compile(rf"spring\.cloud\.stream\.bindings\.([^.]*-)?{BOUND[role]}\b")
+    streams = any(".kafka.streams." in name for name in names)
+    return any(section.match(name) or (not streams and bound.match(name)) for name in names)
 
 
 def spring_clients(path: str, documents: Documents, role: Role) -> Iterator[ClientSettings]:
