@@ -56,6 +56,49 @@ def test_an_id_copied_from_a_message_of_another_partition_says_nothing() -> None
     assert seen.fresh(copied) == copied
 
 
+def marked(topic: str, offset: int, mark: bytes) -> Message:
+    return Message(topic, 0, offset, 0, None, b"", (("hf-id", mark),))
+
+
+def test_an_id_copied_from_a_message_of_another_topic_says_nothing() -> None:
+    """Two topics merged into one by somebody who copies headers: each has its own numbers from 0 on."""
+    merged = [
+        marked("all", offset, b"00000000000000aa:0000000%d:%b:0:%d" % (opening, origin, sequence))
+        for offset, (opening, origin, sequence) in enumerate(
+            (opening, origin, sequence)
+            for sequence in range(5)
+            for opening, origin in ((1, b"one"), (1, b"two"))
+        )
+    ]
+    assert SeenIds().fresh(merged) == merged
+    at_home = [
+        marked("one", offset, b"00000000000000aa:00000001:one:0:%d" % sequence)
+        for offset, sequence in enumerate((0, 1, 1, 0, 2))
+    ]
+    assert list(map(OFFSET, SeenIds().fresh(at_home))) == [0, 1, 4]
+
+
+def test_each_opening_of_a_spool_has_numbers_of_its_own() -> None:
+    """Put back from an older copy, a spool gives out sequences again, under another opening."""
+    marks = [
+        b"00000000000000aa:00000001:orders:0:0",
+        b"00000000000000aa:00000001:orders:0:1",
+        b"00000000000000aa:00000002:orders:0:1",
+        b"00000000000000aa:00000002:orders:0:u1",
+        b"00000000000000aa:0:1",
+    ]
+    log = [marked("orders", offset, mark) for offset, mark in enumerate([*marks, *marks])]
+    reader = SeenIds()
+    assert list(map(OFFSET, reader.fresh(log[:5]))) == [0, 1, 2, 3, 4]
+    assert SeenIds(reader.note(5), 5).fresh(log[5:]) == []
+
+
+def test_what_was_noted_of_ids_that_earlier_versions_gave_still_counts() -> None:
+    noted = "hf1:9:AAAAAAAAAKoAAAAAAAU="
+    again = [marked("orders", 9 + number, b"00000000000000aa:0:%d" % number) for number in range(8)]
+    assert list(map(OFFSET, SeenIds(noted, 9).fresh(again))) == [15, 16]
+
+
 def test_an_id_with_numbers_that_no_number_can_hold_says_nothing() -> None:
     assert parse_id(b"00000000000000aa:0:" + b"1" * 5000) is None
     assert parse_id(b"00000000000000aa:%b:1" % (b"1" * 5000)) is None

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer as RawConsumer
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.client.producer import Producer
+from holdfast.client.producer import Guarantee, Producer
 from holdfast.testing.broker import BrokerProcess
+from holdfast.testing.engines import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +32,21 @@ def create(broker: BrokerProcess, topic: str, partitions: int = 1, **config: str
 
 
 def read(broker: BrokerProcess, topic: str, partition: int = 0) -> list[Any]:
-    consumer = RawConsumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "reader"})
-    where = TopicPartition(topic, partition, 0)
-    _, end = consumer.get_watermark_offsets(where, timeout=30)
-    consumer.assign([where])
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "group.id": "reader",
+        "enable.partition.eof": True,
+    }
+    consumer = RawConsumer(settings)
+    consumer.assign([TopicPartition(topic, partition, 0)])
     messages: list[Any] = []
-    while not messages or messages[-1].offset() < end - 1:
-        got = consumer.consume(10_000, timeout=10)
-        assert got, f"only {len(messages)} messages up to {end}"
+    while not messages or messages[-1].error() is None:
+        got = consumer.consume(10_000, timeout=30)
+        assert got, f"no end after {len(messages)} messages"
         messages += got
     consumer.close()
-    return messages
+    assert messages[-1].error().code() == KafkaError._PARTITION_EOF
+    return messages[:-1]
 
 
 def test_one_invalid_message_of_a_batch_is_refused_and_its_neighbours_arrive_in_order(
@@ -111,3 +116,35 @@ def test_an_invalid_topic_name_is_refused_and_delivering_goes_on(
         report = producer.flush(60)
         assert (report.under_way, report.refused_count) == (0, 1)
         assert bad.error is not None
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_a_broker_that_comes_up_on_an_empty_directory_costs_nothing(
+    tmp_path: Path, delivery: Guarantee
+) -> None:
+    right = BrokerProcess(str(tmp_path / "right"))
+    right.start()
+    wrong = BrokerProcess(str(tmp_path / "wrong"), listen=right.bootstrap_servers)
+    try:
+        create(right, "orders", 2)
+        with Producer(right.bootstrap_servers, spool=tmp_path / "spool", delivery=delivery) as producer:
+            for number in range(200):
+                producer.send("orders", b"%d" % number, partition=number % 2)
+            assert producer.flush(60).is_complete
+            right.crash()
+            wrong.start()
+            for number in range(200, 400):
+                producer.send("orders", b"%d" % number, partition=number % 2).wait_stored(30)
+            wait_until(lambda: any("belong to cluster" in line for line in producer.waiting), "it is noticed")
+            wrong.stop()
+            right.start()
+            assert producer.flush(60).is_complete
+            assert producer.set_aside == 0
+        for partition in range(2):
+            messages = read(right, "orders", partition)
+            once = {dict(message.headers())["hf-id"]: int(message.value()) for message in messages}
+            assert list(once.values()) == list(range(partition, 400, 2))
+            assert delivery == "at-least-once" or len(messages) == 200
+    finally:
+        right.stop()
+        wrong.stop()

@@ -137,6 +137,20 @@ def test_what_another_cluster_confirmed_is_sent_to_the_right_one_again(
     assert cluster.values("orders") == [b"%d" % number for number in range(41)]
 
 
+def test_the_cluster_that_was_sent_to_first_is_the_right_one_whoever_answers_when_that_is_written_down(
+    open_sender: Open, cluster: FakeCluster, home: Path, said: list[str]
+) -> None:
+    sender = open_sender()
+    sender._own.deliverer._save_due = float("inf")
+    send(sender, b"0").wait(30)
+    cluster.cluster_id = "another"
+    sender._own.deliverer._save_due = 0.0
+    wait_until(lambda: any("belong to cluster another" in line for line in said), "it is noticed")
+    assert identity_of(home, sender).cluster_id is None
+    sender.close()
+    assert sender._own.deliverer.left == 1, "nobody knows who has it"
+
+
 def test_spools_that_are_left_behind_are_adopted_only_at_their_own_cluster(
     open_sender: Open, cluster: FakeCluster, home: Path
 ) -> None:

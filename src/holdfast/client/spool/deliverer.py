@@ -134,7 +134,6 @@ class Deliverer(ABC):
         self._is_astray = False
         """Whether messages may have been confirmed by another cluster since progress was written down last."""
         self._said_elsewhere_at = float("-inf")
-        self._seen_cluster: str | None = None
         self._asking: Any = None
         """Answers questions about topics, also while there is no producer to send with."""
         self._said_waiting = "?"
@@ -292,7 +291,6 @@ class Deliverer(ABC):
             if self._elsewhere is not None:
                 self._elsewhere, self._said_elsewhere_at = None, float("-inf")
                 self.say(f"the brokers are of cluster {cluster_id} again: sending what waits")
-            self._seen_cluster = cluster_id
             return True
         self._elsewhere, self._is_checked, self._is_astray = cluster_id, False, True
         if time.monotonic() - self._said_elsewhere_at >= SAY_SECONDS:
@@ -327,6 +325,7 @@ class Deliverer(ABC):
             return False
         if metadata is None or not self._is_home(metadata.cluster_id):
             return False
+        self._identity.expect(metadata.cluster_id)
         self._is_checked = True
         return True
 
@@ -518,7 +517,7 @@ class Deliverer(ABC):
             # At the end nobody may answer any more; those who confirmed it were the right ones a second ago.
             if (not self._is_confirmed() and not durably) or self._is_astray:
                 return
-            self._identity.pin(self._seen_cluster)
+            self._identity.note()
         if progress != self._written or durably:
             write_progress(self._fs, self._store.directory, progress, durably=durably)
             self._written = progress

@@ -70,10 +70,10 @@ class IdentityFile:
         """Whether messages may be sent to this cluster; brokers that do not say which they are count as right."""
         return None in (cluster_id, self.now.cluster_id) or cluster_id == self.now.cluster_id
 
-    def pin(self, cluster_id: str | None) -> None:
+    def expect(self, cluster_id: str | None) -> None:
+        """Messages are about to be sent to this cluster: from now on they are for no other; `note` makes it last."""
         if self.now.cluster_id is None:
             self.now = self.now._replace(cluster_id=cluster_id)
-        self.note()
 
     def told(self, opening: int) -> None:
         """Brokers were last told of this opening, or none yet: earlier ones need not be remembered."""

@@ -16,6 +16,7 @@ rest is sent again; when not, transactions get smaller until it is alone, and gr
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -52,6 +53,8 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 ANSWER_SECONDS: Final = 1.0
 """How long one call waits for brokers before it is looked whether it is time to end."""
 SERVE_SECONDS: Final = 0.05
+LOOK_SECONDS: Final = 2.0
+"""Between two questions which cluster answers, while a transaction is under way."""
 MESSAGES_MAX: Final = 1 << 30
 
 
@@ -78,6 +81,7 @@ class TransactionalDeliverer(Deliverer):
         self._topic = topic or ProgressTopic(self._settings)
         self._producer: Any = None
         self._marks = Marks(self.spool_id)
+        self._look_due = 0.0
         self._asking = self._make({**self._settings, "message.timeout.ms": INFINITE})
         self._messages_max = MESSAGES_MAX
         """How many messages the next transaction takes at most."""
@@ -198,6 +202,7 @@ class TransactionalDeliverer(Deliverer):
         released, hopeless = self._look_at_held() if self._topics.held else ((), {})
         if self._elsewhere is not None:
             raise _Broken("the brokers are of another cluster")
+        self._look_due = time.monotonic() + LOOK_SECONDS
         if self._to_hold or released or hopeless or self._is_room_short():
             self._hold_and_release(released, hopeless)
             # The producer would go on taking a topic for missing; a new one looks for it.
@@ -306,8 +311,17 @@ class TransactionalDeliverer(Deliverer):
     def _wait_for_reports(self, count: int) -> None:
         while len(self._places) + len(self._refusals) < count or len(self._producer):
             self._poll(self._producer, SERVE_SECONDS)
+            self._look_at_cluster()
             self._look_at_doubts()
         self._look_at_doubts()
+
+    def _look_at_cluster(self) -> None:
+        """A transaction takes its time where nobody answers; where another cluster does, it never ends."""
+        if time.monotonic() >= self._look_due:
+            self._check_cluster()
+            self._look_due = time.monotonic() + LOOK_SECONDS
+        if self._elsewhere is not None:
+            raise _Broken("the brokers are of another cluster")
 
     def _look_at_doubts(self) -> None:
         """Take the transaction back when it cannot be committed."""
@@ -333,6 +347,7 @@ class TransactionalDeliverer(Deliverer):
                     raise _TakenBack from error
                 if not _may_retry(error):
                     raise
+            self._look_at_cluster()
             if self._closing.is_set():
                 raise _Broken("the end came before the answer of the brokers")
 
@@ -344,6 +359,7 @@ class TransactionalDeliverer(Deliverer):
             except KafkaException as error:
                 if not _may_retry(error):
                     raise
+            self._look_at_cluster()
             if self._closing.is_set():
                 # Whoever takes over ends it.
                 raise _Broken("the end came before the answer of the brokers")
