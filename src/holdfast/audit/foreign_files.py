@@ -20,7 +20,6 @@ from holdfast.audit.evaluating import TEXT, Kind, Values, fine
 from holdfast.audit.foreign_rows import RowBatch, column_at, kind_at, type_at
 from holdfast.audit.matching import Match, MatchError, Pair
 from holdfast.audit.model import AuditError, Fate, Finding
-from holdfast.errors import NotInstalled
 
 BATCH_ROWS: Final = 65_536
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -224,11 +223,9 @@ class DeltaTableRows:
         self._path = path
 
     def _open(self) -> Any:
-        try:
-            from deltalake import DeltaTable
-            from deltalake.exceptions import DeltaError
-        except ImportError as missing:
-            raise NotInstalled("a Delta table needs deltalake: pip install 'holdfast[spark]'") from missing
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
         try:
             return DeltaTable(self._path)
         except (DeltaError, OSError) as error:

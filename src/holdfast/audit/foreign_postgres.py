@@ -14,7 +14,7 @@ from holdfast.audit.evaluating import BYTES, TEXT, Kind, Values, fine
 from holdfast.audit.foreign_rows import RowBatch, missing_column
 from holdfast.audit.matching import Match
 from holdfast.audit.model import AuditError, Finding
-from holdfast.errors import NotInstalled, UsageError
+from holdfast.errors import UsageError
 
 SLICE_BLOCKS: Final = 4096
 """Of a table, read at once: 32 MiB."""
@@ -64,10 +64,8 @@ class PostgresTable:
     @contextmanager
     def connected(self) -> Iterator[Any]:
         """A connection in a transaction that sees one moment and may change nothing."""
-        try:
-            import psycopg
-        except ImportError as missing:
-            raise NotInstalled("PostgreSQL needs psycopg: pip install 'holdfast[postgres]'") from missing
+        import psycopg
+
         try:
             connection = psycopg.connect(self._url, connect_timeout=10, application_name="holdfast audit")
         except psycopg.Error as error:

@@ -72,17 +72,6 @@ class LazyGroup(TyperGroup):
             return name, self.get_command(ctx, name), args[2:]
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            # typer would end with 1; a reader that has read enough is no failure, see `exits.run`.
-            raise _OutputClosed from None
-
-
-class _OutputClosed(Exception):
-    pass
-
 
 root = typer.Typer(
     cls=LazyGroup,
@@ -117,8 +106,6 @@ def run_command(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(root)
     try:
         result = command.main(list(arguments), prog_name="holdfast", standalone_mode=False)
-    except _OutputClosed:
-        raise BrokenPipeError from None
     except TyperException as error:
         return _report_usage(error)
     return result if isinstance(result, int) else exits.ExitCode.FINE

@@ -115,6 +115,8 @@ def run(action: Callable[[], int | None]) -> int:
     except BrokenPipeError:
         return ExitCode.FINE
     except SystemExit as stop:
+        if isinstance(stop.__context__, BrokenPipeError):  # what typer makes of it
+            return ExitCode.FINE
         return stop.code if isinstance(stop.code, int) else ExitCode.FINDINGS
     except Exception as error:  # noqa: BLE001  the outermost frame: every error ends as a message
         if os.environ.get("HOLDFAST_TRACEBACK"):
