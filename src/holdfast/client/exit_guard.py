@@ -117,9 +117,12 @@ def _settle() -> int:
 
 
 def _at_exit() -> None:
-    code = _settle()
-    if code:
-        _end_with(code)
+    code = EXIT_UNDELIVERED  # unless it is known to be well: a signal may interrupt this, too
+    try:
+        code = _settle()
+    finally:
+        if code:
+            _end_with(code)
 
 
 def _end_with(code: int) -> None:
