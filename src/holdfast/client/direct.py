@@ -51,8 +51,9 @@ FAST_MESSAGES: Final = 200
 BEHIND_SHARE: Final = 256
 """What part of all that is under way a fast application hears of at a time beside: after a broker was away, what it is
 behind melts within a second."""
-TURN_MASK: Final = 255
-"""The application gives our thread a turn after every 256th message, or when our thread says that it is time."""
+TURN_MASK: Final = 511
+"""The application gives our thread a turn after every 512th message, or when our thread says that it is time: seldom
+enough that changing threads costs little, and before Python's cycle collector sets to work (see `evenly`)."""
 TURN_SECONDS: Final = 1.0
 """The longest turn that a sender waits for: nothing depends on its end."""
 FULL_WAIT_SECONDS: Final = 0.05
