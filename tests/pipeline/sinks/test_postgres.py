@@ -250,6 +250,17 @@ def test_a_tombstone_deletes_by_the_key_of_its_record(
     assert table(database, "id, name") == [(2, "kept"), (3, "n3")]
 
 
+def test_a_row_without_its_key_is_named_whether_it_stores_or_deletes(
+    make: Make, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(mode="upsert", key=("id",), delete_when="_tombstone"), batches("postgres")
+    values = [{"id": 1}, {"name": "nobody"}, {"id": 2}, {"_tombstone": True}]
+    with pytest.raises(RowsRejected) as caught:
+        sink.prepare(cut.at(0, 4), rows(values))
+    assert sorted(row.offset for row in caught.value.rows) == [1, 3]
+    assert all('null value in column "id"' in row.why for row in caught.value.rows)
+
+
 def test_a_server_that_crashes_between_copy_and_merge_takes_nothing_in_half(
     server: PostgresServer, make: Make, database: Any, rows: Any, batches: Any
 ) -> None:

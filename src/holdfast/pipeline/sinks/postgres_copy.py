@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import psycopg
+import psycopg.errors
 import pyarrow as pa
 
 from holdfast.pipeline.digest import MASK
@@ -28,6 +29,8 @@ REPORT = "attempt long, rows long, digest string"
 REJECTED_REPORT = "topic string, partition int, offset long, why string"
 COLUMN = re.compile(r"COPY [^\n]*, line \d+, column ([^:\n]+)")
 """Of what the server says about where a copy has stopped."""
+OF_ROWS = (psycopg.DataError, psycopg.errors.NotNullViolation)
+"""What the server raises for what is in a row."""
 TASK_MARK = "holdfast-copy-failed:"
 """Before the JSON by which a task tells its driver what the server said, through Spark's own text."""
 
@@ -67,7 +70,7 @@ def copy_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -> It
         told = {
             "said": first_line(error),
             "is_away": isinstance(error, psycopg.OperationalError),
-            "is_about_rows": isinstance(error, psycopg.DataError),
+            "is_about_rows": isinstance(error, OF_ROWS),
         }
         raise RuntimeError(TASK_MARK + json.dumps(told)) from None
     finally:
@@ -95,7 +98,7 @@ def rejected_task(batches: Iterable[pa.RecordBatch], url: str, statement: str) -
                 connection.cursor().copy(statement.encode()) as copy,
             ):
                 copy.write(as_csv(values))
-        except psycopg.DataError as error:
+        except OF_ROWS as error:
             if part.num_rows == 1:
                 found.append((part.column(0)[0].as_py(), f"{first_line(error)}{_where(error, part)}"))
                 return

@@ -76,7 +76,9 @@ class Target:
         return sql.Identifier(self.schema, name)
 
     def create_stage(self, name: str) -> sql.Composed:
+        """A row without its key could neither be stored nor deleted: the copy refuses it, and the row is named."""
         columns = {ATTEMPT: "bigint", **self.columns}
+        columns |= {name: f"{columns[name]} NOT NULL" for name in self.key}
         if self.has_deletes:
             columns[DELETE] = "boolean"
         return sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(self.stage(name), typed(columns))
