@@ -90,3 +90,14 @@ def test_order_means_something_only_in_the_partition_that_was_counted(partition:
     lines = SpoolLines()
     lines.take(batch([f"{SPOOL}:0:{number}".encode() for number in (0, 2, 1)], partition))
     assert lines.lines[Line(SPOOL, "orders", 0)].backwards == expected
+
+
+def test_numbers_go_on_over_the_openings_of_a_spool_and_undecided_messages_have_their_own() -> None:
+    lines = SpoolLines()
+    ids = [f"{SPOOL}:0:0", f"{SPOOL}:0000000a:orders:0:1", f"{SPOOL}:0000000b:orders:0:2"]
+    undecided = [f"{SPOOL}:0000000a:orders:0:u{number}" for number in (0, 3)]
+    lines.take(batch([each.encode() for each in ids + undecided]))
+    lines.take(batch([f"{SPOOL}:0000000a:orders:1:u{number}".encode() for number in (1, 2)], 1))
+    assert lines.lines[Line(SPOOL, "orders", 0)].ranges == [(0, 2)]
+    assert lines.lines[Line(SPOOL, "orders", -1)].ranges == [(0, 3)]
+    assert lines.strange == {}

@@ -41,6 +41,17 @@ def one(report: Report, fate: Fate) -> Finding:
     return found
 
 
+def test_what_was_stored_before_its_partition_was_known_is_followed_through_all_of_them(world: World) -> None:
+    for partition, numbers in enumerate([(0, 1, 5), (2, 4)]):
+        headers = [
+            (("hf-id", f"{SPOOL}:0000000a:orders:{partition}:u{number}".encode()),) for number in numbers
+        ]
+        world.send([b"v"] * len(numbers), partition=partition, headers=headers)
+    report = audit_spools(world.settings, topics=["orders"])
+    found = one(report, Fate.LOST)
+    assert (found.count, found.keys) == (1, (f"{SPOOL}:u:3",))
+
+
 def test_numbers_without_a_gap_are_proven_and_repeats_recognised(world: World) -> None:
     send(world, range(50))
     send(world, range(40, 60))
@@ -226,7 +237,7 @@ def test_what_was_refused_for_good_is_named_and_not_lost(broker: BrokerProcess, 
         producer.send("small", b"fits", key=b"k", partition=0)
         producer.send("small", b"x" * 5000, key=b"k", partition=0)
         producer.send("small", b"fits too", key=b"k", partition=0)
-        producer.flush()
+        assert producer.flush().refused_count == 1
         written_down(home)
         report = audit(broker, home, "small")
         assert report.verdict is Verdict.PROVEN, report.reasons
