@@ -116,6 +116,10 @@ class _Enough(Exception):
     """So many reports were served; librdkafka keeps the others, in their order, for the next poll."""
 
 
+_ENOUGH: Final = _Enough()
+"""confluent-kafka keeps a reference to each exception that leaves a callback, so this is always the same one."""
+
+
 class Reports(Waiting):
     """What a sender's thread hears of its messages, and whom it tells."""
 
@@ -171,7 +175,7 @@ class DirectDelivery(Delivery):
             self.call_back()
         reports.delivered = delivered = reports.delivered + 1
         if delivered == reports.enough:
-            raise _Enough
+            raise _ENOUGH
 
 
 class _Ended:
@@ -275,8 +279,8 @@ class DirectSender:
                 producer.flush(seconds)
             else:
                 producer.poll(seconds)
-        except _Enough:
-            pass
+        except _Enough as enough:
+            enough.__traceback__ = None  # its frames would hold the producer
         except KafkaException as broken:
             self._replace(producer, broken)
         self.reports.wake()
