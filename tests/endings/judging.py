@@ -126,8 +126,7 @@ class World:
         jobs = [self._job(each, number) for number in range(times) for each in combinations]
         self._make_topics(jobs)
         self._fill([job for job in jobs if job.combination.is_member])
-        run_nursery(jobs, at_a_time)
-        self._drain(jobs)
+        run_nursery(jobs, at_a_time, self._broker.bootstrap_servers)
         arrived = self._read(self._broker, [topic for job in jobs for topic in topics_of(job)])
         found: dict[Combination, list[str]] = {each: [] for each in combinations}
         for job in jobs:
@@ -174,13 +173,6 @@ class World:
         database.connection.execute("create table stored (number integer)")
         database.close()
         return path
-
-    def _drain(self, jobs: Sequence[Job]) -> None:
-        """The next process delivers what spools hold."""
-        homes = [job.path("spool") for job in jobs if os.path.exists(job.path("spool"))]
-        if homes:
-            command = [sys.executable, "-m", "tests.endings.draining", self._broker.bootstrap_servers, *homes]
-            subprocess.run(command, check=True)
 
     def _read(self, broker: BrokerProcess, topics: Sequence[str]) -> dict[str, Counter[int]]:
         found: dict[str, Counter[int]] = {topic: Counter() for topic in topics}
@@ -259,9 +251,9 @@ def number_of(value: bytes) -> int:
     return int(found.group(1))
 
 
-def run_nursery(jobs: Sequence[Job], at_a_time: int) -> None:
+def run_nursery(jobs: Sequence[Job], at_a_time: int, bootstrap: str) -> None:
     subprocess.run(
-        [sys.executable, "-m", "tests.endings.nursery", str(at_a_time)],
+        [sys.executable, "-m", "tests.endings.nursery", str(at_a_time), bootstrap],
         input=json.dumps(jobs).encode(),
         check=True,
     )

@@ -1,10 +1,10 @@
 """Runs many programs: forked from one process that has done the imports, some at a time, each to its real end.
 
-    python -m tests.endings.nursery AT_A_TIME < jobs.json
+    python -m tests.endings.nursery AT_A_TIME BOOTSTRAP < jobs.json
 
 A program is a process of its own, whose interpreter ends as any does: threads are joined, exit functions run, modules
 are taken apart. Its streams are files in the directory of its job, and so is how it ended (`ended`: the exit code, or
-`hung`).
+`hung`). When all have ended, this process is the next one for each spool that they left: it delivers what is in there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Final
 
@@ -23,8 +24,11 @@ from tests.endings import scene
 from tests.endings.axes import MEMBERS
 from tests.endings.scene import Job
 
+from holdfast.client.producer import Producer
+
 HUNG_SECONDS: Final = 15.0
 """More than the time-outs of a client and the waiting of its program together."""
+DRAIN_SECONDS_MAX: Final = 30.0
 STACKS_SECONDS: Final = 0.2
 """How long a program that hangs has to write down where."""
 SHORTER: Final = (
@@ -109,6 +113,15 @@ def note(job: Job, how: str) -> None:
         file.write(how)
 
 
+def drain(bootstrap: str, homes: list[str]) -> None:
+    def deliver(home: str) -> None:
+        with Producer(bootstrap, spool=home) as producer:
+            producer.flush(DRAIN_SECONDS_MAX)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(deliver, homes))
+
+
 def main() -> None:
     jobs = [Job(*each) for each in json.load(sys.stdin)]
     load()
@@ -117,6 +130,8 @@ def main() -> None:
     job = fork_all(jobs, int(sys.argv[1]))
     if job is not None:
         run_program(job)
+    else:
+        drain(sys.argv[2], [home for each in jobs if os.path.exists(home := each.path("spool"))])
 
 
 if __name__ == "__main__":
