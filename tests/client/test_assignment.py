@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.client.consuming.assignment import Assignment, LostPositions, PositionLost, Start
 from holdfast.client.consuming.memory import GroupMemory, Mark
+from holdfast.client.consuming.notes import Note
 from holdfast.client.spool.format import PartitionKey
+from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
 from holdfast.testing.broker import BrokerProcess
 
 SETTINGS: dict[str, Any] = {
@@ -137,3 +140,38 @@ def test_a_position_that_was_decided_on_is_not_taken_for_a_stored_one(
 ) -> None:
     starts = busy(real, *answers, lost_positions="latest").take_over([TopicPartition("work", 0)])
     assert starts == {("work", 0): Start(100, is_stored=False)}
+
+
+class Ids:
+    """Topic ids as somebody tells them, or as nobody does."""
+
+    def __init__(self, found: dict[str, str] | None) -> None:
+        self.found = found
+
+    def known(self, topics: Collection[str], seconds: float = 0) -> dict[str, str]:
+        if self.found is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return self.found
+
+
+class Noted(Busy):
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        note = Note(topic_id="old").encode()
+        return [TopicPartition(each.topic, each.partition, 7, metadata=note) for each in partitions]
+
+
+def test_a_stored_id_is_believed_while_nobody_tells_and_compared_when_somebody_does(real: Consumer) -> None:
+    said: list[str] = []
+    ids = Ids(None)
+    assignment = Assignment(
+        Noted(real, []), "stop", is_incremental=False, say=said.append, ids=cast(TopicIds, ids)
+    )
+    key = ("work", 0)
+    assert assignment.take_over([TopicPartition(*key)]) == {key: Start(7)}
+    assert "shows later" in said[0]
+    assert Note.decode(assignment.note(key)).topic_id == "old"
+    assert assignment.recreated([key], waits=True) == {}
+    ids.found = {"work": "new"}
+    assert assignment.recreated([key], waits=True) == {key: "new"}
+    with pytest.raises(TopicMadeAnew, match=r"'work'.*old.*new"):
+        assignment.take_over([TopicPartition(*key)])

@@ -147,10 +147,11 @@ class Assignment:
                 committed = self._patiently(lambda: self._committed(partitions))
                 missing = set(_without_position(committed))
                 forgotten = {key: mark for key, mark in forgotten.items() if key in missing}
-            ids = self._patiently(lambda: self._topic_ids({each.topic for each in partitions}))
+            ids = self._topic_ids({each.topic for each in partitions})
             for each in committed:
                 mark = forgotten.get((each.topic, each.partition))
-                self._id_of[each.topic, each.partition] = ids.get(each.topic, "")
+                stored_id = Note.decode(each.metadata).topic_id
+                self._id_of[each.topic, each.partition] = ids.get(each.topic, stored_id)
                 starts[each.topic, each.partition] = (
                     self._patiently(partial(self._start_of, each, lookback))
                     if mark is None
@@ -253,7 +254,16 @@ class Assignment:
         return Note(is_remembered, self._id_of.get(key, ""), changelog, seen).encode()
 
     def _topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        return {} if self._ids is None else self._ids.known(topics)
+        """Which topics these are now. Where that cannot be had, those of the stored positions are believed, until a
+        later look tells."""
+        try:
+            return {} if self._ids is None else self._ids.known(topics)
+        except KafkaException as refused:
+            self._say(
+                f"the ids of {', '.join(sorted(topics))} cannot be had ({refused.args[0].str()}): whether a topic was "
+                "recreated shows later"
+            )
+            return {}
 
     def recreated(self, keys: Collection[PartitionKey], *, waits: bool) -> dict[PartitionKey, str]:
         """Partitions whose topic has another id than when we took them over, with that id.
