@@ -43,7 +43,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 PathsArgument: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[PATH]...",
+        metavar="PATH",
         help="Files and directories; what each file is shows in it: compose files, Kubernetes and Strimzi resources, "
         "Connect workers and connectors, Spring, Spark, Python code, properties of clients and brokers.",
         show_default=False,

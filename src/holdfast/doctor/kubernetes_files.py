@@ -34,20 +34,14 @@ def is_resource(document: Tree) -> bool:
 
 def examine_resources(path: str, documents: Sequence[Tree], result: FilesExamined) -> int:
     """How many of them were examined."""
-    resources = [each for document in documents for each in _resources(document)]
+    lists = [each for document in documents for _, each in branches(document, "items")]
+    resources = [*(each for each in documents if text(each, "kind") != "List"), *lists]
     maps = {
         text(each, "metadata", "name"): settings_of(branch(each, "data"), path)
         for each in resources
         if text(each, "kind") == "ConfigMap"
     }
     return sum(_examine(path, each, maps, result) for each in resources)
-
-
-def _resources(document: Tree) -> Iterator[Tree]:
-    if text(document, "kind") == "List":
-        yield from (each for _, each in branches(document, "items"))
-    else:
-        yield document
 
 
 def _examine(path: str, resource: Tree, maps: Maps, result: FilesExamined) -> int:

@@ -88,7 +88,7 @@ def examine_path(path: str, client: Client | None, result: FilesExamined) -> Non
         except UnreadableFile as error:
             result.unreadable(file, error)
             continue
-        if ending == ".py":
+        if ending == ".py" and re.search("kafka|readStream|writeStream|faust|holdfast", text):
             examine_program_file(file, result)
         elif ending in SETTINGS_FILES and CLUES.search(text):
             examine_file(file, None, client, result)
