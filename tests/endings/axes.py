@@ -6,8 +6,8 @@ A combination that makes no sense is left out by one of the sentences in `why_no
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
-from itertools import combinations, product
+from collections.abc import Iterator
+from itertools import product
 from typing import Final, NamedTuple
 
 PRODUCERS: Final = ("Producer", "AsyncProducer", "wrap")
@@ -127,7 +127,8 @@ def every() -> list[Combination]:
 
 
 def sample(seed: int = 1) -> list[Combination]:
-    """Few combinations that hold every pair of values which makes sense; the same ones each time."""
+    """Few combinations with every pair that makes sense of client and way, of client and what is under way, and of what
+    is under way and the kind of way; the same ones each time."""
     chance = random.Random(seed)
     left = every()
     chance.shuffle(left)
@@ -141,5 +142,6 @@ def sample(seed: int = 1) -> list[Combination]:
     return sorted(chosen)
 
 
-def _pairs(each: Iterable[str]) -> Iterator[tuple[str, ...]]:
-    return combinations(each, 2)
+def _pairs(each: Combination) -> Iterator[tuple[str, str]]:
+    kind = each.way.partition("-")[0]
+    return iter(((each.client, each.way), (each.client, each.under_way), (each.under_way, kind)))

@@ -1,6 +1,6 @@
 """However a program ends: what was accepted is delivered, kept, or named, and then the exit code is not 0.
 
-Each combination is a process of its own; see `axes` for what there is. Here a sample that holds every pair, all of them
+Each combination is a process of its own; see `axes` for what there is. Here a sample that holds most pairs, all of them
 with `--long` or `python -m tests.endings`.
 """
 
