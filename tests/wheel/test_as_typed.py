@@ -34,8 +34,16 @@ TOPICS = re.compile(r'topics=\["([^"]+)"\]')
 NOISE = re.compile(r"^%\d\|", re.MULTILINE)
 """How librdkafka logs to standard error."""
 
-FINDS = ("doctor --code",)
-"""Ends with 1 on what is laid before it here."""
+FINDS = ("doctor --code", "doctor docker-compose.yml")
+"""End with 1 on what is laid before them here."""
+LAID = {
+    "src/app.py": "from confluent_kafka import Producer\n",
+    "producer.properties": "acks=0\n",
+    "docker-compose.yml": "services: {kafka: {image: 'apache/kafka:4.1.0', environment: {KAFKA_NODE_ID: 1}}}\n",
+    "k8s/orders.yaml": "apiVersion: kafka.strimzi.io/v1\nkind: KafkaTopic\nspec: {partitions: 3, replicas: 1}\n",
+    "connectors/sink.json": '{"name": "s", "config": {"connector.class": "x.JdbcSinkConnector", "topics": "orders"}}\n',
+}
+"""What the doctor is shown."""
 ELSEWHERE = ("cluster up",)
 """Tried by tests of its own, with the Java and the jars it needs."""
 WITH_SPARK = ("pipeline run", "audit my-pipeline", "trace ", "examples/pipelines/run.py")
@@ -66,9 +74,9 @@ class Newcomer:
         self._errors = directory / "errors.txt"
         (directory / "examples").symlink_to(ROOT / "examples")
         (directory / "README.md").symlink_to(ROOT / "README.md")
-        (directory / "src").mkdir()
-        (directory / "src" / "app.py").write_text("from confluent_kafka import Producer\n")
-        (directory / "producer.properties").write_text("acks=0\n")
+        for name, text in LAID.items():
+            (directory / name).parent.mkdir(exist_ok=True)
+            (directory / name).write_text(text)
 
     def read(self, page: str) -> None:
         for section in sections(page):
