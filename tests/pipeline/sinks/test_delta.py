@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,11 @@ def test_rows_are_partitioned_by_values_of_their_columns(
     assert sorted(os.listdir(table)) == files
     with pytest.raises(SinkError, match="partitioned by country"):
         make()
+    assert sink.last_entry() is not None
+    shutil.rmtree(table)
+    with pytest.raises(SinkError, match="has vanished"):
+        sink.prepare(cut.at(4, 5), rows([{"id": 4, "country": "nl"}], "id bigint, country string", start=4))
+    assert not os.path.exists(table)
 
 
 def test_nothing_is_seen_of_files_no_commit_names(

@@ -118,6 +118,7 @@ def test_an_empty_batch_and_an_opening_entry_advance_the_ledger(
 
 def test_the_slower_of_two_writers_is_fenced(make: Any, table: str, rows: Any, batches: Any) -> None:
     """HF408: two copies of one pipeline."""
+    os.makedirs(table)
     slow, fast, cut = make(), make(is_open=False), batches("parquet")
     with pytest.raises(SinkFenced, match="another process"):
         fast.open(SinkContext("shop", "", {}, ""), slow)
@@ -145,6 +146,7 @@ def test_the_rename_itself_lets_one_writer_through(make: Any, rows: Any, batches
 
 
 def test_a_second_process_is_refused(make: Any, table: str) -> None:
+    os.makedirs(table)
     make()
     code = (
         "from holdfast.pipeline.sinks.parquet import ParquetStore\n"

@@ -172,6 +172,8 @@ class DeltaSinkWriter:
         self._pipeline = pipeline
         uri, disk = files_for(definition.path, directory)
         self.ledger = DeltaLedger(definition.name, pipeline, uri, disk)
+        self._was_there = False
+        """The table, when its ledger was read last."""
 
     def check(self, rows: StructType) -> list[Problem]:
         return check_partitioning(self._definition.partition_by, rows) + check_columns(rows)
@@ -190,6 +192,7 @@ class DeltaSinkWriter:
 
     def last_entry(self) -> Entry | None:
         table = self.ledger.table()
+        self._was_there = table is not None
         return None if table is None else self.ledger.last_entry(table)
 
     def unfinished(self) -> Entry | None:
@@ -216,6 +219,8 @@ class DeltaSinkWriter:
         stored = stored_schema(rows.schema)
         table = self.ledger.table()
         if table is None:
+            if self._was_there:
+                raise self._vanished()
             with explained(self.name, self.ledger.uri):
                 self._create(stored)
             held = stored
@@ -284,9 +289,7 @@ class DeltaSinkWriter:
         """A handle on which this entry is the next."""
         table = self.ledger.table()
         if table is None:
-            raise SinkError(
-                f"sink {self.name!r}: the table {self.ledger.uri} has vanished; nothing was committed"
-            )
+            raise self._vanished()
         number = self.ledger.number(table)
         if entry.number != (0 if number is None else number + 1):
             raise SinkFenced(
@@ -294,6 +297,11 @@ class DeltaSinkWriter:
                 f"at {number}; another copy of the pipeline writes there. This copy has written nothing"
             )
         return table
+
+    def _vanished(self) -> SinkError:
+        return SinkError(
+            f"sink {self.name!r}: the table {self.ledger.uri} has vanished; nothing was committed"
+        )
 
     def _widened(self, table: DeltaTable, schema: StructType) -> DeltaTable:
         """The table with columns for all of these; a crash after this leaves columns that are null."""

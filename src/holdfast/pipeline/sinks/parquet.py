@@ -258,6 +258,8 @@ class ParquetSinkWriter:
         self._is_local = path is not None
         self._store = ParquetStore(definition.name, pipeline, where, disk)
         self._lock: Held | None = None
+        self._is_to_be_made = False
+        """Nothing was there when it was opened."""
         self._open: list[str] = []
 
     @property
@@ -294,6 +296,12 @@ class ParquetSinkWriter:
             raise SinkError(f"sink {self.name!r}: {self._elsewhere()}")
         if spark is None:
             return
+        # A path that is not there may be lost: nothing is made until it is known to be new.
+        self._is_to_be_made = not os.path.isdir(self._store.path)
+        if not self._is_to_be_made:
+            self._take_over()
+
+    def _take_over(self) -> None:
         with explained(self.name, self._store.path):
             self._lock = self._store.lock()
             # Whoever made these is gone: the lock was free.
@@ -311,6 +319,9 @@ class ParquetSinkWriter:
 
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
         store = self._store
+        if self._is_to_be_made:
+            self._take_over()
+            self._is_to_be_made = False
         text = store.held_schema()
         held = None if text is None else Layout.decode(text)
         layout = held if batch.is_empty else self._layout(held, rows)
