@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.doctor.client_defaults import Client
 from holdfast.doctor.files import Asked, examine_files
 from holdfast.doctor.findings import DoctorError, Examination
-from holdfast.doctor.properties_files import UnreadableFile, client_named, read_clients
+from holdfast.doctor.properties_files import UnreadableFile, client_named, read_entries
 from holdfast.doctor.python_code import check_program, parse_program
 from holdfast.doctor.rules import check_settings
 
@@ -40,7 +40,7 @@ def test_a_broken_file_is_told_with_its_reason(name: str, content: bytes, said: 
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UnreadableFile, match=said):
-        read_clients(str(path), "producer")
+        read_entries(str(path))
 
 
 def test_the_rest_is_examined_and_the_gap_is_named(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ KEYS = st.sampled_from(
 )
 WORDS = """v1 Kafka KafkaTopic KafkaConnect ConfigMap List Deployment kafka.strimzi.io/v1 apache/kafka KAFKA_NODE_ID=1
     ephemeral ${X} all""".split()  # noqa: SIM905
-LEAVES = st.sampled_from([*WORDS, None, True, 0, 1, "", "acks=1\n", {}, []])
+LEAVES: st.SearchStrategy[object] = st.sampled_from([*WORDS, None, True, 0, 1, "", "acks=1\n", {}, []])
 TREES = st.recursive(
     LEAVES, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=5))
 )

@@ -19,11 +19,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.doctor.files import Asked, examine_files
 from holdfast.doctor.findings import ConfigChange, Examination
 from holdfast.doctor.live import apply_fixes, changes_of, examine_cluster, judge
 from holdfast.doctor.live_ask import Cluster
 from holdfast.doctor.live_collect import collect
-from holdfast.doctor.properties_files import read_clients
 from holdfast.reader.connection import Address
 from holdfast.server.embed import Broker
 
@@ -152,7 +152,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_findings_are_the_same_on_both(engine: Engine, producer_file: str) -> None:
-    clients = read_clients(producer_file, "producer", None)
+    clients = examine_files(Asked([producer_file])).clients
     examination = examine_cluster(engine.settings, clients=clients, now_ms=in_half_an_hour)
     assert ours(examination) == EXPECTED
     assert examination.complete, examination.gaps

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.doctor.files import Asked, examine_files
 from holdfast.doctor.findings import ConfigChange, Gap, Severity
 from holdfast.doctor.live import changes_of, judge
 from holdfast.doctor.live_cluster_rules import cluster_findings, spell
@@ -27,7 +28,6 @@ from holdfast.doctor.live_snapshot import (
     TransactionFacts,
 )
 from holdfast.doctor.live_transaction_rules import transaction_findings
-from holdfast.doctor.properties_files import read_clients
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -237,7 +237,7 @@ def test_clients_are_held_against_the_topics_of_the_cluster(tmp_path: Path) -> N
     # HF102
     file = tmp_path / "producer.properties"
     file.write_text("acks=1\n")
-    clients = read_clients(str(file), "producer", None)
+    clients = examine_files(Asked([str(file)])).clients
     found = [
         each for each in judge(snapshot(topic(), topic("other")), (), clients).findings if each.id == "HF102"
     ]
@@ -483,5 +483,5 @@ def test_consumers_that_begin_at_the_earliest_find_everything_in_new_partitions(
     # HF304
     file = tmp_path / "consumer.properties"
     file.write_text(f"group.id=billing\nauto.offset.reset={reset}\n")
-    examination = judge(grown("Stable"), clients=read_clients(str(file), "consumer"))
+    examination = judge(grown("Stable"), clients=examine_files(Asked((), [str(file)])).clients)
     assert len([found for found in examination.findings if found.id == "HF304"]) == count

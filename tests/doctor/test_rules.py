@@ -10,8 +10,8 @@ import yaml
 
 from holdfast.doctor.client_defaults import Client, Role
 from holdfast.doctor.client_settings import Setting, make_settings
+from holdfast.doctor.files import Asked, examine_files
 from holdfast.doctor.findings import Finding, Place
-from holdfast.doctor.properties_files import read_clients
 from holdfast.doctor.rules import check_settings
 
 CASES: list[dict[str, Any]] = [
@@ -26,7 +26,8 @@ CASES: list[dict[str, Any]] = [
 
 
 def findings(path: Path, role: Role, client: Client | None) -> list[Finding]:
-    return [found for each in read_clients(str(path), role, client) for found in check_settings(each)]
+    asked = Asked([str(path)], client=client) if role == "producer" else Asked((), [str(path)], client=client)
+    return examine_files(asked).examination.findings
 
 
 def is_plain(found: Finding) -> bool:

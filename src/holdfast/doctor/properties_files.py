@@ -62,16 +62,6 @@ def client_named(name: str) -> Client:
         raise DoctorError(f"unknown client {name!r}; known are {known}") from None
 
 
-def read_clients(path: str, role: Role, client: Client | None = None) -> list[ClientSettings]:
-    """The settings of this role in a file: one, or one for each of Spring's profiles."""
-    from holdfast.doctor.spring_files import is_spring, spring_clients
-
-    documents = read_documents(path)
-    if is_spring(documents):
-        return list(spring_clients(path, documents, role))
-    return [plain_client(path, documents, role, client)]
-
-
 def plain_client(
     path: str, documents: Documents, role: Role, client: Client | None = None, named: str = ""
 ) -> ClientSettings:
@@ -108,10 +98,6 @@ def read_text(path: str) -> str:
         return data.decode("latin-1")
 
 
-def read_documents(path: str) -> Documents:
-    return parse_documents(path, read_text(path))
-
-
 def parse_documents(path: str, text: str, named: str = "") -> Documents:
     """The documents of a file that say something; how they are written is told by the end of its name."""
     match _style(named or path):
@@ -129,7 +115,7 @@ def parse_documents(path: str, text: str, named: str = "") -> Documents:
 
 def read_entries(path: str) -> list[Entry]:
     """Every value of a file with its path and line, whatever the kind of file."""
-    return [entry for document in read_documents(path) for entry in document]
+    return [entry for document in parse_documents(path, read_text(path)) for entry in document]
 
 
 def _style(path: str) -> Style:
