@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.changes import against_running, backfilling, rebuilding
+from holdfast.pipeline.changes import against_running, backfilling, rebuilding, refilling
 from holdfast.pipeline.changes.against_running import Judgement
 from holdfast.pipeline.changes.backfilling import Backfill
 from holdfast.pipeline.changes.levels import Change, Level
@@ -177,6 +177,36 @@ def test_a_rebuild_that_cannot_be_done_is_a_finding(
     result = run_here_anywhere("pipeline", "rebuild", str(file), "--yes")
     assert result.returncode == 1
     assert b"no longer has 5" in result.stderr
+
+
+# ---------------------------------------------------------------------------- refill
+
+
+def test_refill_shows_its_plan_and_does_it_when_told(
+    run_here_anywhere: Run, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: dict[str, Any] = {}
+
+    def plan_refill(definition: Any, sink: str, **options: Any) -> str:
+        calls["plan"] = (sink, options)
+        return "sink 'o' is written from 70 offsets"
+
+    def perform_refill(plan: Any, **options: Any) -> Summary:
+        calls["master"] = options["master"]
+        return Summary("p", batches=3)
+
+    monkeypatch.setattr(refilling, "plan_refill", plan_refill)
+    monkeypatch.setattr(refilling, "perform_refill", perform_refill)
+    unasked = run_here_anywhere("pipeline", "refill", str(file), "o")
+    assert (unasked.returncode, "master" in calls) == (2, False)
+    assert b"--yes" in unasked.stderr
+    result = run_here_anywhere(
+        "pipeline", "refill", str(file), "o", "--yes", "--from-available", "--master", "m"
+    )
+    assert result.returncode == 0, result.stderr
+    assert calls == {"plan": ("o", {"bootstrap": None, "from_available": True}), "master": "m"}
+    assert b"is written from 70 offsets" in result.stderr
+    assert b"o refilled" in result.stdout
 
 
 # ---------------------------------------------------------------------------- backfill
