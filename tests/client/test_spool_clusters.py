@@ -146,7 +146,7 @@ def test_the_cluster_that_was_sent_to_first_is_the_right_one_whoever_answers_whe
     cluster.cluster_id = "another"
     sender._own.deliverer._save_due = 0.0
     wait_until(lambda: any("belong to cluster another" in line for line in said), "it is noticed")
-    assert identity_of(home, sender).cluster_id is None
+    assert identity_of(home, sender).cluster_id == "the-cluster"
     sender.close()
     assert sender._own.deliverer.left == 1, "nobody knows who has it"
 

@@ -325,7 +325,12 @@ class Deliverer(ABC):
             return False
         if metadata is None or not self._is_home(metadata.cluster_id):
             return False
-        self._identity.expect(metadata.cluster_id)
+        try:
+            # Before the first message is sent: whoever opens the spool next must know where it went.
+            self._identity.expect(metadata.cluster_id)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
         self._is_checked = True
         return True
 

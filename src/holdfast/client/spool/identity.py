@@ -1,7 +1,7 @@
 """Whose a spool is: the cluster that its messages are for, and the processes that have opened it.
 
 The file `identity.json` keeps the address that the owner was given (`bootstrap_servers`), the id of the cluster that
-was found there when the first message was delivered (`cluster_id`), and an opening, a random number, for each process
+was found there when the first message was to be sent (`cluster_id`), and an opening, a random number, for each process
 that opened the spool since brokers were last told of one (`openings`). From then on the spool is for that cluster: at
 another one it waits, whatever answers at the address. An opening that brokers know and the spool does not proves that
 the spool is an older copy.
@@ -71,9 +71,10 @@ class IdentityFile:
         return None in (cluster_id, self.now.cluster_id) or cluster_id == self.now.cluster_id
 
     def expect(self, cluster_id: str | None) -> None:
-        """Messages are about to be sent to this cluster: from now on they are for no other; `note` makes it last."""
+        """Messages are about to be sent to this cluster: from now on they are for no other."""
         if self.now.cluster_id is None:
             self.now = self.now._replace(cluster_id=cluster_id)
+        self.note()
 
     def told(self, opening: int) -> None:
         """Brokers were last told of this opening, or none yet: earlier ones need not be remembered."""
