@@ -49,6 +49,7 @@ WAYS: Final = {
         Way("never-closed", 0),
         Way("sigint", -2, meant_by_member=0),
         Way("sigint-swallowed", 0),
+        Way("sigint-while-closing", 0),
         Way("sigterm", -15, meant_by_member=0, is_killed=True),
         Way("sigint-exits", 0),
         Way("sigterm-exits", 0),
@@ -71,6 +72,15 @@ WAYS: Final = {
         Way("stdout-broken", 0),
     )
 }
+
+
+HANDLED_BY_RUN: Final = (
+    "sigint-swallowed",
+    "sigint-while-closing",
+    "sigint-exits",
+    "sigint-closes",
+    "sigterm-exits",
+)
 
 
 class Combination(NamedTuple):
@@ -110,7 +120,7 @@ def why_not(each: Combination) -> str | None:
             return "a client that reads is open as long as its `run` goes on, and closes before it returns"
         if each.way.startswith("generator-"):
             return "`run` is never suspended in a generator"
-        if each.way in ("sigint-swallowed", "sigint-exits", "sigint-closes", "sigterm-exits"):
+        if each.way in HANDLED_BY_RUN:
             return "`run` handles SIGINT and SIGTERM itself; the program's own handlers are for alarms"
         return None
     if each.way == "exec" and each.under_way not in ("nothing", "spooled"):

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 
 from tests.endings.scene import (
     MESSAGES,
+    SIGNAL_SECONDS,
     WAIT_SECONDS_MAX,
     Job,
     Meant,
@@ -190,6 +191,14 @@ def sigint_swallowed(use: Use) -> None:
         _signalled(use, signal.SIGINT)
 
 
+def sigint_while_closing(use: Use) -> None:
+    with suppress(KeyboardInterrupt):
+        with use:
+            use.begin()
+            signal_soon(signal.SIGINT)
+        time.sleep(2 * SIGNAL_SECONDS)  # it comes now, if there was nothing to wait for
+
+
 def handled(use: Use, number: int, handler: Callable[..., None]) -> None:
     signal.signal(number, handler)
     _signalled(use, number)
@@ -303,6 +312,7 @@ PROGRAMS: Final[dict[str, Callable[[Use], None]]] = {
     "never-closed": lambda use: open_and_end(use, lambda: None),
     "sigint": lambda use: _signalled(use, signal.SIGINT),
     "sigint-swallowed": sigint_swallowed,
+    "sigint-while-closing": sigint_while_closing,
     "sigterm": lambda use: _signalled(use, signal.SIGTERM),
     "sigint-exits": lambda use: handled(use, signal.SIGINT, raising(SystemExit(0))),
     "sigterm-exits": lambda use: handled(use, signal.SIGTERM, raising(SystemExit(0))),

@@ -25,6 +25,7 @@ from tests.endings.producing import (
 )
 from tests.endings.scene import (
     MESSAGES,
+    SIGNAL_SECONDS,
     WAIT_SECONDS_MAX,
     Job,
     Meant,
@@ -149,6 +150,17 @@ async def open_and_end(use: Use, end: Callable[[], None]) -> None:
 def sigint_swallowed(use: Use) -> None:
     with suppress(KeyboardInterrupt):
         asyncio.run(_signalled(use, signal.SIGINT))
+
+
+def sigint_while_closing(use: Use) -> None:
+    async def main() -> None:
+        async with use:
+            await use.begin()
+            signal_soon(signal.SIGINT)
+        await asyncio.sleep(2 * SIGNAL_SECONDS)  # it comes now, if there was nothing to wait for
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main())
 
 
 # Handlers of signals are the event loop's: an exception out of any other may be raised within the loop itself, where
@@ -289,6 +301,7 @@ PROGRAMS: Final[dict[str, Callable[[Use], None]]] = {
     "never-closed": _in_loop(lambda use: open_and_end(use, lambda: None)),
     "sigint": _in_loop(lambda use: _signalled(use, signal.SIGINT)),
     "sigint-swallowed": sigint_swallowed,
+    "sigint-while-closing": sigint_while_closing,
     "sigterm": _in_loop(lambda use: _signalled(use, signal.SIGTERM)),
     "sigint-exits": _in_loop(lambda use: exits_by(use, signal.SIGINT)),
     "sigterm-exits": _in_loop(lambda use: exits_by(use, signal.SIGTERM)),
