@@ -36,7 +36,7 @@ def faults(
         cast(Combination, item.callspec.params["each"])
         for item in request.session.items
         if isinstance(item, pytest.Function)
-        and item.originalname == test_nothing_is_lost_in_silence.__name__
+        and item.function is test_nothing_is_lost_in_silence
         and not item.get_closest_marker("xfail")
     ]
     with World(tmp_path_factory.mktemp("endings")) as world:
