@@ -15,9 +15,16 @@ from holdfast.testing.wire_client import DESCRIBE_PRODUCERS, INIT_PRODUCER_ID, L
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch, make_batch, read_header, seal
 from holdfast.wire.codecs import Codec
 
-NOW = int(time.time() * 1000)
 MINUTE_MS = 60_000
+NOW = 0
 Compare = Callable[[Script], None]
+
+
+@pytest.fixture(autouse=True)
+def now() -> None:
+    """A header is judged by its age: those of a script stay young, however late its turn comes and long it takes."""
+    global NOW
+    NOW = int(time.time() * 1000) + 30 * MINUTE_MS
 
 
 def batch(*values: bytes, **options: Any) -> bytes:
