@@ -27,7 +27,9 @@ from holdfast.pipeline.definition.model import (
     Source,
     Window,
 )
+from holdfast.pipeline.engine.failures import SinkLost
 from holdfast.pipeline.engine.faults import Faults, no_faults
+from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.sinks.parquet import (
@@ -175,6 +177,9 @@ def test_a_ledger_by_batch_number_is_caught(case: Case, monkeypatch: pytest.Monk
     monkeypatch.setattr(ParquetSinkWriter, "last_entry", of_this_driver)
     case.produce(80)
     case.cut(40)
+    with pytest.raises(SinkLost):
+        case.run()
+    monkeypatch.setattr(KnownSinks, "lost", lambda *_: {})  # nor does anything else know how far the sink was
     case.run()
     report = case.audit()
     assert report.verdict is Verdict.FAILED

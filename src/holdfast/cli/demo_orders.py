@@ -66,7 +66,7 @@ source:
 steps:
   - expect: {{name: positive-amount, that: amount > 0, else: quarantine}}
   - filter: {{name: end-of-day, where: note IS NULL}}
-  - dedupe: {{name: once, key: id, within: 1h}}
+  - dedupe: {{name: once, key: [_key, id], within: 1h}}
   - window:
       name: totals
       size: 30s

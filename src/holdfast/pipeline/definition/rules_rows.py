@@ -159,8 +159,8 @@ def _first_of_key(definition: PipelineDefinition) -> Iterator[Finding]:
         yield Finding(
             ("steps", index, kind_of_step(step)),
             "rows of one key may lie in several partitions, and then the one that is read first stays, which depends "
-            "on how batches are cut. That is no harm where they are copies of each other; where the topic is keyed so, "
-            "say 'key: _key', or decode the key (source.key) with the fields of this 'key'",
+            "on how batches are cut. That is no harm where they are copies of each other; where rows of one key have "
+            "one record key, put '_key' into 'key', or decode it (source.key) with the fields of this 'key'",
             "warning",
             rests_on=(("source",),),
         )
