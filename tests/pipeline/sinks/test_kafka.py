@@ -349,6 +349,20 @@ def test_expressions_are_checked_without_a_broker(rows: Any) -> None:
     assert "to_json" in problems["value"]
 
 
+def test_the_first_records_of_a_writer_may_be_rejected(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    """Brokers have seen no record of it when the next ones come."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("out", 1, config={"max.message.bytes": "4000"})])["out"].result(10)
+    sink, cut = make(), batches("kafka")
+    given = [{"id": number, "name": "x" * size} for number, size in enumerate((9, 9000, 9000, 9000))]
+    with pytest.raises(RowsRejected, match="does not take 3 rows"):
+        sink.prepare(cut.at(0, 4), rows(given))
+    cut.write(sink, cut.at(0, 1), rows(given[:1]))
+    assert ids_of(committed(bootstrap, "out")) == [0]
+
+
 def test_records_that_the_topic_does_not_take_are_rejected_row_by_row(
     make: Any, rows: Any, batches: Any, bootstrap: str
 ) -> None:
@@ -356,12 +370,12 @@ def test_records_that_the_topic_does_not_take_are_rejected_row_by_row(
     admin.create_topics([NewTopic("out", 1, config={"max.message.bytes": "4000"})])["out"].result(10)
     sink, cut = make(settings={"compression.type": "gzip"}), batches("kafka")
     noise = "".join(chr(33 + at * 7919 % 90) for at in range(8000)) + os.urandom(4000).hex()
-    given = [{"id": 0, "name": "n"}, {"id": 1, "name": "x" * 9000}, {"id": 2, "name": noise}]
-    with pytest.raises(RowsRejected, match=r"does not take 1 rows .*orders-0 at offset 2") as caught:
-        sink.prepare(cut.at(0, 3), rows(given))
-    assert [each.offset for each in caught.value.rows] == [2]
-    cut.write(sink, cut.at(0, 2), rows(given[:2]))
-    assert ids_of(committed(bootstrap, "out")) == [0, 1]
+    given = [{"id": number, "name": name} for number, name in enumerate(("n", noise, noise, "x" * 9000))]
+    with pytest.raises(RowsRejected, match=r"does not take 2 rows .*orders-0 at offset 1") as caught:
+        sink.prepare(cut.at(0, 4), rows(given))
+    assert [each.offset for each in caught.value.rows] == [1, 2]
+    cut.write(sink, cut.at(0, 2), rows([given[0], given[3]]))
+    assert ids_of(committed(bootstrap, "out")) == [0, 3]
 
 
 class TestALostTopic:

@@ -192,8 +192,7 @@ def _target(job: Job) -> str:
     return target
 
 
-def _make_room(job: Job, target: str) -> None:
-    job.lab.fault(REFUSED)
+def _widen(job: Job, target: str) -> None:
     entry = ConfigEntry("max.message.bytes", str(LARGE * 2), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, target, incremental_configs=[entry])
     job.scene.admin.incremental_alter_configs([resource])[resource].result(WAIT_SECONDS)
@@ -227,19 +226,21 @@ def hf405_unsafe(lab: Lab) -> None:
             raise NotComeAbout("the query did not end")
 
     fails(to_topic, "RecordTooLarge")
-    _make_room(job, target)
+    lab.fault(REFUSED)
+    _widen(job, target)
     to_topic()
     _written(job, target)
 
 
 def hf405_safe(lab: Lab) -> None:
     job = Job(lab)
-    lab.plan(REFUSED, successes=COUNT)
+    lab.plan(KILLED, successes=COUNT)
     target = _target(job)
+    _widen(job, target)
     value = "concat('{\"id\":', id, ',\"note\":\"', repeat('x', 100 + 20000 * id), '\"}')"
     sinks = (KafkaSink(topic=target, value=value),)
-    job.stops(lambda: job.scene.run(sinks=sinks), REFUSED)
-    _make_room(job, target)
+    job.scene.crash("committed:kafka", sinks=sinks)
+    lab.fault(KILLED)
     job.scene.run(sinks=sinks)
     _written(job, target)
 

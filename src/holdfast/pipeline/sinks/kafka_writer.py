@@ -72,9 +72,8 @@ class Writer:
         made = producer_settings(bootstrap, {**given, "transactional.id": transactional_id})
         timeout_ms = min(int(made["message.timeout.ms"]), int(made["transaction.timeout.ms"]))
         self._timeout_ms = int(made["transaction.timeout.ms"])
-        self._producer = Producer(
-            {**made, "message.timeout.ms": timeout_ms, "on_delivery": self._delivered}, logger=LOGGER
-        )
+        self._settings = {**made, "message.timeout.ms": timeout_ms, "on_delivery": self._delivered}
+        self._producer = Producer(self._settings, logger=LOGGER)
 
     def start(self) -> None:
         """Become the only holder of the id."""
@@ -203,6 +202,11 @@ class Writer:
         with contextlib.suppress(KafkaException):
             self._producer.abort_transaction(COMMIT_SECONDS)
             self._producer.flush(REPORT_SECONDS)
+        if self._refused is not None:
+            # A refused batch has used up its sequence numbers, and brokers would miss them in front of the next one.
+            self.close()
+            self._producer = Producer(self._settings, logger=LOGGER)
+            self.start()
 
     def _explained(self, failure: KafkaException, what: str) -> SinkError:
         error = failure.args[0]
