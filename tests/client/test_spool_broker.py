@@ -41,9 +41,9 @@ def read(broker: BrokerProcess, topic: str, partition: int = 0) -> list[Any]:
     consumer.assign([TopicPartition(topic, partition, 0)])
     messages: list[Any] = []
     while not messages or messages[-1].error() is None:
-        got = consumer.consume(10_000, timeout=30)
-        assert got, f"no end after {len(messages)} messages"
-        messages += got
+        message = consumer.poll(30)
+        assert message is not None, f"no end after {len(messages)} messages"
+        messages.append(message)
     consumer.close()
     assert messages[-1].error().code() == KafkaError._PARTITION_EOF
     return messages[:-1]
