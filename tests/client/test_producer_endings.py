@@ -5,7 +5,6 @@ Every way to end a program, with each kind of producer, is in `tests/endings`.
 
 from __future__ import annotations
 
-import dis
 import gc
 import subprocess
 import sys
@@ -13,11 +12,12 @@ import textwrap
 import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.interrupting import interrupted_at
 
 from holdfast.client import direct, exit_guard
 from holdfast.client.bell import Bell
@@ -155,42 +155,6 @@ def test_close_in_a_signal_handler_delivers_wherever_the_program_was() -> None:
 
 
 # Interrupts at every place where Python looks for signals
-
-SIGNALS = frozenset(dis.opmap[name] for name in ("CALL", "RESUME", "JUMP_BACKWARD"))
-
-
-def interrupted_at(point: int, call: Callable[[], Any], codes: Collection[CodeType]) -> bool:
-    """Call, with a signal at so many places of `codes` where one may arrive; false when there are fewer."""
-    left = point
-    before = -1
-
-    def count(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left, before
-        if event == "opcode":
-            left -= before in SIGNALS
-            before = frame.f_code.co_code[frame.f_lasti]
-            if not left:
-                raise KeyboardInterrupt
-        return count
-
-    def begin(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal before
-        if frame.f_code not in codes:
-            return None
-        before = dis.opmap["RESUME"]
-        frame.f_trace_opcodes = True
-        return count
-
-    traced = sys.gettrace()
-    sys.settrace(begin)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(traced)
-    return False
-
 
 SENDING = (
     Producer.send,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dis
 import errno
 import gc
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.interrupting import interrupted_at
 
 from holdfast.client.bell import Bell
 from holdfast.client.delivery import Delivery
@@ -609,42 +607,6 @@ def test_a_damaged_spool_is_said_and_left_alone_and_sending_goes_on(
     assert segment.read_bytes() == data
 
 
-SIGNALS = frozenset(dis.opmap[name] for name in ("CALL", "RESUME", "JUMP_BACKWARD"))
-"""Behind these instructions Python looks for signals; `with lock` is safe in its own other places."""
-
-
-def interrupted_at(point: int, send: Callable[[], Delivery], codes: Collection[CodeType]) -> Delivery | None:
-    """Call `send`, with a signal at so many places of `codes` where one may arrive; None when it got that far."""
-    left = point
-    before = -1
-
-    def count(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left, before
-        if event == "opcode":
-            left -= before in SIGNALS
-            before = frame.f_code.co_code[frame.f_lasti]
-            if not left:
-                raise KeyboardInterrupt
-        return count
-
-    def begin(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal before
-        if frame.f_code not in codes:
-            return None
-        before = dis.opmap["RESUME"]
-        frame.f_trace_opcodes = True
-        return count
-
-    traced = sys.gettrace()
-    sys.settrace(begin)
-    try:
-        return send()
-    except KeyboardInterrupt:
-        return None
-    finally:
-        sys.settrace(traced)
-
-
 @pytest.mark.parametrize("has_room", [True, False])
 def test_an_interrupt_anywhere_in_sending_loses_nothing_that_was_taken_and_blocks_nobody(
     open_spool: Callable[..., Spool], cluster: FakeCluster, has_room: bool
@@ -661,7 +623,7 @@ def test_an_interrupt_anywhere_in_sending_loses_nothing_that_was_taken_and_block
         wait_until(lambda: writer._is_wanted, "the thread that writes rests")
         if not has_room:
             writer._handed_max = 0  # as far as is known: they have to look
-        if interrupted_at(point, partial(spool.send, value), codes) is not None:
+        if not interrupted_at(point, partial(spool.send, value), codes):
             taken.append(value)
     assert point > 5, "the interrupts came where messages are handed over"
     assert spool.flush() == 0

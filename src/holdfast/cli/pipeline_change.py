@@ -101,11 +101,7 @@ def rebuild(
         plan = plan_rebuild(loaded.definition, bootstrap=bootstrap_server, from_available=from_available)
         print(plan, file=sys.stderr)
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError("nothing was rebuilt: there is no terminal to ask at; --yes does it unasked")
-            if not typer.confirm("Make the state anew?", default=False):
-                complain("nothing was rebuilt")
-                raise Exit(ExitCode.FINDINGS)
+            _ask("Make the state anew?", otherwise="nothing was rebuilt")
         with progress_for(loaded.definition.name, as_json=output is Output.JSON) as progress:
             rebuilt = perform_rebuild(
                 plan, master=master, shared_filesystem=shared_filesystem, progress=progress
@@ -114,6 +110,15 @@ def rebuild(
         sys.stdout.write(json_line(rebuilt.as_json()))
     else:
         print_table((f"pipeline {loaded.definition.name}", "state rebuilt"), rebuilt.rows())
+
+
+def _ask(question: str, *, otherwise: str) -> None:
+    """Go on only if somebody at the terminal says so."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"{otherwise}: there is no terminal to ask at; --yes does it unasked")
+    if not typer.confirm(question, default=False):
+        complain(otherwise)
+        raise Exit(ExitCode.FINDINGS)
 
 
 # ---------------------------------------------------------------------------- refill
@@ -153,11 +158,7 @@ def refill(
         plan = plan_refill(loaded.definition, sink, bootstrap=bootstrap_server, from_available=from_available)
         print(plan, file=sys.stderr)
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError("nothing was written: there is no terminal to ask at; --yes does it unasked")
-            if not typer.confirm(f"Write {sink} again?", default=False):
-                complain("nothing was written")
-                raise Exit(ExitCode.FINDINGS)
+            _ask(f"Write {sink} again?", otherwise="nothing was written")
         with progress_for(name, as_json=output is Output.JSON) as progress:
             summary = perform_refill(
                 plan, master=master, shared_filesystem=shared_filesystem, progress=progress
