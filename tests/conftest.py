@@ -93,7 +93,7 @@ LONG = (
     "tests/interop/test_transactions_java.py::test_the_tool_for_transactions",
     "tests/interop/test_written_ahead.py::test_apache_kafka_cuts",
     "tests/lab/test_split_networks.py",
-    "tests/node/test_defects_in_timers.py::test_a_defect_everywhere",
+    "tests/broker/node/test_defects_in_timers.py::test_a_defect_everywhere",
     "tests/pipeline/changes/test_backfilling.py::test_a_backfill_stopped",
     "tests/pipeline/changes/test_rebuilding.py::test_the_state_is_the_one",
     "tests/pipeline/engine/test_aside.py::test_a_batch_that_is_repeated",

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.server.embed import Broker as Broker
+    from holdfast.broker.server.embed import Broker as Broker
 
 __version__ = "0.1.0"
 __all__ = ["Broker", "__version__"]
@@ -18,5 +18,5 @@ __all__ = ["Broker", "__version__"]
 def __getattr__(name: str) -> Any:
     # Imported when asked for: `import holdfast` alone must not cost the broker's start-up imports.
     if name == "Broker":
-        return import_module("holdfast.server.embed").Broker
+        return import_module("holdfast.broker.server.embed").Broker
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,8 +21,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 from kio.schema.errors import ErrorCode
+
+
+class ExitCode(IntEnum):
+    """What a command's exit code tells a script."""
+
+    FINE = 0
+    FINDINGS = 1
+    USAGE = 2
+    CANNOT_CONNECT = 3
+    INCONCLUSIVE = 4
+    INTERRUPTED = 130
 
 
 class HoldfastError(Exception):

@@ -1,6 +1,6 @@
 """The protocols our logic is written against: time, chance, disk, flushing, background work, journals.
 
-Nothing below `holdfast.server` touches the operating system. It receives these objects, so that the
+Nothing below `holdfast.broker.server` touches the operating system. It receives these objects, so that the
 same broker runs on a real disk (`holdfast.real`) and on a simulated one that tears writes,
 forgets what was not flushed and fills up (`holdfast.testing`).
 
@@ -179,7 +179,7 @@ class Worker(Protocol):
         arguments: Mapping[str, Any],
         done: Callable[[Mapping[str, Any] | None, str | None], None],
     ) -> None:
-        """Run a task of `holdfast.log.tasks` by name with JSON-like arguments.
+        """Run a task of `holdfast.broker.log.tasks` by name with JSON-like arguments.
 
         `done(result, None)` or `done(None, what went wrong)` follows on the node's thread.
         """

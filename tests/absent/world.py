@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.node import metadata_log
+from holdfast.broker.node import metadata_log
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.clock import ManualClock

@@ -13,8 +13,8 @@ import typer
 
 from holdfast.cli import line_format, message_format
 from holdfast.cli.app import COMMANDS, root
-from holdfast.cli.exits import ExitCode
 from holdfast.cli.serve import build_parser
+from holdfast.errors import ExitCode
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "CLI.md").read_text()
 SECTIONS: dict[str, str] = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli import exits
-from holdfast.errors import ConfigError, CorruptLog
+from holdfast.errors import ConfigError, CorruptLog, ExitCode
 from holdfast.testing.forked import open_process
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -153,19 +153,19 @@ def test_a_group_of_commands_alone_shows_its_help(run_anywhere: Run) -> None:
 
 
 def test_every_kind_of_error_has_its_code() -> None:
-    assert exits.explain(exits.CannotConnect("x"))[1] == exits.ExitCode.CANNOT_CONNECT
-    assert exits.explain(exits.CommandFailed("x"))[1] == exits.ExitCode.FINDINGS
-    assert exits.explain(ConfigError("x"))[1] == exits.ExitCode.USAGE
-    assert exits.explain(CorruptLog("x"))[1] == exits.ExitCode.FINDINGS
+    assert exits.explain(exits.CannotConnect("x"))[1] == ExitCode.CANNOT_CONNECT
+    assert exits.explain(exits.CommandFailed("x"))[1] == ExitCode.FINDINGS
+    assert exits.explain(ConfigError("x"))[1] == ExitCode.USAGE
+    assert exits.explain(CorruptLog("x"))[1] == ExitCode.FINDINGS
     message, code = exits.explain(FileNotFoundError(2, "No such file", "/a"))
-    assert (message, code) == ("/a: No such file", exits.ExitCode.FINDINGS)
+    assert (message, code) == ("/a: No such file", ExitCode.FINDINGS)
 
 
 def test_an_unexpected_error_is_a_line_too(capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> int:
         raise ZeroDivisionError("by nought")
 
-    assert exits.run(fail) == exits.ExitCode.FINDINGS
+    assert exits.run(fail) == ExitCode.FINDINGS
     assert capsys.readouterr().err == (
         "holdfast: unexpected error, ZeroDivisionError: by nought (HOLDFAST_TRACEBACK=1 shows where)\n"
     )
@@ -256,5 +256,5 @@ def test_what_an_extra_brings_is_told_by_its_name() -> None:
     missing = ModuleNotFoundError("No module named 'pyarrow.lib'", name="pyarrow.lib")
     assert exits.explain(missing) == (
         "this needs pyarrow, which is not installed: pip install 'holdfast[reader]'",
-        exits.ExitCode.CANNOT_CONNECT,
+        ExitCode.CANNOT_CONNECT,
     )

@@ -33,7 +33,7 @@ def test_serving_pays_for_neither_typer_nor_rich_nor_the_client() -> None:
         "    main()\n"
         "except SystemExit:\n"
         "    pass\n"
-        "import holdfast.server.run\n"
+        "import holdfast.broker.server.run\n"
         "heavy = {'typer', 'rich', 'click', 'confluent_kafka', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

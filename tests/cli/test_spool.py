@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from holdfast.cli.exits import ExitCode
 from holdfast.client.producer import Producer
 from holdfast.client.spool.home import SpoolHome
+from holdfast.errors import ExitCode
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
 

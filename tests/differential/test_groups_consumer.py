@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.node.shard import partition_for
+from holdfast.broker.node.shard import partition_for
 from holdfast.testing.differential import Script, Side
 from holdfast.testing.kafka_fixtures import COORDINATORS
 from holdfast.testing.raw_groups import RawMember, settle, subscription

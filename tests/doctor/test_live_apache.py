@@ -19,13 +19,13 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.broker.server.embed import Broker
 from holdfast.doctor.files import Asked, examine_files
 from holdfast.doctor.findings import ConfigChange, Examination
 from holdfast.doctor.live import apply_fixes, changes_of, examine_cluster, judge
 from holdfast.doctor.live_ask import Cluster
 from holdfast.doctor.live_collect import collect
 from holdfast.reader.connection import Address
-from holdfast.server.embed import Broker
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS

@@ -19,7 +19,7 @@ from tests.golden.opening import StoppedClock, broker_at, text_of
 from tests.golden.scene import BROKER, GROUPS, TOPIC, TRANSACTIONS, Scene
 from tests.golden.transactions import GoldenProducer
 
-from holdfast.node import metadata_log
+from holdfast.broker.node import metadata_log
 from holdfast.testing.wire_client import WireClient
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch, read_header
 from holdfast.wire.codecs import Codec

@@ -17,10 +17,10 @@ from unittest import mock
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.server import server as server_module
+from holdfast.broker.server.embed import Broker
 from holdfast.real import RealClock
 from holdfast.seams import Clock, Now
-from holdfast.server import server as server_module
-from holdfast.server.embed import Broker
 from holdfast.testing.committed_reader import whole_batches
 from holdfast.testing.fakes import SeededRandomness
 from holdfast.testing.wire_client import FETCH, LIST_OFFSETS, PRODUCE, WireClient

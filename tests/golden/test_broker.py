@@ -27,8 +27,8 @@ from tests.golden.opening import (
     unpack,
 )
 
-from holdfast.log.dump import dump_path
-from holdfast.log.dump_batches import DumpOptions
+from holdfast.broker.log.dump import dump_path
+from holdfast.broker.log.dump_batches import DumpOptions
 from holdfast.real import RealFileSystem
 from holdfast.saying import Level, Line
 from holdfast.testing.committed_reader import read_through, whole_batches

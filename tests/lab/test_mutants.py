@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
+from holdfast.broker.groups import offsets
+from holdfast.broker.log import compaction, retention
+from holdfast.broker.log.log import Log
+from holdfast.broker.log.producer_state import ACCEPT, ProducerStateMap
+from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.transactions.coordinator import TransactionCoordinator
 from holdfast.client import settings
 from holdfast.client.consuming.tracker import PartitionTracker
 from holdfast.client.side_topics import SideTopics
-from holdfast.groups import offsets
 from holdfast.lab.checking import ABORTED_READ, DUPLICATED, LOST, MOVED_BACK
 from holdfast.lab.engines import Engines
 from holdfast.lab.experiment import Claim, Experiment, Lab, run_half
 from holdfast.lab.experiments import EXPERIMENTS
 from holdfast.lab.experiments.hf2xx_simulated import HOUR_MS, TOPIC, WEEK_MS, Simulated
-from holdfast.log import compaction, retention
-from holdfast.log.log import Log
-from holdfast.log.producer_state import ACCEPT, ProducerStateMap
-from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
-from holdfast.transactions.coordinator import TransactionCoordinator
 from holdfast.wire.batch import Record, build_batch
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -72,7 +72,7 @@ def compact_what_is_young(patch: pytest.MonkeyPatch) -> None:
     def too_soon(log: Any, clean_to: Any, stable: Any, high: Any, now: Now) -> Any:
         return whole(log, clean_to, stable, high, now._replace(wall_ms=now.wall_ms + 2 * WEEK_MS))
 
-    patch.setattr("holdfast.node.cleaning.examine", too_soon)
+    patch.setattr("holdfast.broker.node.cleaning.examine", too_soon)
 
 
 def expire_positions_early(patch: pytest.MonkeyPatch) -> None:

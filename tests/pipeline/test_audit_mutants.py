@@ -44,7 +44,7 @@ from holdfast.pipeline.state.watermarks import Clock, Watermarks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.server.embed import Broker
+    from holdfast.broker.server.embed import Broker
 
 pytestmark = pytest.mark.holdfast(mode="thread")
 

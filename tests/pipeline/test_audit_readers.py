@@ -38,7 +38,7 @@ from holdfast.testing.postgres import PostgresServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.server.embed import Broker
+    from holdfast.broker.server.embed import Broker
 
 pytestmark = pytest.mark.holdfast(mode="thread")
 

@@ -27,7 +27,7 @@ from holdfast.reader import read
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.server.embed import Broker
+    from holdfast.broker.server.embed import Broker
 
 pytestmark = pytest.mark.holdfast(mode="thread")
 

@@ -13,13 +13,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.broker.server.embed import Broker
 from holdfast.pipeline.definition.loading import load_pipeline
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.progress import Summary
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.ledger import Routes
 from holdfast.reader import read
-from holdfast.server.embed import Broker
 from holdfast.testing.decided import await_decided
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.generate.messages import Generator
-from holdfast.generate.settings import GenerateSettings
+from holdfast.demo.generate.messages import Generator
+from holdfast.demo.generate.settings import GenerateSettings
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.reader import read
@@ -24,7 +24,7 @@ from holdfast.reader import read
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.server.embed import Broker
+    from holdfast.broker.server.embed import Broker
 
 pytestmark = [pytest.mark.holdfast(mode="thread"), pytest.mark.xdist_group("spark")]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.log.cleaner import Cleaned
-from holdfast.log.compaction import examine, plan_round
-from holdfast.log.tasks import run
+from holdfast.broker.log.cleaner import Cleaned
+from holdfast.broker.log.compaction import examine, plan_round
+from holdfast.broker.log.tasks import run
 from holdfast.testing.compacted_log import DELETE_RETENTION_MS, MAP_BYTES, CompactedLog
 from holdfast.wire.batch import check_whole
 

@@ -8,14 +8,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 BROKER = (
-    "/holdfast/node/",
-    "/holdfast/groups/",
-    "/holdfast/transactions/",
-    "/holdfast/partition/",
-    "/holdfast/log/",
+    "/holdfast/broker/node/",
+    "/holdfast/broker/groups/",
+    "/holdfast/broker/transactions/",
+    "/holdfast/broker/partition/",
+    "/holdfast/broker/log/",
 )
 PLUMBING = tuple(
-    f"/holdfast/node/{name}.py" for name in ("timers", "context", "connection", "troubles", "wall_clock")
+    f"/holdfast/broker/node/{name}.py"
+    for name in ("timers", "context", "connection", "troubles", "wall_clock")
 )
 """What calls the others and catches what they raise, and what tells the time."""
 GUARDS = frozenset(

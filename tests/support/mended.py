@@ -13,21 +13,21 @@ from unittest.mock import patch
 
 from tests.support import ageing, defects, estate
 
+from holdfast.broker.groups.classic_members import ClassicMember
+from holdfast.broker.groups.classic_time import Sessions
+from holdfast.broker.log import cleaner
+from holdfast.broker.log.lost_offsets import LostOffsets
+from holdfast.broker.log.record_filter import note_keys
+from holdfast.broker.log.segment import Segment
+from holdfast.broker.node import intake, metadata_log, partitions, startup
+from holdfast.broker.node.context import Later
+from holdfast.broker.node.directories import LogDirectory
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.placement import Survey
+from holdfast.broker.node.wall_clock import WallClock
+from holdfast.broker.transactions.coordinator import TransactionCoordinator
 from holdfast.errors import CorruptLog, InvalidRecords, StorageError
-from holdfast.groups.classic_members import ClassicMember
-from holdfast.groups.classic_time import Sessions
-from holdfast.log import cleaner
-from holdfast.log.lost_offsets import LostOffsets
-from holdfast.log.record_filter import note_keys
-from holdfast.log.segment import Segment
-from holdfast.node import intake, metadata_log, partitions, startup
-from holdfast.node.context import Later
-from holdfast.node.directories import LogDirectory
-from holdfast.node.node import Node
-from holdfast.node.placement import Survey
-from holdfast.node.wall_clock import WallClock
 from holdfast.seams import Now
-from holdfast.transactions.coordinator import TransactionCoordinator
 
 Plant = Callable[[], AbstractContextManager[Any]]
 Net = Callable[[Plant, int], bool]

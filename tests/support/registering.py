@@ -7,8 +7,8 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.metadata.image import ClusterImage
 from holdfast.errors import ApiError
-from holdfast.metadata.image import ClusterImage
 from holdfast.wire.metadata_records import BrokerRegistrationChange, MetadataRecord
 
 

@@ -13,6 +13,7 @@ from typer.exceptions import Exit, TyperException
 
 from holdfast import __version__
 from holdfast.cli import exits
+from holdfast.errors import ExitCode
 
 
 class CommandPlace(NamedTuple):
@@ -108,7 +109,7 @@ def run_command(arguments: Sequence[str]) -> int:
         result = command.main(list(arguments), prog_name="holdfast", standalone_mode=False)
     except TyperException as error:
         return _report_usage(error)
-    return result if isinstance(result, int) else exits.ExitCode.FINE
+    return result if isinstance(result, int) else ExitCode.FINE
 
 
 def _report_usage(error: TyperException) -> int:
@@ -116,7 +117,7 @@ def _report_usage(error: TyperException) -> int:
     context = getattr(error, "ctx", None)
     if context is not None:
         if not message:  # a group named without a command: typer's error is its help
-            return exits.ExitCode.USAGE
+            return ExitCode.USAGE
         message = f"{message.rstrip('.')} (try '{context.command_path} --help')"
     exits.complain(message)
-    return exits.ExitCode.USAGE
+    return ExitCode.USAGE

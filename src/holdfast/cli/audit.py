@@ -48,11 +48,11 @@ from holdfast.cli.audit_other import (
     audit_other,
     check_flags,
 )
-from holdfast.cli.exits import CannotConnect, ExitCode, explain
+from holdfast.cli.exits import CannotConnect, explain
 from holdfast.cli.options import CommandConfigOption, OutputOption, examples
 from holdfast.cli.output import Output
 from holdfast.cli.pipeline_shared import BootstrapOption, load
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from holdfast.audit.model import Report

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import ExitCode, complain, stop_when_unread
+from holdfast.cli.exits import complain, stop_when_unread
 from holdfast.cli.output import Output, json_line, print_json
 from holdfast.cli.pipeline_shared import located
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from holdfast.audit.certificate import Certificate

@@ -13,7 +13,7 @@ from typer.exceptions import Exit
 from holdfast.cli.client import Connection
 from holdfast.cli.client_settings import parse_assignments, read_properties, whole_number
 from holdfast.cli.consuming import REFRESH_MS, MessageReader, Selection, parse_start
-from holdfast.cli.exits import ExitCode, complain, stop_when_unread
+from holdfast.cli.exits import complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.message_format import MessageFormat, as_json_line
 from holdfast.cli.options import (
@@ -25,7 +25,7 @@ from holdfast.cli.options import (
     examples,
 )
 from holdfast.cli.output import Output
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 app = typer.Typer(add_completion=False)
 

@@ -27,8 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import ExitCode
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 BULK_MESSAGES = 200_000
 ORDERS = 60_000
@@ -78,7 +77,7 @@ def demo(
         with workplace(keep) as directory:
             _broker_alone(console, directory, messages)
         return
-    from holdfast.cli.demo_show import Show
+    from holdfast.demo.show import Show
     from holdfast.pipeline.java import find_java
     from holdfast.pipeline.session import require_spark
 
@@ -137,7 +136,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _broker_alone(console: Console, directory: Path, messages: int) -> None:
-    from holdfast.cli.demo_broker import try_broker
+    from holdfast.demo.broker import try_broker
     from holdfast.testing.broker import BrokerProcess
 
     began = time.perf_counter()

@@ -13,7 +13,7 @@ from typer.exceptions import Exit
 from holdfast.cli.client import Connection
 from holdfast.cli.dlq_filter import Filter, Letter
 from holdfast.cli.dlq_reading import TopicGone, TopicScan, make_reader
-from holdfast.cli.exits import CommandFailed, ExitCode, complain, stop_when_unread
+from holdfast.cli.exits import CommandFailed, complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
@@ -28,7 +28,7 @@ from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, pr
 from holdfast.cli.redriving import Plan, Redrive, Redriven, default_group, read_progress
 from holdfast.cli.topic_admin import name_pattern, select_topics
 from holdfast.client.dead_letter_dialects import PREFIXES
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 DEFAULT_TOPICS = r".*[-._](dlt|DLT|dlq|DLQ)"
 READER_GROUP = "holdfast-dlq"

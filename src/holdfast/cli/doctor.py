@@ -24,7 +24,6 @@ from holdfast.cli.doctor_live import (
     YesOption,
     apply_after_asking,
 )
-from holdfast.cli.exits import ExitCode
 from holdfast.cli.options import (
     DEFAULT_CONNECT_TIMEOUT_MS,
     CommandConfigOption,
@@ -33,6 +32,7 @@ from holdfast.cli.options import (
 )
 from holdfast.doctor.findings import DoctorError, Severity
 from holdfast.doctor.reporting import Format
+from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
     from holdfast.doctor.examined import FilesExamined

@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit
 
+from holdfast.broker.log.dump import dump_path
+from holdfast.broker.log.dump_batches import INT32_MAX, Decoder, DumpOptions, Event
+from holdfast.broker.log.dump_decoders import decode_cluster_metadata, decode_offsets, decode_transactions
 from holdfast.cli.dump_text import as_line
-from holdfast.cli.exits import ExitCode, complain, stop_when_unread
+from holdfast.cli.exits import complain, stop_when_unread
 from holdfast.cli.options import examples
 from holdfast.cli.output import json_line
-from holdfast.errors import UsageError
-from holdfast.log.dump import dump_path
-from holdfast.log.dump_batches import INT32_MAX, Decoder, DumpOptions, Event
-from holdfast.log.dump_decoders import decode_cluster_metadata, decode_offsets, decode_transactions
+from holdfast.errors import ExitCode, UsageError
 from holdfast.real import RealFileSystem
 from holdfast.wire.batch import RECORDS_BYTES_MAX
 

@@ -23,20 +23,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from enum import IntEnum
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError, UsageError
-
-
-class ExitCode(IntEnum):
-    FINE = 0
-    FINDINGS = 1
-    USAGE = 2
-    CANNOT_CONNECT = 3
-    INCONCLUSIVE = 4
-    INTERRUPTED = 130
-
+from holdfast.errors import ExitCode, HoldfastError, UsageError
 
 EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("numba", "numpy", "pyarrow"), "reader"),

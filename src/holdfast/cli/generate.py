@@ -19,7 +19,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.advice import describe_error, no_such_topic
 from holdfast.cli.client import Connection
-from holdfast.cli.exits import ExitCode, complain, stop_when_unread
+from holdfast.cli.exits import complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
@@ -31,11 +31,11 @@ from holdfast.cli.options import (
     examples,
 )
 from holdfast.cli.output import Output, print_json
-from holdfast.errors import UsageError
-from holdfast.generate.kinds import KINDS
-from holdfast.generate.messages import Generator
-from holdfast.generate.messages import Message as Generated
-from holdfast.generate.settings import GenerateSettings
+from holdfast.demo.generate.kinds import KINDS
+from holdfast.demo.generate.messages import Generator
+from holdfast.demo.generate.messages import Message as Generated
+from holdfast.demo.generate.settings import GenerateSettings
+from holdfast.errors import ExitCode, UsageError
 from holdfast.pipeline.definition.units import parse_duration_ms
 
 app = typer.Typer(add_completion=False)

@@ -12,7 +12,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.advice import describe_error
 from holdfast.cli.client import Connection
-from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.groups_admin import STATE_NAMES, TYPE_NAMES, Group, GroupAdmin
 from holdfast.cli.groups_output import (
     export_resets,
@@ -47,7 +47,7 @@ from holdfast.cli.options import (
     examples,
 )
 from holdfast.cli.output import Output, print_json, print_table
-from holdfast.errors import ApiError, UsageError
+from holdfast.errors import ApiError, ExitCode, UsageError
 
 app = typer.Typer(
     add_completion=False,
@@ -434,7 +434,7 @@ def validate_regex(
     regex: Annotated[str, typer.Option("--regex", metavar="REGEX", help="The regular expression.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    from holdfast.groups.regex import check  # RE2 is loaded by this command alone
+    from holdfast.broker.groups.regex import check  # RE2 is loaded by this command alone
 
     try:
         check(regex)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from holdfast.lab.engines import EngineName, Engines

@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli import pipeline_change, pipeline_cluster, pipeline_state
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import (
@@ -27,7 +27,7 @@ from holdfast.cli.pipeline_shared import (
     require_extra,
     tell,
 )
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.definition.errors import Finding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import complain
 from holdfast.cli.options import OutputOption, examples
 from holdfast.cli.output import Output, json_line, print_json, print_table
 from holdfast.cli.pipeline_shared import (
@@ -19,7 +19,7 @@ from holdfast.cli.pipeline_shared import (
     load,
     located,
 )
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.changes.against_running import Judgement

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import CommandFailed, ExitCode
-from holdfast.errors import HoldfastError
+from holdfast.cli.exits import CommandFailed
+from holdfast.errors import ExitCode, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.definition.errors import Finding

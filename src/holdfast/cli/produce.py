@@ -17,7 +17,7 @@ from typer.exceptions import Exit
 from holdfast.cli.advice import no_such_topic
 from holdfast.cli.client import Connection
 from holdfast.cli.client_settings import parse_assignments, read_properties, whole_number
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import complain
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.line_format import LineFormat
 from holdfast.cli.options import (
@@ -30,7 +30,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import Output, json_line
 from holdfast.cli.producing import Deliveries, LineProducer
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 app = typer.Typer(add_completion=False)
 

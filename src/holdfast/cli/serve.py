@@ -109,7 +109,7 @@ def parse_options(arguments: Sequence[str]) -> ServeOptions:
 
 def serve_command(arguments: Sequence[str]) -> int | None:
     options = parse_options(arguments)
-    from holdfast.server.run import serve
+    from holdfast.broker.server.run import serve
 
     code: int | None = serve(options)
     return code

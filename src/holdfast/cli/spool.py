@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
     DEFAULT_CONNECT_TIMEOUT_MS,
@@ -31,7 +31,7 @@ from holdfast.client.spool.home import OwnedSpool, SpoolHome
 from holdfast.client.spool.identity import read_identity, write_identity
 from holdfast.client.spool.peek import Damage, SpoolPeek, SpoolState, is_in_use
 from holdfast.client.spool.refused import Refused
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.real import RealFileSystem, RealRandomness
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typer.exceptions import Exit
 from holdfast.cli.advice import describe_error, failure, no_such_topic, no_topic_to_change
 from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
 from holdfast.cli.client_settings import parse_assignments
-from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
     DEFAULT_CONNECT_TIMEOUT_MS,
@@ -35,7 +35,7 @@ from holdfast.cli.topic_admin import (
     select_topics,
     topic_views,
 )
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Create, list, describe, alter and delete topics."

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import ExitCode, complain
+from holdfast.cli.exits import complain
 from holdfast.cli.options import DEFAULT_BOOTSTRAP_SERVER, CommandConfigOption, OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import BootstrapOption, load, located, require_extra
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from holdfast.audit.lives import Life

@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.client import Connection
-from holdfast.cli.exits import CommandFailed, ExitCode, complain
+from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
     DEFAULT_CONNECT_TIMEOUT_MS,
@@ -24,7 +24,7 @@ from holdfast.cli.options import (
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.transactions_admin import ActiveProducer, Transaction, TransactionAdmin
 from holdfast.cli.wire import Cluster
-from holdfast.errors import UsageError
+from holdfast.errors import ExitCode, UsageError
 
 app = typer.Typer(
     add_completion=False,

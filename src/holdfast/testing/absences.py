@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from holdfast.atomic import parent_of
-from holdfast.log.checkpoints import PARTITION_METADATA_FILE
+from holdfast.broker.log.checkpoints import PARTITION_METADATA_FILE
 from holdfast.testing.disk import Fault, Operation, SimulatedDisk
 from holdfast.testing.disk_pages import Directory, Inode
 

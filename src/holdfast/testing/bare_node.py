@@ -18,12 +18,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from holdfast.broker.log.segment import Slice
+from holdfast.broker.metadata.image import EndPoint
+from holdfast.broker.node.context import Part
+from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.node import Node, NodeSeams
 from holdfast.config.broker import BrokerConfig
-from holdfast.log.segment import Slice
-from holdfast.metadata.image import EndPoint
-from holdfast.node.context import Part
-from holdfast.node.hosted import HostedPartition
-from holdfast.node.node import Node, NodeSeams
 from holdfast.saying import Say
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk

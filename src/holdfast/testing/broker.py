@@ -96,7 +96,7 @@ class BrokerProcess:
 
     def create_topic(self, name: str, partitions: int = 1, settings: Mapping[str, str] | None = None) -> None:
         """As `holdfast.Broker` does."""
-        from holdfast.server.embed import create_topic
+        from holdfast.broker.server.embed import create_topic
 
         create_topic(self.bootstrap_servers, name, partitions, settings)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from holdfast.log.log import Log
+from holdfast.broker.log.log import Log
 from holdfast.wire.batch import HEADER_SIZE, BatchHeader, Record, iterate_records, read_header
 from holdfast.wire.control_records import decode_end_marker
 from holdfast.wire.positions import LogPosition

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import flush_each
+from holdfast.broker.log.cleaner import Cleaned
+from holdfast.broker.log.compaction import Swap, examine, plan_round
+from holdfast.broker.log.end_markers import build_end_marker
+from holdfast.broker.log.log import Log
+from holdfast.broker.log.recovery import Trust, open_log
+from holdfast.broker.log.tasks import run
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
-from holdfast.log.cleaner import Cleaned
-from holdfast.log.compaction import Swap, examine, plan_round
-from holdfast.log.end_markers import build_end_marker
-from holdfast.log.log import Log
-from holdfast.log.recovery import Trust, open_log
-from holdfast.log.tasks import run
 from holdfast.seams import Now
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.wire.batch import (

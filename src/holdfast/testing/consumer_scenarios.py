@@ -20,11 +20,11 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups.assignors import Assignment
+from holdfast.broker.groups.consumer_member import MemberState
+from holdfast.broker.groups.consumer_model import ConsumerReply, NamedPartitions
+from holdfast.broker.groups.model import JoinRequest, MemberProtocol, SyncReply, SyncRequest
 from holdfast.errors import ApiError
-from holdfast.groups.assignors import Assignment
-from holdfast.groups.consumer_member import MemberState
-from holdfast.groups.consumer_model import ConsumerReply, NamedPartitions
-from holdfast.groups.model import JoinRequest, MemberProtocol, SyncReply, SyncRequest
 from holdfast.testing.group_scenarios import GroupInterpreter, Person, duration_ms
 from holdfast.testing.scenarios import INDENT
 from holdfast.wire.consumer_protocol import (

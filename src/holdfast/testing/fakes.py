@@ -82,7 +82,7 @@ class WorkerJob(NamedTuple):
 
 
 class InlineWorker:
-    """A `holdfast.seams.Worker` that runs `holdfast.log.tasks` in this process when told."""
+    """A `holdfast.seams.Worker` that runs `holdfast.broker.log.tasks` in this process when told."""
 
     def __init__(self, file_system: FileSystem) -> None:
         self._file_system = file_system
@@ -101,7 +101,7 @@ class InlineWorker:
         if not self.jobs:
             return False
         job = self.jobs.popleft()
-        tasks = importlib.import_module("holdfast.log.tasks")
+        tasks = importlib.import_module("holdfast.broker.log.tasks")
         try:
             result = tasks.run(self._file_system, job.task, job.arguments)
         except (HoldfastError, OSError) as failure:

@@ -44,7 +44,7 @@ _COMMAND_LINE: Final = "holdfast.cli.app"
 """Named, not imported: it stands above this package, and the nursery runs what it does not know."""
 _PRELOADED: Final = (
     "holdfast.cli.serve",
-    "holdfast.server.run",
+    "holdfast.broker.server.run",
     "confluent_kafka.admin",
     "pydantic.type_adapter",
     "typer.rich_utils",

@@ -24,8 +24,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.errors import ApiError
-from holdfast.groups.model import (
+from holdfast.broker.groups.model import (
     CommitRequest,
     GroupType,
     HeartbeatRequest,
@@ -40,6 +39,7 @@ from holdfast.groups.model import (
     TopicCommit,
     TransactionalCommit,
 )
+from holdfast.errors import ApiError
 from holdfast.testing.group_world import GroupWorld
 from holdfast.testing.scenarios import INDENT
 from holdfast.wire.batch import Record, build_batch, iterate_records, read_header

@@ -19,14 +19,14 @@ from uuid import UUID, uuid5
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.groups.assignors import Assignment
+from holdfast.broker.groups.consumer_group import ConsumerGroup
+from holdfast.broker.groups.consumer_model import ConsumerHeartbeat, ConsumerReply
+from holdfast.broker.groups.coordinator import GroupCoordinator
+from holdfast.broker.groups.model import Surroundings, TopicFacts
+from holdfast.broker.groups.regex import Matches
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
-from holdfast.groups.assignors import Assignment
-from holdfast.groups.consumer_group import ConsumerGroup
-from holdfast.groups.consumer_model import ConsumerHeartbeat, ConsumerReply
-from holdfast.groups.coordinator import GroupCoordinator
-from holdfast.groups.model import Surroundings, TopicFacts
-from holdfast.groups.regex import Matches
 from holdfast.seams import Now
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.fakes import SeededRandomness
@@ -109,7 +109,7 @@ class ManualSchedule:
 
 
 class DictTopics:
-    """`holdfast.groups.model.Topics` that a test makes and deletes."""
+    """`holdfast.broker.groups.model.Topics` that a test makes and deletes."""
 
     def __init__(self, changed: Callable[[set[str]], None]) -> None:
         self._by_name: dict[str, TopicFacts] = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from holdfast.broker.log.leader_epochs import EpochStart
+from holdfast.broker.log.log import Log
+from holdfast.broker.log.recovery import Trust, open_log
 from holdfast.config.broker import BrokerConfig
 from holdfast.config.topic import TopicConfig
-from holdfast.log.leader_epochs import EpochStart
-from holdfast.log.log import Log
-from holdfast.log.recovery import Trust, open_log
 from holdfast.seams import Now
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.wire.batch import BatchHeader, Record, build_batch, check_whole, read_header

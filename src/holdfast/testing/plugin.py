@@ -38,7 +38,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.server.embed import Broker
+    from holdfast.broker.server.embed import Broker
     from holdfast.testing.apache import ApacheKafka
     from holdfast.testing.broker import BrokerProcess
     from holdfast.testing.schema_registry import SchemaRegistry
@@ -64,7 +64,7 @@ def holdfast_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
             f"@pytest.mark.holdfast takes mode='process'|'thread' and settings, not {marker}"
         )
     if mode == "thread":
-        from holdfast.server.embed import Broker
+        from holdfast.broker.server.embed import Broker
 
         with Broker(str(tmp_path / "holdfast"), settings=settings) as embedded:
             yield embedded

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from holdfast.broker.metadata import changes
+from holdfast.broker.metadata.image import EndPoint, ResourceType
+from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.node import Node, NodeSeams
 from holdfast.config.broker import BrokerConfig
-from holdfast.metadata import changes
-from holdfast.metadata.image import EndPoint, ResourceType
-from holdfast.node.hosted import HostedPartition
-from holdfast.node.node import Node, NodeSeams
 from holdfast.testing.bare_node import SETTINGS, check_defects
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk

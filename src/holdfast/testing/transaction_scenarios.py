@@ -23,9 +23,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.testing.group_scenarios import duration_ms
-from holdfast.testing.transaction_world import Answers, PartitionEntries, TransactionWorld
-from holdfast.transactions.model import (
+from holdfast.broker.transactions.model import (
     EPOCH_USABLE_MAX,
     NEWER_PROTOCOL,
     OLDER_PROTOCOL,
@@ -35,7 +33,9 @@ from holdfast.transactions.model import (
     TopicPartition,
     TransactionMetadata,
 )
-from holdfast.transactions.records import read_record, record_of
+from holdfast.broker.transactions.records import read_record, record_of
+from holdfast.testing.group_scenarios import duration_ms
+from holdfast.testing.transaction_world import Answers, PartitionEntries, TransactionWorld
 from holdfast.wire.batch import iterate_records
 
 

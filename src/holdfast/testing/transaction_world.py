@@ -19,13 +19,8 @@ from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.config.broker import BrokerConfig
-from holdfast.errors import ApiError
-from holdfast.seams import Now
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.group_world import SETTINGS, ManualSchedule
-from holdfast.transactions.coordinator import Refusals, TransactionCoordinator
-from holdfast.transactions.model import (
+from holdfast.broker.transactions.coordinator import Refusals, TransactionCoordinator
+from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
     Decision,
     Ended,
@@ -37,6 +32,11 @@ from holdfast.transactions.model import (
     TopicPartition,
     TransactionMetadata,
 )
+from holdfast.config.broker import BrokerConfig
+from holdfast.errors import ApiError
+from holdfast.seams import Now
+from holdfast.testing.clock import ManualClock
+from holdfast.testing.group_world import SETTINGS, ManualSchedule
 from holdfast.wire.batch import Record, build_batch, iterate_records, read_header
 
 StoredRecord = tuple[bytes, bytes | None]

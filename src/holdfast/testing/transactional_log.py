@@ -13,18 +13,18 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from holdfast.atomic import flush_each
+from holdfast.broker.log.cleaner import Cleaned
+from holdfast.broker.log.compaction import Swap, examine, plan_round
+from holdfast.broker.log.end_markers import build_end_marker, read_end_marker
+from holdfast.broker.log.log import Log, PendingFlush
+from holdfast.broker.log.producer_state import Accept
+from holdfast.broker.log.recovery import Trust, open_log
+from holdfast.broker.log.segment import SNAPSHOT_SUFFIX
+from holdfast.broker.log.tasks import run
+from holdfast.broker.log.transaction_index import AbortedEntry
+from holdfast.broker.node.directories import LogDirectory
+from holdfast.broker.node.hosted import HostedPartition
 from holdfast.config.topic import TopicConfig
-from holdfast.log.cleaner import Cleaned
-from holdfast.log.compaction import Swap, examine, plan_round
-from holdfast.log.end_markers import build_end_marker, read_end_marker
-from holdfast.log.log import Log, PendingFlush
-from holdfast.log.producer_state import Accept
-from holdfast.log.recovery import Trust, open_log
-from holdfast.log.segment import SNAPSHOT_SUFFIX
-from holdfast.log.tasks import run
-from holdfast.log.transaction_index import AbortedEntry
-from holdfast.node.directories import LogDirectory
-from holdfast.node.hosted import HostedPartition
 from holdfast.seams import Now
 from holdfast.testing.committed_reader import Shown, read_committed
 from holdfast.testing.disk import PowerLost, SimulatedDisk

@@ -30,7 +30,7 @@ from holdfast.wire.batch import Record, build_batch
 if TYPE_CHECKING:
     from tests.audit.sinks.conftest import Shop
 
-    from holdfast.server.embed import Broker
+    from holdfast.broker.server.embed import Broker
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.broker.server.embed import Broker
 from holdfast.pipeline.definition.model import (
     Decoding,
     EventTime,
@@ -24,7 +25,6 @@ from holdfast.pipeline.definition.model import (
 )
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
-from holdfast.server.embed import Broker
 
 CLICKS = Decoding("json", (Field("id", "long"), Field("user", "string"), Field("at", "timestamp")))
 TOTALS = Window("totals", {"n": "count(*)", "ids": "sum(id)"}, size="1m", key=("user",))

@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.broker.server.embed import Broker
 from holdfast.errors import UsageError
 from holdfast.pipeline.changes.backfilling import derive, destinations, plan_backfill, resolve, run_backfill
 from holdfast.pipeline.definition.model import (
@@ -31,7 +32,6 @@ from holdfast.pipeline.engine.planning import Bounds, Log
 from holdfast.pipeline.engine.running import own_topics, run_pipeline
 from holdfast.pipeline.positions import Place
 from holdfast.reader.model import OffsetAnswer, TopicPartition
-from holdfast.server.embed import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from deltalake import CommitProperties, write_deltalake
 
+from holdfast.broker.server.embed import Broker
 from holdfast.errors import UsageError
 from holdfast.pipeline.changes.comparing import SinkComparison, Verdict, compare_pipelines, overall
 from holdfast.pipeline.changes.outputs import without_fields
@@ -35,7 +36,6 @@ from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, 
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord
 from holdfast.pipeline.sinks.postgres_sql import create_ledger
-from holdfast.server.embed import Broker
 from holdfast.testing.postgres import PostgresServer
 
 Rows = Sequence[dict[str, Any]]

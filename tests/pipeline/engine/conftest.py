@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.broker.server.embed import Broker
 from holdfast.pipeline.definition.model import Decoding, Field, ParquetSink, PipelineDefinition, Source
 from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.engine.faults import Faults, no_faults
@@ -23,7 +24,6 @@ from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.ledger import Decision, Entry, decide
 from holdfast.pipeline.positions import Positions
 from holdfast.pipeline.sinks.base import Batch, Problem, SinkContext
-from holdfast.server.embed import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

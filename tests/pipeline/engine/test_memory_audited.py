@@ -17,6 +17,7 @@ from holdfast.audit.model import Fate, Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
 from holdfast.audit.stored import place_of
 from holdfast.audit.tracing import Tracer
+from holdfast.broker.server.embed import Broker
 from holdfast.pipeline.aside import LATE_FOR
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -33,7 +34,6 @@ from holdfast.pipeline.definition.model import (
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.reader import Cluster
-from holdfast.server.embed import Broker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

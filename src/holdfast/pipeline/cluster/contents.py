@@ -26,7 +26,7 @@ ROOT: Final = "holdfast"
 EXTRAS: Final = ("spark", "registry")
 """Of ours: what pipelines need, and what a schema registry's client needs where it is installed."""
 OWN_PACKAGES: Final = ("holdfast", "pyspark_holdfast")
-OWN_LEFT_OUT: Final = ("holdfast/testing/*", "holdfast/cli/*")
+OWN_LEFT_OUT: Final = ("holdfast/testing/*", "holdfast/cli/*", "holdfast/demo/*", "holdfast/broker/*")
 NOT_SHIPPED: Final = frozenset({"pyspark", "py4j", "deltalake", "rich", "typer", "uvloop"})
 """Spark brings the first two; tables are committed by the driver; the others belong to broker and command line."""
 LEFT_OUT_DIRECTORIES: Final = frozenset({"tests", "__pycache__", "include"})

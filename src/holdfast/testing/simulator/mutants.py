@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.log.producer_state import Duplicate
-from holdfast.log.recovery import _Opening
-from holdfast.log.scan import Damage
-from holdfast.node import intake
-from holdfast.node import node as node_module
-from holdfast.node.handlers import k00_produce
-from holdfast.node.node import Node
-from holdfast.node.wall_clock import WallClock
+from holdfast.broker.log.producer_state import Duplicate
+from holdfast.broker.log.recovery import _Opening
+from holdfast.broker.log.scan import Damage
+from holdfast.broker.node import intake
+from holdfast.broker.node import node as node_module
+from holdfast.broker.node.handlers import k00_produce
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.wall_clock import WallClock
 from holdfast.seams import FileSystem, FlushJob, Now
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.disk_handles import SimulatedFile

@@ -7,21 +7,21 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.groups.classic import ClassicGroup
-from holdfast.groups.consumer_turn import Turn
-from holdfast.groups.offsets import OffsetStore
-from holdfast.log import cleaner, record_filter
-from holdfast.log.log import Log
-from holdfast.log.producer_state import ProducerStateMap
-from holdfast.log.survey import Survey
-from holdfast.metadata import changes
-from holdfast.node.handlers import k27_write_txn_markers
-from holdfast.node.shard import Shard
+from holdfast.broker.groups.classic import ClassicGroup
+from holdfast.broker.groups.consumer_turn import Turn
+from holdfast.broker.groups.offsets import OffsetStore
+from holdfast.broker.log import cleaner, record_filter
+from holdfast.broker.log.log import Log
+from holdfast.broker.log.producer_state import ProducerStateMap
+from holdfast.broker.log.survey import Survey
+from holdfast.broker.metadata import changes
+from holdfast.broker.node.handlers import k27_write_txn_markers
+from holdfast.broker.node.shard import Shard
+from holdfast.broker.transactions import rules
+from holdfast.broker.transactions.coordinator import TransactionCoordinator
+from holdfast.broker.transactions.model import ProducerIdentity, TransactionMetadata, TransactionState
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.simulator.mutants import Mutant
-from holdfast.transactions import rules
-from holdfast.transactions.coordinator import TransactionCoordinator
-from holdfast.transactions.model import ProducerIdentity, TransactionMetadata, TransactionState
 
 
 class Patched(Mutant):

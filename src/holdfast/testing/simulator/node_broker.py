@@ -1,4 +1,4 @@
-"""The real broker's core, `holdfast.node.node.Node`, behind the simulator's `Broker`."""
+"""The real broker's core, `holdfast.broker.node.node.Node`, behind the simulator's `Broker`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import cache
 
+from holdfast.broker.log.segment import Slice
+from holdfast.broker.metadata.image import EndPoint
+from holdfast.broker.node.connection import Connection
+from holdfast.broker.node.context import Part
+from holdfast.broker.node.node import Node, NodeSeams
 from holdfast.config import BrokerConfig
-from holdfast.log.segment import Slice
-from holdfast.metadata.image import EndPoint
-from holdfast.node.connection import Connection
-from holdfast.node.context import Part
-from holdfast.node.node import Node, NodeSeams
 from holdfast.seams import Now
 from holdfast.testing.simulator.broker import BrokerConnection, Seams
 

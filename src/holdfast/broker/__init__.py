@@ -1,0 +1,1 @@
+"""The embedded broker: pure machines for logs, groups, transactions and metadata, a node of them, and a server."""

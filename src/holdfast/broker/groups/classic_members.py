@@ -1,0 +1,256 @@
+"""The members of a classic group: who they are, whom they wait for, what they can agree on.
+
+`Membership` keeps these together:
+
+- `members` in the order they came. The leader is one of them; when it goes, the one that came next leads.
+- `static`: the one member that stands for each instance id.
+- `pending`: ids handed out to clients that have not come back with them. A rebalance waits for those too.
+- `support`: how many members can follow each protocol. A protocol that all of them can follow is a candidate.
+- `awaiting_join`: how many members have a JoinGroup parked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.groups.model import (
+    JoinCallback,
+    JoinReply,
+    MemberProtocol,
+    SyncCallback,
+    SyncReply,
+)
+from holdfast.errors import ApiError
+from holdfast.seams import Scheduled
+from holdfast.wire.consumer_protocol import decode_subscription
+
+
+class ClassicMember:
+    __slots__ = (
+        "assignment",
+        "client_host",
+        "client_id",
+        "deadline_ms",
+        "group_instance_id",
+        "is_new",
+        "join_reply",
+        "member_id",
+        "protocols",
+        "rebalance_timeout_ms",
+        "session_timeout_ms",
+        "sync_reply",
+        "timer",
+        "timer_ms",
+    )
+
+    def __init__(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+        protocols: tuple[MemberProtocol, ...],
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.group_instance_id = group_instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.session_timeout_ms = session_timeout_ms
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.protocols = protocols
+        self.assignment = assignment
+        self.is_new = False
+        """It has never got an answer, does not know its id and cannot heartbeat."""
+        self.join_reply: JoinCallback | None = None
+        self.sync_reply: SyncCallback | None = None
+        self.deadline_ms = 0
+        """When it counts as gone (monotonic clock). Heartbeats move this and nothing else."""
+        self.timer: Scheduled | None = None
+        self.timer_ms = 0
+        """When `timer` fires: at or before `deadline_ms`."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """A request of it is parked: silence is our doing."""
+        return self.join_reply is not None or self.sync_reply is not None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        return b""
+
+    def vote(self, candidates: Iterable[str]) -> str:
+        for name, _ in self.protocols:
+            if name in candidates:
+                return name
+        raise AssertionError(f"{self.member_id} follows none of {candidates}")
+
+
+class Membership:
+    def __init__(self) -> None:
+        self.members: dict[str, ClassicMember] = {}
+        self.static: dict[str, str] = {}
+        self.pending: dict[str, Scheduled] = {}
+        """Ids that were handed out, with the timer that forgets them."""
+        self.leader: str | None = None
+        self.awaiting_join = 0
+        self._support: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[ClassicMember]:
+        return iter(list(self.members.values()))
+
+    @property
+    def have_all_joined(self) -> bool:
+        return self.awaiting_join == len(self.members) and not self.pending
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    # Coming and going
+
+    def add(self, member: ClassicMember, join_reply: JoinCallback | None = None) -> None:
+        if member.group_instance_id is not None:
+            assert member.group_instance_id not in self.static
+            self.static[member.group_instance_id] = member.member_id
+        if self.leader is None:
+            self.leader = member.member_id
+        self.members[member.member_id] = member
+        self._count(member, 1)
+        self.forget_pending(member.member_id)
+        self.await_join(member, join_reply)
+
+    def remove(self, member: ClassicMember) -> None:
+        """Take a member out; what it waits for was answered before."""
+        assert not member.is_waiting
+        del self.members[member.member_id]
+        self._count(member, -1)
+        if member.group_instance_id is not None:
+            self.static.pop(member.group_instance_id, None)
+        if member.timer is not None:
+            member.timer.cancel()
+            member.timer = None
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members), None)
+
+    def rename(self, member: ClassicMember, member_id: str) -> None:
+        """The same static member under a new id, with its lead and its assignment."""
+        assert member.group_instance_id is not None
+        if self.leader == member.member_id:
+            self.leader = member_id
+        del self.members[member.member_id]
+        self.members[member_id] = member
+        member.member_id = member_id
+        self.static[member.group_instance_id] = member_id
+
+    def update(
+        self,
+        member: ClassicMember,
+        protocols: tuple[MemberProtocol, ...],
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+    ) -> None:
+        self._count(member, -1)
+        member.protocols = protocols
+        self._count(member, 1)
+        member.session_timeout_ms = session_timeout_ms
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+
+    def forget_pending(self, member_id: str) -> bool:
+        timer = self.pending.pop(member_id, None)
+        if timer is not None:
+            timer.cancel()
+        return timer is not None
+
+    # Parked requests
+
+    def await_join(self, member: ClassicMember, reply: JoinCallback | None) -> None:
+        self.awaiting_join += (reply is not None) - (member.join_reply is not None)
+        member.join_reply = reply
+
+    def answer_join(self, member: ClassicMember, reply: JoinReply) -> None:
+        waiting = member.join_reply
+        if waiting is not None:
+            self.await_join(member, None)
+            waiting(reply)
+
+    def answer_sync(self, member: ClassicMember, reply: SyncReply) -> bool:
+        waiting, member.sync_reply = member.sync_reply, None
+        if waiting is not None:
+            waiting(reply)
+        return waiting is not None
+
+    # Who is who
+
+    def find(self, member_id: str, group_instance_id: str | None) -> ClassicMember:
+        """The member a request speaks for, or why it may not."""
+        if group_instance_id is not None:
+            known = self.static.get(group_instance_id)
+            if known is None:
+                raise ApiError(ErrorCode.unknown_member_id, f"no member is {group_instance_id!r}")
+            if known != member_id:
+                raise ApiError(
+                    ErrorCode.fenced_instance_id, f"{group_instance_id!r} is {known} by now, not {member_id}"
+                )
+        member = self.members.get(member_id)
+        if member is None:
+            raise ApiError(ErrorCode.unknown_member_id, f"{member_id!r} is no member")
+        return member
+
+    def elect_joined_leader(self) -> bool:
+        """See that the leader is somebody who is here; false when nobody is."""
+        if self.leader is None:
+            return False
+        if self.members[self.leader].join_reply is not None:
+            return True
+        for member in self.members.values():
+            if member.join_reply is not None:
+                self.leader = member.member_id
+                return True
+        return False
+
+    # Protocols
+
+    def supports_one_of(self, names: Iterable[str]) -> bool:
+        count = len(self.members)
+        return any(self._support.get(name, 0) == count for name in names)
+
+    def choose_protocol(self) -> str:
+        """The candidate that most members like best; of equals, what the one who came first likes better."""
+        count = len(self.members)
+        candidates = {name for name, supporters in self._support.items() if supporters == count}
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = member.vote(candidates)
+            votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=lambda name: votes[name])
+
+    def subscribed_topics(self, protocol: str | None) -> frozenset[str] | None:
+        """What consumers read, by the metadata they gave for a protocol; None when it cannot be understood."""
+        topics: set[str] = set()
+        try:
+            for member in self.members.values():
+                # All versions begin with the topics; what follows does not matter here.
+                as_oldest = b"\0\0" + member.metadata(protocol)[2:]
+                topics.update(decode_subscription(as_oldest)[1].topics)
+        except ValueError:
+            return None
+        return frozenset(topics)
+
+    def _count(self, member: ClassicMember, by: int) -> None:
+        # A protocol named twice is one protocol.
+        for name in {name for name, _ in member.protocols}:
+            left = self._support.get(name, 0) + by
+            if left:
+                self._support[name] = left
+            else:
+                self._support.pop(name, None)

@@ -1,0 +1,306 @@
+"""The state of a group of the consumer protocol: what its records say, and what follows from that.
+
+`ConsumerState.apply` takes one change after the other, from the log at start and from the group while it runs; there
+is no other way to change it. Beside what the records say, it keeps what would be costly to find again:
+
+- `owner_of` a partition: the member that holds it, giving it up included. Nobody is given what has another owner.
+- how many members name a topic, an expression, an assignor; how many speak the classic protocol and what they can
+  follow.
+
+A log that was compacted may tell of a member's holding before it tells who the member is, and of members before it
+tells of their group; what is missing is taken as empty until it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+from uuid import UUID
+
+from holdfast.broker.groups.assignors import NOTHING, Assignment
+from holdfast.broker.groups.consumer_member import (
+    LEAVE_EPOCH,
+    NEWCOMER,
+    STRANGER,
+    Held,
+    Holding,
+    Profile,
+)
+from holdfast.broker.groups.consumer_records import Change, stored_holding, stored_profile, stored_target
+from holdfast.broker.groups.regex import Resolution
+from holdfast.seams import Scheduled
+from holdfast.wire.coordinator_records import (
+    ConsumerGroupCurrentMemberAssignmentKey,
+    ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
+    ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupPartitionMetadataKey,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
+)
+
+NO_ASSIGNMENT_EPOCH: Final = -1
+INITIAL_EPOCH: Final = 1
+"""Of a group that nobody has subscribed to anything in; a member of it has an epoch above that of joining."""
+_GONE: Final = Holding(LEAVE_EPOCH, LEAVE_EPOCH)
+
+
+TELL_AGAIN_HEARTBEATS: Final = 3
+"""Heartbeats in which a member has not said what it holds, after which it is sent its assignment once more.
+
+The answer with it may have been lost. By the protocol a member that missed an answer says everything in its next
+request; librdkafka (2.16) does so after a lost connection, and not after a request that timed out, and would then never
+hear of partitions that are its own, or that it must give up. The wait doubles each time.
+"""
+
+
+class ConsumerMember:
+    """A member and its deadlines."""
+
+    __slots__ = (
+        "deadline_ms",
+        "holding",
+        "join_timer",
+        "member_id",
+        "profile",
+        "rebalance_timer",
+        "session_timer",
+        "session_timer_ms",
+        "sync_timer",
+        "tell_again_ms",
+        "told_times",
+    )
+
+    is_waiting: Final = False
+    """Every request of this protocol is answered at once."""
+
+    def __init__(self, member_id: str) -> None:
+        self.member_id = member_id
+        self.profile = STRANGER
+        self.holding = NEWCOMER
+        self.deadline_ms = 0
+        """When it counts as gone (monotonic clock), 0 before its first session. A heartbeat moves this and nothing
+        else."""
+        self.session_timer: Scheduled | None = None
+        self.session_timer_ms = 0
+        """When that timer fires: at or before the deadline, looks at it, and is set again."""
+        self.rebalance_timer: Scheduled | None = None
+        """By when it must have given up what it was told to."""
+        self.join_timer: Scheduled | None = None
+        """By when a classic member that was told of a rebalance must have joined again."""
+        self.sync_timer: Scheduled | None = None
+        """By when a classic member that joined must have asked for its assignment."""
+        self.tell_again_ms: int | None = None
+        """When to send it its assignment again (monotonic clock); none: it has said what it holds since it was sent."""
+        self.told_times = 0
+        """How often it was sent since."""
+
+    @property
+    def is_classic(self) -> bool:
+        return self.profile.classic is not None
+
+    def told(self, now_ms: int, heartbeat_interval_ms: int) -> None:
+        """Its assignment is in the answer that leaves now."""
+        self.tell_again_ms = (
+            now_ms + (TELL_AGAIN_HEARTBEATS << min(self.told_times, 10)) * heartbeat_interval_ms
+        )
+        self.told_times += 1
+
+    def is_to_be_told_again(self, now_ms: int) -> bool:
+        return self.tell_again_ms is not None and now_ms >= self.tell_again_ms
+
+    def answered(self) -> None:
+        """It says what it holds."""
+        self.tell_again_ms = None
+        self.told_times = 0
+
+    def cancel_timers(self) -> None:
+        for name in ("session_timer", "rebalance_timer", "join_timer", "sync_timer"):
+            self.cancel(name)
+
+    def cancel(self, name: str) -> None:
+        timer: Scheduled | None = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+            setattr(self, name, None)
+
+
+class Counter(dict[str, int]):
+    """How many members name something; what nobody names has no entry."""
+
+    def count(self, names: Iterable[str], by: int) -> None:
+        for name in names:
+            left = self.get(name, 0) + by
+            if left:
+                self[name] = left
+            else:
+                self.pop(name, None)
+
+
+class ConsumerState:
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.epoch = INITIAL_EPOCH
+        """Rises whenever members must be given a new target."""
+        self.metadata_hash = 0
+        self.assignment_epoch = INITIAL_EPOCH
+        """The group's epoch that the target was computed for."""
+        self.assigned_at_ms = 0
+        """When that was, by the wall clock."""
+        self.members: dict[str, ConsumerMember] = {}
+        self.static: dict[str, str] = {}
+        """The member that stands for each instance id."""
+        self.targets: dict[str, Assignment] = {}
+        self.resolutions: dict[str, Resolution] = {}
+        self.has_legacy_metadata = False
+        self.names = Counter()
+        self.expressions = Counter()
+        self.assignors = Counter()
+        self.classic_protocols = Counter()
+        self.classic_members = 0
+        self._owners: dict[UUID, dict[int, str]] = {}
+
+    # Asking
+
+    def owner_of(self, topic_id: UUID, partition: int) -> str | None:
+        return self._owners.get(topic_id, {}).get(partition)
+
+    @property
+    def owners(self) -> Mapping[UUID, Mapping[int, str]]:
+        return self._owners
+
+    def member_of_instance(self, instance_id: str | None) -> ConsumerMember | None:
+        if instance_id is None:
+            return None
+        member_id = self.static.get(instance_id)
+        return None if member_id is None else self.members.get(member_id)
+
+    def subscribed_topics(self) -> frozenset[str]:
+        return frozenset(self.names).union(*(resolution.topics for resolution in self.resolutions.values()))
+
+    def target_of(self, member_id: str) -> Assignment:
+        return self.targets.get(member_id, NOTHING)
+
+    # Changing
+
+    def apply(self, change: Change) -> None:
+        match change:
+            case ConsumerGroupMetadataKey(), ConsumerGroupMetadataValue() as value:
+                self.epoch = value.epoch
+                self.metadata_hash = value.metadata_hash
+            case ConsumerGroupMemberMetadataKey() as key, ConsumerGroupMemberMetadataValue() as value:
+                self._set_profile(self._member(key.member_id), stored_profile(value))
+            case ConsumerGroupMemberMetadataKey() as key, None:
+                self._remove(key.member_id)
+            case (
+                ConsumerGroupTargetAssignmentMetadataKey(),
+                ConsumerGroupTargetAssignmentMetadataValue() as value,
+            ):
+                self.assignment_epoch = value.assignment_epoch
+                self.assigned_at_ms = value.assignment_timestamp
+            case ConsumerGroupTargetAssignmentMetadataKey(), None:
+                self.assignment_epoch = NO_ASSIGNMENT_EPOCH
+            case (
+                ConsumerGroupTargetAssignmentMemberKey() as key,
+                ConsumerGroupTargetAssignmentMemberValue() as value,
+            ):
+                self.targets[key.member_id] = stored_target(value)
+            case ConsumerGroupTargetAssignmentMemberKey() as key, None:
+                self.targets.pop(key.member_id, None)
+            case _:
+                self._apply_rest(change)
+
+    def _apply_rest(self, change: Change) -> None:
+        match change:
+            case (
+                ConsumerGroupCurrentMemberAssignmentKey() as key,
+                ConsumerGroupCurrentMemberAssignmentValue() as value,
+            ):
+                self._set_holding(self._member(key.member_id), stored_holding(value))
+            case ConsumerGroupCurrentMemberAssignmentKey() as key, None:
+                known = self.members.get(key.member_id)
+                if known is not None:
+                    self._set_holding(known, _GONE)
+            case ConsumerGroupRegularExpressionKey() as key, ConsumerGroupRegularExpressionValue() as value:
+                self.resolutions[key.regular_expression] = Resolution(
+                    frozenset(value.topics), value.version, value.timestamp
+                )
+            case ConsumerGroupRegularExpressionKey() as key, None:
+                self.resolutions.pop(key.regular_expression, None)
+            case ConsumerGroupPartitionMetadataKey(), value:
+                self.has_legacy_metadata = value is not None
+            case _:
+                # A value of a version that is not known here: nothing of it can be used.
+                return
+
+    def _member(self, member_id: str) -> ConsumerMember:
+        member = self.members.get(member_id)
+        if member is None:
+            member = self.members[member_id] = ConsumerMember(member_id)
+        return member
+
+    def _set_profile(self, member: ConsumerMember, profile: Profile) -> None:
+        self._count(member.profile, -1)
+        if member.profile.instance_id is not None and member.profile.instance_id != profile.instance_id:
+            self._release_instance(member)
+        member.profile = profile
+        if profile.instance_id is not None:
+            self.static[profile.instance_id] = member.member_id
+        self._count(profile, 1)
+
+    def _remove(self, member_id: str) -> None:
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return
+        self._set_holding(member, _GONE)
+        self._count(member.profile, -1)
+        self._release_instance(member)
+        member.cancel_timers()
+
+    def _release_instance(self, member: ConsumerMember) -> None:
+        instance_id = member.profile.instance_id
+        if instance_id is not None and self.static.get(instance_id) == member.member_id:
+            del self.static[instance_id]
+
+    def _count(self, profile: Profile, by: int) -> None:
+        self.names.count(profile.topic_names, by)
+        if profile.topic_regex is not None:
+            self.expressions.count((profile.topic_regex,), by)
+        if profile.server_assignor is not None:
+            self.assignors.count((profile.server_assignor,), by)
+        if profile.classic is not None:
+            self.classic_members += by
+            # A protocol named twice is one protocol.
+            self.classic_protocols.count({each.name for each in profile.classic.supported_protocols}, by)
+
+    def _set_holding(self, member: ConsumerMember, holding: Holding) -> None:
+        before = member.holding
+        if holding.assigned is not before.assigned or holding.revoking is not before.revoking:
+            self._disown(member.member_id, before.assigned)
+            self._disown(member.member_id, before.revoking)
+            self._own(member.member_id, holding.assigned)
+            self._own(member.member_id, holding.revoking)
+        member.holding = holding
+        if not holding.must_give_up:
+            member.cancel("rebalance_timer")
+
+    def _own(self, member_id: str, held: Held) -> None:
+        for topic_id, partitions in held.items():
+            owners = self._owners.setdefault(topic_id, {})
+            for partition in partitions:
+                owners[partition] = member_id
+
+    def _disown(self, member_id: str, held: Held) -> None:
+        for topic_id, partitions in held.items():
+            owners = self._owners.get(topic_id, {})
+            for partition in partitions:
+                if owners.get(partition) == member_id:
+                    del owners[partition]
+            if not owners:
+                self._owners.pop(topic_id, None)

@@ -1,0 +1,134 @@
+"""What the index files of a segment hold, and whether the log beside them agrees.
+
+An offset index and a log are walked together, both in order of position, so that neither has to fit in memory.
+Every entry must lead to a place where a batch begins, and carry the last offset of that batch or of one that was
+appended with it. An entry of a time index must name an offset in the log, and the largest timestamp up to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.atomic import read_whole
+from holdfast.broker.log.dump_batches import DumpOptions, Event, finding
+from holdfast.broker.log.index import OffsetIndex, TimeIndex
+from holdfast.broker.log.scan import Found, scan_headers
+from holdfast.broker.log.transaction_index import TransactionIndex
+from holdfast.broker.log.write_ahead import content_end
+from holdfast.errors import CorruptLog
+from holdfast.seams import FileSystem
+from holdfast.wire.batch import HEADER_SIZE
+
+
+def dump_offset_index(
+    fs: FileSystem, path: str, base_offset: int, log_path: str, options: DumpOptions
+) -> Iterator[Event]:
+    try:
+        index = OffsetIndex.from_bytes(read_whole(fs, path), base_offset)
+    except CorruptLog as problem:
+        yield finding(path, str(problem))
+        return
+    if options.index_sanity_check:
+        yield {"type": "sanity", "path": path}
+        return
+    if not (options.verify or options.verify_index_only):
+        for offset, position in index.entries:
+            yield {"type": "index_entry", "offset": offset, "position": position}
+    if fs.exists(log_path):
+        yield from _check_offsets(index, path, fs, log_path)
+
+
+def _headers(fs: FileSystem, log_path: str) -> Iterator[Found]:
+    file = fs.open(log_path, "read")
+    try:
+        end = file.size()
+        zeros_from = content_end(file, 0, end)
+        # The file may end in space written ahead; so few zeros are the end of a batch.
+        yield from scan_headers(file, 0, zeros_from if end - zeros_from >= HEADER_SIZE else end)
+    finally:
+        file.close()
+
+
+def _check_offsets(index: OffsetIndex, path: str, fs: FileSystem, log_path: str) -> Iterator[Event]:
+    entries = iter(index.entries)
+    entry = next(entries, None)
+    reached = False  # whether the batch at the entry's position has been seen
+    try:
+        for place in _headers(fs, log_path):
+            while entry is not None and not reached and entry[1] < place.position:
+                yield finding(path, f"no batch begins at position {entry[1]}", entry[1], entry[0])
+                entry = next(entries, None)
+            if entry is None:
+                return
+            reached = reached or entry[1] == place.position
+            if reached and place.header.last_offset >= entry[0]:
+                if place.header.last_offset != entry[0]:
+                    message = f"offset {entry[0]} at position {entry[1]} is not the last of a batch there"
+                    yield finding(path, message, entry[1], entry[0])
+                entry, reached = next(entries, None), False
+    except CorruptLog as problem:
+        yield finding(path, f"cannot be checked to its end: {problem}")
+        return
+    while entry is not None:
+        yield finding(path, f"offset {entry[0]} lies past the end of the log", entry[1], entry[0])
+        entry = next(entries, None)
+
+
+def dump_time_index(
+    fs: FileSystem, path: str, base_offset: int, log_path: str, options: DumpOptions
+) -> Iterator[Event]:
+    try:
+        index = TimeIndex.from_bytes(read_whole(fs, path), base_offset)
+    except CorruptLog as problem:
+        yield finding(path, str(problem))
+        return
+    if options.index_sanity_check:
+        yield {"type": "sanity", "path": path}
+        return
+    if not (options.verify or options.verify_index_only):
+        for timestamp, offset in index.entries:
+            yield {"type": "time_index_entry", "timestamp_ms": timestamp, "offset": offset}
+    if fs.exists(log_path):
+        yield from _check_times(index, path, fs, log_path)
+
+
+def _check_times(index: TimeIndex, path: str, fs: FileSystem, log_path: str) -> Iterator[Event]:
+    entries = iter(index.entries)
+    entry = next(entries, None)
+    largest = -1
+    try:
+        for place in _headers(fs, log_path):
+            largest = max(largest, place.header.max_timestamp)
+            while entry is not None and entry[1] <= place.header.last_offset:
+                timestamp, offset = entry
+                if timestamp != largest:
+                    message = (
+                        f"timestamp {timestamp} for offset {offset}, where the log's largest is {largest}"
+                    )
+                    yield finding(path, message, None, offset)
+                entry = next(entries, None)
+            if entry is None:
+                return
+    except CorruptLog as problem:
+        yield finding(path, f"cannot be checked to its end: {problem}")
+        return
+    while entry is not None:
+        yield finding(path, f"offset {entry[1]} lies past the end of the log", None, entry[1])
+        entry = next(entries, None)
+
+
+def dump_transaction_index(
+    fs: FileSystem, path: str, base_offset: int, options: DumpOptions
+) -> Iterator[Event]:
+    try:
+        index = TransactionIndex.from_bytes(read_whole(fs, path), base_offset)
+    except CorruptLog as problem:
+        yield finding(path, str(problem))
+        return
+    if options.index_sanity_check:
+        yield {"type": "sanity", "path": path}
+        return
+    if options.verify or options.verify_index_only:
+        return
+    for entry in index.entries:
+        yield {"type": "aborted_transaction", "version": 0, **entry._asdict()}

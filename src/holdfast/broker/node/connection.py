@@ -1,0 +1,211 @@
+"""One client connection: requests begun in order, answered in order.
+
+Up to `holdfast.requests.in.flight.max` requests are under way at once, so that pipelined produces share a flush. A
+response that is ready waits behind one that is not; past the limit the shell is asked to stop reading the socket.
+
+A response leaves only when everything it may have been built on is durable. For requests that are answered
+from the cluster's image this means the metadata log: `Node.metadata_barrier` is consulted when the response
+is ready, not when the request came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.broker.log.segment import Slice
+from holdfast.broker.node.context import (
+    ConnectionInfo,
+    Hangup,
+    Later,
+    NoResponse,
+    Packed,
+    Part,
+    RequestContext,
+    Response,
+    Within,
+)
+from holdfast.broker.node.timers import Timer
+from holdfast.errors import MalformedFrame
+from holdfast.seams import Buffer, Now
+from holdfast.wire.apis import API_VERSIONS, PRODUCE
+from holdfast.wire.messages import encode_response, parse_request_header, response_header
+
+if TYPE_CHECKING:
+    from holdfast.broker.node.node import Node
+
+
+class Exchange:
+    __slots__ = ("api_key", "connection", "correlation_id", "is_dropped", "later", "parts", "version")
+
+    def __init__(self, connection: Connection, api_key: int, version: int, correlation_id: int) -> None:
+        self.connection = connection
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.later: Later | None = None
+        self.parts: list[Part] | None = None
+        self.is_dropped = False
+        """The request gets no response; it only keeps its place in the order."""
+
+    def deliver(self, response: Response) -> None:
+        connection = self.connection
+        if connection.is_closed:
+            return
+        barrier = connection.node.metadata_barrier
+        if barrier is None:
+            self._finish(response)
+        else:
+            timer: Timer | None = None
+            if isinstance(response, Within):
+                too_late = response.too_late
+                timer = connection.node.timers.at(response.deadline_ms, lambda: self._finish(too_late))
+            barrier(lambda error: self._pass_barrier(response, error, timer))
+
+    def _pass_barrier(self, response: Response, error: Exception | None, timer: Timer | None) -> None:
+        if timer is not None:
+            timer.cancel()
+        if self.parts is not None:
+            return
+        if error is None:
+            self._finish(response)
+        else:
+            # What the response tells may not be on disk, and nobody can say: the client learns nothing from it.
+            self.connection.close(f"the metadata log failed: {error}")
+
+    def _finish(self, response: Response) -> None:
+        try:
+            self.parts = self._encode(response)
+            self.connection.flush_answered()
+        except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        self.connection.give_up(self.api_key, self.version, error)
+
+    def _encode(self, response: Response) -> list[Part]:
+        if isinstance(response, Packed):
+            body = response.parts
+        elif isinstance(response, NoResponse):
+            return []
+        elif isinstance(response, Hangup):
+            self.connection.close(response.reason)
+            return []
+        else:
+            if isinstance(response, Within):
+                response = response.fields
+            body = [encode_response(self.api_key, self.version, response)]
+        head = response_header(self.api_key, self.version, self.correlation_id)
+        length = len(head)
+        for part in body:
+            length += part.length if isinstance(part, Slice) else len(part)
+        head = length.to_bytes(4, "big") + head
+        first = body[0]
+        if isinstance(first, Slice):
+            return [head, *body]
+        body[0] = head + first
+        return body
+
+    def drop(self) -> None:
+        self.is_dropped = True
+        self.parts = []
+        self.connection.flush_answered()
+
+
+class Connection:
+    def __init__(
+        self,
+        node: Node,
+        info: ConnectionInfo,
+        transmit: Callable[[list[Part]], None],
+        close: Callable[[str], None],
+    ) -> None:
+        self.node = node
+        self.info = info
+        self.transmit = transmit
+        """Takes responses, or none: there may be room for requests all the same."""
+        self._close = close
+        self._under_way: deque[Exchange] = deque()
+        self._under_way_max = node.config.holdfast_requests_in_flight_max
+        """Enough for a pipelining producer to fill a flush group, few enough to bound what one connection holds."""
+        self.is_closed = False
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the shell should stop reading until `transmit` is called."""
+        return len(self._under_way) >= self._under_way_max
+
+    @property
+    def requests_under_way(self) -> int:
+        return len(self._under_way)
+
+    def receive(self, frame: Buffer, now: Now) -> None:
+        """Begin one request. A frame that is no request closes this connection and no other."""
+        try:
+            header = parse_request_header(frame)
+        except MalformedFrame as error:
+            self.close(str(error))
+            return
+        try:
+            if header.api_key == PRODUCE and self.node.usual_produce.begin(self, header, frame, now):
+                return
+            exchange = self.enqueue(header.api_key, header.version, header.correlation_id)
+            context = RequestContext(self.info, header.client_id, header.api_key, header.version)
+            answer = self.node.handle(context, frame, header.body_offset, now)
+        except MalformedFrame as error:
+            self.close(str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - one request's defect must not take the broker down
+            self.give_up(header.api_key, header.version, error)
+            return
+        if isinstance(answer, Later):
+            exchange.later = answer
+            answer.then(exchange.deliver, exchange.give_up)
+        elif isinstance(answer, NoResponse):
+            exchange.drop()
+        else:
+            # ApiVersions falls back to version 0 for versions it does not know.
+            if header.api_key == API_VERSIONS:
+                exchange.version = self.node.api_versions_answer_version(header.version)
+            exchange.deliver(answer)
+
+    def enqueue(self, api_key: int, version: int, correlation_id: int) -> Exchange:
+        """A place among the answers, in the order of the requests."""
+        exchange = Exchange(self, api_key, version, correlation_id)
+        self._under_way.append(exchange)
+        return exchange
+
+    def flush_answered(self) -> None:
+        """Send every response that is ready and next in order; the shell looks for room even if there is none."""
+        under_way = self._under_way
+        out: list[Part] = []
+        while under_way and under_way[0].parts is not None:
+            out += under_way.popleft().parts or ()
+        if not self.is_closed:
+            try:
+                self.transmit(out)
+            except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
+                self.node.report_defect("sending answers", error)
+                self.close(f"sending answers failed: {error!r}")
+
+    def give_up(self, api_key: int, version: int, error: Exception) -> None:
+        """A request ran into a defect of ours: it is told with its place, and only this connection ends."""
+        self.node.report_defect(f"API {api_key} version {version}", error)
+        self.close(f"API {api_key} version {version} failed: {error!r}")
+
+    def close(self, reason: str) -> None:
+        if not self.is_closed:
+            self.lost()
+            self._close(reason)
+
+    def lost(self) -> None:
+        """The other side went away: whatever is under way has nobody to answer to."""
+        self.is_closed = True
+        under_way, self._under_way = self._under_way, deque()
+        for exchange in under_way:
+            if exchange.later is not None:
+                try:
+                    exchange.later.abandon()
+                except Exception as error:  # noqa: BLE001 - the others wait as well
+                    self.node.report_defect("letting go of a request", error)

@@ -1,0 +1,213 @@
+"""Groups in a node: the coordinators of `__consumer_offsets`, and what they see of the cluster.
+
+Finding the coordinator of a group costs a hash over its name, so who was found is remembered: a heartbeat must be
+cheap. What is remembered is checked on every use and is forgotten when the internal topic changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+from holdfast.broker.groups.coordinator import GroupCoordinator
+from holdfast.broker.groups.model import Surroundings, TopicFacts
+from holdfast.broker.groups.regex import Matches
+from holdfast.broker.metadata.image import Resource, ResourceType, TopicImage
+from holdfast.broker.node.context import Answer, Fields, Later
+from holdfast.broker.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
+from holdfast.broker.node.shard import Refusal, Shard, outcome_unknown
+from holdfast.broker.node.silences import NOTED_EVERY_MS, Silences
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.broker.node.node import Node
+
+TOPIC: Final = "__consumer_offsets"
+REMEMBERED_MAX: Final = 100_000
+"""Names of groups whose coordinator is remembered: clients choose them, so there is a bound; about 20 MB."""
+
+
+class ImageTopics:
+    """The topics of the node's image as groups see them."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._known: dict[str, _Known] = {}
+        self._matches = Matches(self)
+
+    def by_name(self, name: str) -> TopicFacts | None:
+        topic = self._node.image.topic(name)
+        return None if topic is None else self._facts(topic)
+
+    def by_id(self, topic_id: UUID) -> TopicFacts | None:
+        topic = self._node.image.topics_by_id.get(topic_id)
+        return None if topic is None else self._facts(topic)
+
+    def names(self) -> Iterable[str]:
+        return [topic.name for topic in self._node.image.topics_by_id.values()]
+
+    def matching(self, expression: str) -> frozenset[str]:
+        return self._matches.of(expression)
+
+    def changed(self, names: set[str]) -> None:
+        """Topics were made, grown or deleted."""
+        for name in names:
+            self._known.pop(name, None)
+        self._matches.changed(names)
+
+    def _facts(self, topic: TopicImage) -> TopicFacts:
+        racks = {broker.broker_id: broker.rack for broker in self._node.image.brokers.values() if broker.rack}
+        known = self._known.get(topic.name)
+        if known is None or known.topic is not topic or known.racks != racks:
+            known = self._known[topic.name] = _Known(topic, racks, _facts_of(topic, racks))
+        return known.facts
+
+
+class _Known(NamedTuple):
+    """What was made of a topic: looking at each of its partitions again would cost too much for every position."""
+
+    topic: TopicImage
+    racks: dict[int, str]
+    """Of brokers."""
+    facts: TopicFacts
+
+
+def _facts_of(topic: TopicImage, racks: Mapping[int, str]) -> TopicFacts:
+    return TopicFacts(
+        topic.name,
+        topic.topic_id,
+        len(topic.partitions),
+        tuple(
+            tuple(racks[replica] for replica in partition.replicas if replica in racks)
+            for partition in topic.partitions
+        )
+        if racks
+        else (),
+    )
+
+
+class GroupService(Coordination[GroupCoordinator]):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, self._internal_topic, self._machine)
+        self._found: dict[str, Coordinator[GroupCoordinator]] = {}
+        self._topics = ImageTopics(node)
+        self._silences = Silences(node)
+        self._deleted: dict[str, int] = {}
+        """Topics whose positions are to go, with the end of the metadata log that says so."""
+
+    def _internal_topic(self) -> InternalTopic:
+        config = self._node.config
+        return InternalTopic(
+            TOPIC,
+            config.offsets_topic_num_partitions,
+            config.offsets_topic_segment_bytes,
+            (("cleanup.policy", "compact"), ("compression.type", "producer")),
+        )
+
+    def _machine(self, shard: Shard) -> GroupCoordinator:
+        node = self._node
+        return GroupCoordinator(
+            Surroundings(
+                journal=shard,
+                schedule=NodeSchedule(node),
+                randomness=node.seams.randomness,
+                topics=self._topics,
+                settings=lambda: node.config,
+                overrides=self._overrides,
+                say=node.say,
+                first_session_ms=self._silences.session_ms,
+            )
+        )
+
+    def load(self, now: Now) -> None:
+        self._silences.read()
+        super().load(now)
+        self._await_silences(now.monotonic_ms)
+
+    def _await_silences(self, now_ms: int) -> None:
+        def note() -> None:
+            silent = (each for coordinator in self for each in coordinator.machine.silent_members())
+            if self._silences.note(silent):
+                self._await_silences(now_ms + NOTED_EVERY_MS)
+
+        self._node.timers.at(now_ms + NOTED_EVERY_MS, note)
+
+    def _overrides(self, group_id: str) -> Mapping[str, str]:
+        return self._node.image.settings(Resource(ResourceType.GROUP, group_id))
+
+    @property
+    def topics(self) -> ImageTopics:
+        return self._topics
+
+    def find(self, key: str, now: Now) -> Coordinator[GroupCoordinator]:
+        found = self._found.get(key)
+        if found is not None and not found.shard.hosted.is_deleted:
+            found.shard.require_online()
+            return found
+        found = super().find(key, now)
+        if len(self._found) >= REMEMBERED_MAX:
+            self._found.clear()
+        self._found[key] = found
+        return found
+
+    def topics_changed(self, names: set[str], now: Now) -> None:
+        """Topics were made, grown or deleted: groups that read them follow."""
+        if TOPIC in names:
+            self._found.clear()
+        self._topics.changed(names)
+        for coordinator in self:
+            coordinator.machine.topics_changed(names, now)
+
+    def topics_deleted(self, names: set[str], now: Now) -> None:
+        """Positions go with their topics, but not before the topics are gone for good.
+
+        A deletion that is not durable may be undone by a crash, and the positions would be missed. All that is
+        made durable by one flush costs one look through the positions.
+        """
+        metadata = self._node.metadata
+        assert metadata is not None
+        is_awaited = bool(self._deleted)
+        self._deleted |= dict.fromkeys(names, metadata.log.end_offset)
+        if not is_awaited:
+            self._await_deletions(now)
+
+    def _await_deletions(self, now: Now) -> None:
+        metadata = self._node.metadata
+        assert metadata is not None
+        offsets = metadata.offsets
+
+        def forget(error: Exception | None) -> None:
+            if error is not None:
+                self._deleted.clear()
+                return
+            gone = {name for name, end_offset in self._deleted.items() if offsets.is_committed(end_offset)}
+            self._deleted = {name: end for name, end in self._deleted.items() if name not in gone}
+            if self._deleted:
+                self._await_deletions(now)
+            if gone:
+                for coordinator in self:
+                    coordinator.machine.topics_deleted(gone, now)
+
+        offsets.when_committed(min(self._deleted.values()), forget)
+
+
+def answer_all(shards: Iterable[Shard], fields: Fields, refusal: Refusal) -> Answer:
+    """What several machines have said just now, when all of it may leave."""
+    waiting = [shard for shard in dict.fromkeys(shards) if not shard.is_durable]
+    if not waiting:
+        return fields
+    later = Later()
+    left = len(waiting)
+
+    def pass_gate(error: Exception | None) -> None:
+        nonlocal left
+        left -= 1
+        if error is not None:
+            later.resolve(refusal(outcome_unknown(error)))
+        elif not left:
+            later.resolve(fields)
+
+    for shard in waiting:
+        shard.when_durable(later.step(pass_gate))
+    return later

@@ -1,0 +1,145 @@
+"""Metadata (3), versions 0 to 13: brokers, topics and who leads their partitions.
+
+Addresses are those of the listener the client came in by. In version 0 no topics means all of them, later
+null does and none means none. Topics can be named by id from version 12; versions 10 and 11 carry an id but
+refuse it, as Kafka does. Asking for a topic creates it only with `auto.create.topics.enable`, which is off
+by default; then the operator is told once who asks for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.metadata.changes import NewTopic, create_topic
+from holdfast.broker.metadata.image import TopicImage
+from holdfast.broker.metadata.names import METADATA_TOPIC, check_topic_name
+from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.handlers.administration import (
+    brokers_on,
+    client_name,
+    cluster_operations,
+    is_internal,
+    partition_fields,
+    topic_operations,
+)
+from holdfast.errors import ApiError
+from holdfast.saying import info
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.broker.node.node import Node
+
+NAMES_TOLD_MAX: Final = 1000
+"""Pairs of topic and client that were reported: enough for honest mistakes, and a bound for the others."""
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+    version = context.version
+    operations = topic_operations(version >= 8 and request.include_topic_authorized_operations)
+    asks_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
+    if _wants_all(version, request):
+        topics = [_found(node, topic) for topic in node.image.topics.values()]
+    else:
+        may_create = version < 4 or request.allow_auto_topic_creation
+        topics = list(_named(node, context, request.topics, may_create, now))
+    return {
+        "throttle_time": 0,
+        "brokers": [
+            {"node_id": broker_id, **address}
+            for broker_id, address in brokers_on(node, context.connection.listener)
+        ],
+        "cluster_id": node.cluster_id,
+        "controller_id": node.node_id,
+        "topics": [{**topic, "topic_authorized_operations": operations} for topic in topics],
+        "cluster_authorized_operations": cluster_operations(asks_cluster),
+        "error_code": ErrorCode.none,
+    }
+
+
+def _wants_all(version: int, request: Any) -> bool:
+    return not request.topics if version == 0 else request.topics is None
+
+
+def _named(
+    node: Node, context: RequestContext, wanted: Iterable[Any], may_create: bool, now: Now
+) -> Iterator[Fields]:
+    """Each topic once, however often and in whichever way it is named."""
+    answered: set[str] = set()
+    for each in wanted:
+        topic_id: UUID | None = each.topic_id if context.version >= 10 else None
+        name: str | None = each.name
+        if topic_id is not None and context.version < 12:
+            yield _missing(name or "", ErrorCode.invalid_request, topic_id)
+            continue
+        if topic_id is not None:
+            topic = node.image.topic_by_id(topic_id)
+            if topic is None:
+                yield _missing(None, ErrorCode.unknown_topic_id, topic_id)
+                continue
+            name = topic.name
+        if name is None:
+            yield _missing("", ErrorCode.invalid_request, None)
+        elif name not in answered:
+            answered.add(name)
+            yield _by_name(node, context, name, may_create, now)
+
+
+def _by_name(node: Node, context: RequestContext, name: str, may_create: bool, now: Now) -> Fields:
+    topic = node.image.topic(name)
+    if topic is not None:
+        return _found(node, topic)
+    try:
+        check_topic_name(name)
+        _create_if_allowed(node, context, name, may_create, now)
+    except ApiError as refused:
+        return _missing(name, refused.code, None)
+    return _found(node, node.image.topics[name])
+
+
+def _create_if_allowed(node: Node, context: RequestContext, name: str, may_create: bool, now: Now) -> None:
+    if not node.config.auto_create_topics_enable:
+        _tell_operator(node, context, name)
+    elif may_create and name != METADATA_TOPIC and not is_internal(name):
+        node.append_metadata(
+            create_topic(node.image, NewTopic(name), node.config, node.seams.randomness), now
+        )
+        text = f"topic {name!r} was created because {client_name(context)} asked for it"
+        node.say(info(text, kind="created topic"))
+        return
+    raise ApiError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
+
+
+def _tell_operator(node: Node, context: RequestContext, name: str) -> None:
+    """Once for each topic and client: a mistyped name is seen, a polling client does not fill the log."""
+    key = (name, context.client_id or "")
+    if key in node.unserved_topics or len(node.unserved_topics) >= NAMES_TOLD_MAX:
+        return
+    node.unserved_topics.add(key)
+    node.say(
+        f"{client_name(context)} asks for topic {name!r}, which does not exist; "
+        "create it, or set auto.create.topics.enable=true to have such topics created"
+    )
+
+
+def _found(node: Node, topic: TopicImage) -> Fields:
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": is_internal(topic.name),
+        "partitions": [partition_fields(node, topic, partition) for partition in topic.partitions],
+    }
+
+
+def _missing(name: str | None, code: ErrorCode, topic_id: UUID | None) -> Fields:
+    return {
+        "error_code": code,
+        "name": name,
+        "topic_id": topic_id,
+        "is_internal": name is not None and is_internal(name),
+        "partitions": [],
+    }

@@ -1,0 +1,152 @@
+"""OffsetFetch (9), versions 1 to 10: the positions of groups.
+
+One group up to version 7, several from 8 on; all positions when no topics are named (from 2 on); those that no
+transaction is about to change when `require_stable` is set (from 7 on); topics by id from 10 on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.groups.coordinator import FetchedPosition, GroupCoordinator
+from holdfast.broker.groups.model import NO_TOPIC_ID
+from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.group_service import answer_all
+from holdfast.broker.node.shard import Shard
+from holdfast.errors import ApiError
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.broker.node.node import Node
+
+TOP_LEVEL_ERROR_FROM: Final = 2
+SEVERAL_FROM: Final = 8
+TOPIC_IDS_FROM: Final = 10
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+    require_stable = getattr(request, "require_stable", False)
+    shards: list[Shard] = []
+    asked = request.groups if context.version >= SEVERAL_FROM else [request]
+    groups = [_group(node, context, group, require_stable, shards, now) for group in asked]
+
+    def refusal(code: ErrorCode) -> Fields:
+        return _fields(context, asked, [_failed(group, code) for group in asked])
+
+    return answer_all(shards, _fields(context, asked, groups), refusal)
+
+
+def _fields(context: RequestContext, asked: Any, groups: list[Fields]) -> Fields:
+    if context.version >= SEVERAL_FROM:
+        return {"throttle_time": 0, "groups": groups}
+    (group,) = groups
+    if context.version < TOP_LEVEL_ERROR_FROM and group["error_code"]:
+        # The oldest version has no place for an error but the partitions.
+        nowhere = FetchedPosition(group["error_code"], None)
+        group["topics"] = [
+            {
+                "name": topic.name,
+                "partitions": [_partition(index, nowhere) for index in topic.partition_indexes],
+            }
+            for topic in asked[0].topics
+        ]
+    return {
+        "throttle_time": 0,
+        "error_code": group["error_code"],
+        "topics": group["topics"],
+    }
+
+
+def _failed(group: Any, code: ErrorCode) -> Fields:
+    return {"group_id": group.group_id, "error_code": code, "topics": []}
+
+
+def _group(
+    node: Node, context: RequestContext, group: Any, require_stable: bool, shards: list[Shard], now: Now
+) -> Fields:
+    try:
+        shard, machine = node.groups.find(group.group_id, now)
+        shards.append(shard)
+        machine.check_offset_fetch(
+            group.group_id, getattr(group, "member_id", None), getattr(group, "member_epoch", -1)
+        )
+    except ApiError as error:
+        return _failed(group, error.code)
+    if group.topics is None:
+        topics = _all(node, context, machine, group.group_id, require_stable)
+    else:
+        topics = [
+            _topic(node, context, machine, group.group_id, topic, require_stable) for topic in group.topics
+        ]
+    return {"group_id": group.group_id, "error_code": ErrorCode.none, "topics": topics}
+
+
+def _all(
+    node: Node, context: RequestContext, machine: GroupCoordinator, group_id: str, require_stable: bool
+) -> list[Fields]:
+    by_topic: dict[str, list[tuple[int, UUID]]] = {}
+    for (topic, index), position in machine.offsets.of_group(group_id).items():
+        by_topic.setdefault(topic, []).append((index, position.topic_id))
+    topics: list[Fields] = []
+    for name, found in by_topic.items():
+        facts = node.groups.topics.by_name(name)
+        topic_id = NO_TOPIC_ID if facts is None else facts.topic_id
+        partitions = [
+            _partition(index, machine.position(group_id, name, index, require_stable=require_stable))
+            for index, committed_for in found
+            if not _differ(committed_for, topic_id)
+        ]
+        if partitions and (facts is not None or context.version < TOPIC_IDS_FROM):
+            topics.append({**_named(context, name, topic_id), "partitions": partitions})
+    return topics
+
+
+def _topic(
+    node: Node,
+    context: RequestContext,
+    machine: GroupCoordinator,
+    group_id: str,
+    topic: Any,
+    require_stable: bool,
+) -> Fields:
+    if context.version >= TOPIC_IDS_FROM:
+        topic_id: UUID = topic.topic_id or NO_TOPIC_ID
+        name = node.topic_name(topic_id)
+        if name is None:
+            unknown = FetchedPosition(ErrorCode.unknown_topic_id, None)
+            partitions = [_partition(index, unknown) for index in topic.partition_indexes]
+            return {"topic_id": topic_id, "partitions": partitions}
+    else:
+        name = topic.name
+        facts = node.groups.topics.by_name(name)
+        topic_id = NO_TOPIC_ID if facts is None else facts.topic_id
+    partitions = []
+    for index in topic.partition_indexes:
+        fetched = machine.position(group_id, name, index, require_stable=require_stable)
+        if fetched.position is not None and _differ(fetched.position.topic_id, topic_id):
+            fetched = FetchedPosition(ErrorCode.none, None)
+        partitions.append(_partition(index, fetched))
+    return {**_named(context, name, topic_id), "partitions": partitions}
+
+
+def _named(context: RequestContext, name: str, topic_id: UUID) -> Fields:
+    return {"topic_id": topic_id} if context.version >= TOPIC_IDS_FROM else {"name": name}
+
+
+def _differ(committed_for: UUID, asked: UUID) -> bool:
+    """Whether a position is that of another topic which had this name before."""
+    return committed_for != asked and NO_TOPIC_ID not in (committed_for, asked)
+
+
+def _partition(index: int, fetched: FetchedPosition) -> Fields:
+    position = fetched.position
+    return {
+        "partition_index": index,
+        "committed_offset": -1 if position is None else position.offset,
+        "committed_leader_epoch": -1 if position is None else position.leader_epoch,
+        "metadata": "" if position is None else position.metadata,
+        "error_code": fetched.error,
+    }

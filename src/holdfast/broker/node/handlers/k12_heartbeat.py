@@ -1,0 +1,37 @@
+"""Heartbeat (12), versions 0 to 4: a member of a classic group is alive, and learns whether to join again.
+
+The request a broker with many members gets most often: the answers are the same dictionaries over and over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.groups.model import HeartbeatRequest
+from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.errors import ApiError
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.broker.node.node import Node
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+    group_id = request.group_id
+    if not group_id:
+        return _fields(ErrorCode.invalid_group_id)
+    try:
+        shard, machine = node.groups.find(group_id, now)
+    except ApiError as error:
+        return _fields(error.code)
+    instance_id = request.group_instance_id if context.version >= 3 else None
+    outcome = machine.heartbeat(
+        HeartbeatRequest(group_id, request.generation_id, request.member_id, instance_id), now
+    )
+    return shard.answer(_fields(outcome), _fields)
+
+
+def _fields(code: ErrorCode) -> Fields:
+    return {"throttle_time": 0, "error_code": code}

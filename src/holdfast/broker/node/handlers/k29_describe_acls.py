@@ -1,0 +1,22 @@
+"""DescribeAcls (29), versions 1 to 3: there are none, because nobody is authorised for anything here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.broker.node.node import Node
+
+
+def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+    return {
+        "throttle_time": 0,
+        "error_code": ErrorCode.security_disabled,
+        "error_message": "this broker has no authorizer, so it keeps no access control lists",
+        "resources": [],
+    }

@@ -1,0 +1,255 @@
+"""The partitions this node hosts: found by name or id, opened, created, and deleted in a safe order.
+
+Where each one is, `placement` decides at a start. A directory may be there without its topic: a crash came before the
+metadata record was durable, or the log directory was away when the topic was deleted. It is moved aside, not removed,
+unless empty. Deleting renames a directory at once, so that a new topic may have the name, and removes it later (see
+`deletions`).
+
+Making a partition flushes nothing: its first flush takes its directory and the log directory along, and until then
+nothing in it was acknowledged. Thousands of partitions are made at the speed of the page cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from uuid import UUID
+
+from holdfast.broker.log.log import Log
+from holdfast.broker.log.recovery import create_log, open_log
+from holdfast.broker.metadata.image import ClusterImage, PartitionImage, TopicImage
+from holdfast.broker.node.directories import OBSTINATE_ERRNOS, REFUSED_ERRNOS, LogDirectory
+from holdfast.broker.node.directory_names import DELETE_MARK, marked_name
+from holdfast.broker.node.hosted import HostedPartition, OfflinePartition
+from holdfast.broker.node.placement import AcceptedLosses, Doomed, Placement, flag, set_aside
+from holdfast.broker.node.troubles import Kind, Troubles
+from holdfast.config.topic import TopicConfig
+from holdfast.errors import CorruptLog, MissingOffsets
+from holdfast.saying import warn
+from holdfast.seams import FileSystem, Now
+
+
+class Partitions:
+    def __init__(
+        self,
+        fs: FileSystem,
+        node_id: int,
+        directories: list[LogDirectory],
+        topic_config: Callable[[str], TopicConfig],
+        accepted: AcceptedLosses,
+        troubles: Troubles,
+        say: Callable[[str], None],
+        failed: Callable[[LogDirectory, OSError], None],
+        report: Callable[[str, Exception], None],
+    ) -> None:
+        self._fs = fs
+        self._node_id = node_id
+        self.directories = directories
+        self._topic_config = topic_config
+        self._accepted = accepted
+        self._troubles = troubles
+        self._say = say
+        self._failed = failed
+        self._report = report
+        self._hosted: dict[tuple[str, int], HostedPartition] = {}
+        self._offline: dict[tuple[str, int], OfflinePartition] = {}
+        self.names_by_id: dict[UUID, str] = {}
+        self.are_open = False
+        """Whether the start has opened what there is. Until then nothing that is known of a partition is forgotten."""
+
+    def __iter__(self) -> Iterator[HostedPartition]:
+        return iter(self._hosted.values())
+
+    def __len__(self) -> int:
+        return len(self._hosted)
+
+    def get(self, topic: str, index: int) -> HostedPartition | None:
+        return self._hosted.get((topic, index))
+
+    def offline_reason(self, topic: str, index: int) -> str | None:
+        """Why a partition that exists cannot be served, or None."""
+        offline = self._offline.get((topic, index))
+        return offline.reason if offline is not None else None
+
+    def is_damaged(self, topic: str, index: int) -> bool:
+        """Whether a partition has a log that could not be opened: nothing that is known of it may be forgotten."""
+        offline = self._offline.get((topic, index))
+        return offline is not None and not offline.is_new
+
+    def has_damaged(self, directory: LogDirectory) -> bool:
+        return any(each.directory is directory and not each.is_new for each in self._offline.values())
+
+    # Opening
+
+    def open_placed(
+        self, image: ClusterImage, placements: Mapping[tuple[str, int], Placement], now: Now
+    ) -> None:
+        """At start: open every partition of the image where it was found, or make it where it never was."""
+        for topic in image.topics.values():
+            for partition in topic.partitions:
+                placement = placements[topic.name, partition.index]
+                place = placement.directory
+                if placement.reason:
+                    self._put_offline(topic, partition, OfflinePartition(placement.reason, place, None))
+                elif place is not None and place.offline:
+                    reason = f"{place.path} is offline: {place.failure}"
+                    self._put_offline(topic, partition, OfflinePartition(reason, place, None))
+                else:
+                    self.open(topic, partition, placement, now)
+        self.are_open = True
+
+    def create(self, topic: TopicImage, partition: PartitionImage, now: Now) -> None:
+        """Make a partition where its record says, which names no directory that was offline when it was made."""
+        wanted = partition.directory_of(self._node_id)
+        place = next((each for each in self.directories if not each.offline and each.id == wanted), None)
+        if place is None:
+            reason = "its log directory is offline"
+            self._put_offline(topic, partition, OfflinePartition(reason, None, None))
+        else:
+            self.open(topic, partition, Placement(place, is_new=True), now)
+
+    def open(self, topic: TopicImage, partition: PartitionImage, placement: Placement, now: Now) -> None:
+        """Open or create one partition. One that cannot be opened answers storage errors until restart; one that finds
+        no room, until `open_refused` succeeds."""
+        key = (topic.name, partition.index)
+        self.names_by_id[topic.topic_id] = topic.name
+        place = placement.directory
+        assert place is not None
+        try:
+            if placement.is_new:
+                log = self._make_log(topic, partition, place, now)
+            else:
+                log = self._open_log(topic, partition, placement, place, now)
+        except (CorruptLog, OSError) as error:
+            retried = REFUSED_ERRNOS | (OBSTINATE_ERRNOS if placement.is_new else frozenset())
+            is_refused = isinstance(error, OSError) and error.errno in retried
+            offline = OfflinePartition(str(error), place, placement if is_refused else None)
+            self._put_offline(topic, partition, offline)
+            return
+        self._offline.pop(key, None)
+        name = f"{topic.name}-{partition.index}"
+        self._troubles.end(Kind.PARTITION_OFFLINE, name, f"partition {name} is online")
+        self._hosted[key] = HostedPartition(
+            topic.name, topic.topic_id, partition.index, partition.leader_epoch, log, place, self._report
+        )
+
+    def _make_log(self, topic: TopicImage, partition: PartitionImage, place: LogDirectory, now: Now) -> Log:
+        place.require_in_place()
+        path = f"{place.path}/{topic.name}-{partition.index}"
+        if self._fs.exists(path):
+            set_aside(self._fs, path, self._say)
+        return create_log(self._fs, path, self._topic_config(topic.name), topic.topic_id.bytes, now)
+
+    def _open_log(
+        self,
+        topic: TopicImage,
+        partition: PartitionImage,
+        placement: Placement,
+        place: LogDirectory,
+        now: Now,
+    ) -> Log:
+        name = f"{topic.name}-{partition.index}"
+        trust = place.trust(topic.name, partition.index)
+        if placement.is_suspect:
+            trust = trust._replace(clean=False)
+        path, config = f"{place.path}/{name}", self._topic_config(topic.name)
+        try:
+            return open_log(self._fs, path, config, trust, now, self._say, accept_loss=placement.is_given_up)
+        except MissingOffsets as error:
+            if placement.is_given_up or not self._accepted.covers(name):
+                advice = f"Or go on without them with {flag(name)}: none of these offsets is given again."
+                raise MissingOffsets(f"{error} {advice}", error.first, error.end) from error
+        except CorruptLog as error:
+            if placement.is_given_up or not self._accepted.covers(name):
+                raise CorruptLog(f"{error} Or give all its messages up with {flag(name)}.") from error
+            set_aside(self._fs, path, self._say, f"is given up, as --accept-loss says: {error}")
+        return self._open_log(topic, partition, placement._replace(is_given_up=True), place, now)
+
+    def _put_offline(self, topic: TopicImage, partition: PartitionImage, offline: OfflinePartition) -> None:
+        key = (topic.name, partition.index)
+        name = f"{topic.name}-{partition.index}"
+        self.names_by_id[topic.topic_id] = topic.name
+        self._troubles.begin(Kind.PARTITION_OFFLINE, name, f"partition {name} is offline: {offline.reason}")
+        self._offline.pop(key, None)
+        self._offline[key] = offline
+
+    def open_refused(self, image: ClusterImage, now: Now) -> list[HostedPartition]:
+        """Try again what found no room, and where it was to be: what was made of it there could be taken for it at the
+        next start. The first that is refused this time too ends the round, and is the last of the next."""
+        opened = []
+        for key, offline in list(self._offline.items()):
+            topic, partition = image.topic(key[0]), image.partition(*key)
+            placement = offline.placement
+            if topic is None or partition is None or placement is None:
+                continue
+            if placement.directory is None or placement.directory.offline:
+                continue
+            self.open(topic, partition, placement, now)
+            if key in self._offline:
+                break
+            opened.append(self._hosted[key])
+        return opened
+
+    def has_refused(self, directory: LogDirectory) -> bool:
+        """Whether some log of this directory could not be opened yet for want of room or descriptors."""
+        return any(
+            each.directory is directory and each.placement is not None and not each.is_new
+            for each in self._offline.values()
+        )
+
+    # Deleting
+
+    def withdraw(self, topic: TopicImage) -> tuple[list[HostedPartition], list[Doomed]]:
+        """Stop serving a topic at once and give its name back; what it leaves behind is for `Deletions`."""
+        self.names_by_id.pop(topic.topic_id, None)
+        gone, doomed = [], []
+        for partition in topic.partitions:
+            key = (topic.name, partition.index)
+            offline = self._offline.pop(key, None)
+            self._troubles.forget(f"{topic.name}-{partition.index}")
+            if offline is not None and offline.directory is not None:
+                place = offline.directory
+                points = (0, 0)
+                if not offline.is_new:
+                    points = (place.recovery_points.get(key, 0), place.log_starts.get(key, 0))
+                doomed += self._doom(place, topic, key, *points)
+            hosted = self._hosted.pop(key, None)
+            if hosted is not None:
+                hosted.is_deleted = True
+                gone.append(hosted)
+                log = hosted.log
+                doomed += self._doom(hosted.directory, topic, key, log.recovery_point, log.start_offset)
+        return gone, doomed
+
+    def _doom(
+        self,
+        directory: LogDirectory,
+        topic: TopicImage,
+        key: tuple[str, int],
+        recovery_point: int,
+        start_offset: int,
+    ) -> list[Doomed]:
+        """Give the name back. What is not removed until then, the next start does."""
+        name = f"{topic.name}-{key[1]}"
+        path = f"{directory.path}/{name}"
+        aside = f"{directory.path}/{marked_name(*key, topic.topic_id.hex, DELETE_MARK)}"
+        if directory.offline:
+            # When it is back, the id in it tells that it is of no topic any more.
+            self._say(f"{path} is of a deleted topic, and stays until {directory.path} is online again")
+            return []
+        try:
+            if self._fs.exists(path):
+                self._fs.rename(path, aside)
+            elif recovery_point or start_offset:
+                # It was missing. What the checkpoints tell of it must not be taken for a new one of its name.
+                self._fs.make_directory(aside)
+                self._fs.flush_directory(directory.path)
+            else:
+                return []
+        except OSError as error:
+            if error.errno in REFUSED_ERRNOS | OBSTINATE_ERRNOS:
+                text = f"{path} is of a deleted topic, and cannot be renamed: {error}"
+                self._say(warn(f"{text}; the next start tries again"))
+            else:
+                self._failed(directory, error)
+            return []
+        return [Doomed(key, directory, aside, recovery_point, start_offset)]

@@ -1,0 +1,269 @@
+"""Transactions of this node: the coordinators of `__transaction_state`, and their reach into the rest of it.
+
+A coordinator is pure. What it needs of the node is given to it here: producer ids that no crash can give out again, and
+markers in the partitions of a transaction. What the node needs of it goes through `TransactionService`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.node.context import Fields, Later
+from holdfast.broker.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
+from holdfast.broker.node.markers import append_marker
+from holdfast.broker.node.shard import Refusal, Shard
+from holdfast.broker.transactions.coordinator import Refusals, TransactionCoordinator
+from holdfast.broker.transactions.model import Decision, Enrolment, TopicPartition
+from holdfast.errors import ApiError
+from holdfast.seams import Now
+
+if TYPE_CHECKING:
+    from holdfast.broker.node.node import Node
+
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+REMEMBERED_MAX: Final = 10_000
+"""Transactional ids whose coordinator is remembered: clients choose them, so there is a bound."""
+
+FoundCoordinator = Coordinator[TransactionCoordinator]
+
+
+class DurableProducerIds:
+    """A transaction's record must not name a producer id whose block a crash could give out once more."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def take(self, now: Now, done: Callable[[int | ApiError], None]) -> None:
+        node = self._node
+        try:
+            producer_id = node.producer_ids.take(now)
+        except ApiError as error:
+            done(error)
+            return
+
+        def hand_over(error: Exception | None) -> None:
+            if error is None:
+                done(producer_id)
+            else:
+                done(ApiError(ErrorCode.coordinator_not_available, f"the metadata log failed: {error}"))
+
+        barrier = node.metadata_barrier
+        if barrier is None:
+            hand_over(None)
+        else:
+            barrier(hand_over)
+
+
+class HostedParticipants:
+    """The partitions of the transactions of one shard."""
+
+    def __init__(self, node: Node, shard: Shard) -> None:
+        self._node = node
+        self._shard = shard
+        self._is_flushed_at_times = False
+        """Whether flushes take records to the disk, completions among them, that are left to the system by setting."""
+
+    def when_recorded(
+        self, partitions: Iterable[TopicPartition], done: Callable[[Exception | None], None]
+    ) -> None:
+        """Where the settings leave flushing the shard to the system but partitions are flushed, so is the shard.
+
+        Otherwise a power failure could take the record and leave what was written because of it.
+        """
+        hosted = self._shard.hosted
+        if hosted.flushes_in_groups or not any(map(self._is_flushed, partitions)):
+            self._shard.when_durable(done)
+        else:
+            self._is_flushed_at_times = True
+            self._node.commit.when_flushed(hosted, hosted.log.end_offset, done)
+
+    def _is_flushed(self, partition: TopicPartition) -> bool:
+        hosted = self._node.partitions.get(*partition)
+        return hosted is not None and hosted.flushes_in_groups
+
+    def write_markers(
+        self,
+        decision: Decision,
+        partitions: Sequence[TopicPartition],
+        now: Now,
+        done: Callable[[Sequence[TopicPartition]], None],
+    ) -> None:
+        left: list[TopicPartition] = []
+        # One more than there are partitions, so that `done` comes after the last was begun.
+        waiting = 1 + len(partitions)
+
+        def settle(partition: TopicPartition | None, error: Exception | None) -> None:
+            nonlocal waiting
+            if partition is not None and error is not None:
+                left.append(partition)
+            waiting -= 1
+            if not waiting:
+                done(left)
+
+        if not self._shard.hosted.flushes_in_groups and any(map(self._is_flushed, partitions)):
+            self._is_flushed_at_times = True
+        for partition in partitions:
+            self._write_one(decision, partition, now, settle)
+        settle(None, None)
+
+    def _write_one(
+        self,
+        decision: Decision,
+        partition: TopicPartition,
+        now: Now,
+        settle: Callable[[TopicPartition, Exception | None], None],
+    ) -> None:
+        node = self._node
+
+        def settle_or_skip(error: Exception | None) -> None:
+            if error is not None and node.image.partition(*partition) is None:
+                self._when_gone_for_good(lambda failure: settle(partition, failure))
+            else:
+                settle(partition, error)
+
+        try:
+            hosted = node.leader_of(*partition)
+            producer_id = decision.producer.producer_id
+            # Nobody else coordinates: a later epoch that the partition knows is made up, and must not keep the
+            # transaction open for ever.
+            end_offset = append_marker(
+                node,
+                hosted,
+                producer_id,
+                decision.producer.epoch,
+                decision.is_commit,
+                max(self._shard.hosted.leader_epoch, hosted.log.producers.coordinator_epoch(producer_id)),
+                decision.client_version,
+                now,
+            )
+        except ApiError as error:
+            # A partition that knows of a later epoch of the producer has seen the end of this transaction.
+            settle_or_skip(None if error.code is ErrorCode.invalid_producer_epoch else error)
+            return
+        is_flushed = self._shard.hosted.flushes_in_groups or self._is_flushed_at_times
+        if is_flushed and not hosted.flushes_in_groups:
+            # A completion that is flushed must not outlive the marker, whatever the topic promises for its data.
+            node.commit.when_flushed(hosted, end_offset, settle_or_skip)
+        else:
+            hosted.offsets.when_committed(end_offset, settle_or_skip)
+
+    def _when_gone_for_good(self, done: Callable[[Exception | None], None]) -> None:
+        """A crash may bring a deleted topic back, with the transaction open in it, until the deletion is durable."""
+        barrier = self._node.metadata_barrier
+        if barrier is None:
+            done(None)
+        else:
+            barrier(done)
+
+
+class TransactionService(Coordination[TransactionCoordinator]):
+    def __init__(self, node: Node) -> None:
+        super().__init__(node, self._internal_topic, self._machine)
+        self._schedule = NodeSchedule(node)
+        self._producer_ids = DurableProducerIds(node)
+        self._found: dict[str, FoundCoordinator] = {}
+
+    def _internal_topic(self) -> InternalTopic:
+        config = self._node.config
+        return InternalTopic(
+            TRANSACTIONS_TOPIC,
+            config.transaction_state_log_num_partitions,
+            config.transaction_state_log_segment_bytes,
+            (
+                ("cleanup.policy", "compact"),
+                ("compression.type", "uncompressed"),
+                ("min.insync.replicas", "1"),
+                ("unclean.leader.election.enable", "false"),
+            ),
+        )
+
+    def _machine(self, shard: Shard) -> TransactionCoordinator:
+        node = self._node
+        return TransactionCoordinator(
+            shard,
+            self._schedule,
+            lambda: node.config,
+            self._producer_ids,
+            HostedParticipants(node, shard),
+            node.say,
+        )
+
+    # Finding: who was found is remembered, since the hash over a name costs more than the rest
+
+    def find(self, key: str, now: Now) -> FoundCoordinator:
+        """The coordinator of a transactional id, making the internal topic when it is missing."""
+        return self._remembered(key) or self._remember(key, super().find(key, now))
+
+    def known(self, transactional_id: str, now: Now) -> FoundCoordinator:
+        """The same for a transactional id that cannot be new: nothing is made."""
+        found = self._remembered(transactional_id)
+        if found is not None:
+            return found
+        return self._remember(transactional_id, self.at(self.partition_of(transactional_id), now))
+
+    def _remembered(self, transactional_id: str) -> FoundCoordinator | None:
+        found = self._found.get(transactional_id)
+        if found is None or found.shard.hosted.is_deleted:
+            return None
+        found.shard.require_online()
+        return found
+
+    def _remember(self, transactional_id: str, found: FoundCoordinator) -> FoundCoordinator:
+        if len(self._found) >= REMEMBERED_MAX:
+            self._found.clear()
+        self._found[transactional_id] = found
+        return found
+
+    # Markers from outside
+
+    @property
+    def epoch(self) -> int:
+        """The latest epoch that a coordinator of this cluster has."""
+        topic = self._node.image.topic(TRANSACTIONS_TOPIC)
+        return max(partition.leader_epoch for partition in topic.partitions) if topic is not None else 0
+
+    def owner_of(self, producer_id: int, partition: TopicPartition) -> str | None:
+        """The transactional id whose coordinator will end the transaction that a producer has in a partition."""
+        for coordinator in self:
+            for transactional_id, metadata in coordinator.machine:
+                if metadata.producer_id == producer_id and partition in metadata.partitions:
+                    return transactional_id
+        return None
+
+    # Data
+
+    def enrol(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
+        """Make partitions part of a transaction before they are written to (KIP-890); `done` comes in order."""
+        try:
+            machine = self.known(request.transactional_id, now).machine
+        except ApiError as error:
+            done(dict.fromkeys(request.partitions, error.code))
+        else:
+            machine.enrol(request, now, done)
+
+    def verify(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
+        """Check that a client of the older protocol has added the partitions it writes to; `done` comes in order."""
+        if not self._node.config.transaction_partition_verification_enable:
+            done({})
+            return
+        try:
+            machine = self.known(request.transactional_id, now).machine
+        except ApiError as error:
+            done(dict.fromkeys(request.partitions, error.code))
+        else:
+            machine.verify(request, done)
+
+
+class Gate:
+    """A response that a coordinator gives at once or later, and that leaves when its shard is durable."""
+
+    def __init__(self, shard: Shard, refusal: Refusal) -> None:
+        self._shard = shard
+        self._refusal = refusal
+        self.later = Later()
+
+    def reply(self, fields: Fields) -> None:
+        self._shard.release(self.later, fields, self._refusal)

@@ -1,0 +1,273 @@
+"""The asyncio shell: binds listeners, runs a node on one event loop, keeps its timers, stops it cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from holdfast.broker.metadata.image import EndPoint
+from holdfast.broker.node.node import Node, NodeSeams
+from holdfast.broker.server.flusher import AdaptiveFlusher
+from holdfast.broker.server.frame_memory import FrameMemory, frame_bytes_limit
+from holdfast.broker.server.preload import preload_first, preload_when_idle
+from holdfast.broker.server.staying_awake import StayingAwake
+from holdfast.broker.server.transport import RECEIVE_BYTES, ClientProtocol
+from holdfast.broker.server.worker import ProcessWorker
+from holdfast.config.broker import BrokerConfig
+from holdfast.config.listeners import Listener
+from holdfast.errors import UsageError
+from holdfast.real import RealClock, RealFile, RealFileSystem, RealRandomness, boot_id
+from holdfast.saying import Say, warn
+from holdfast.seams import Now
+
+READ_THREADS = 4
+"""Reads of cold data that may wait for the disk at a time."""
+SECURITY_PROTOCOLS = {"PLAINTEXT": 0, "SSL": 1, "SASL_PLAINTEXT": 2, "SASL_SSL": 3}
+IDLE_SWEEPS_PER_LIMIT: Final = 4
+"""An idle connection outlives `connections.max.idle.ms` by at most this part of it."""
+IDLE_SWEEP_SECONDS_MIN: Final = 0.05
+"""A limit of nothing at all must not keep the loop busy with sweeps."""
+IDLE_SWEEP_SECONDS_MAX: Final = 30.0
+FILE_DESCRIPTORS_MIN: Final = 256
+"""Kept for files, however few a process may have open."""
+DESCRIPTORS_UNLIMITED: Final = 1 << 30
+
+
+class Server:
+    def __init__(self, config: BrokerConfig, say: Say, accept_loss: Sequence[str] = ()) -> None:
+        self.config = config
+        """As the broker was started; `node.config` also knows what was altered while running."""
+        self.loop = asyncio.get_running_loop()
+        self.frame_bytes_max = config.socket_request_max_bytes
+        self.receive_view = memoryview(bytearray(RECEIVE_BYTES))
+        """Where every connection receives; its content is used up before the next one does."""
+        limit = frame_bytes_limit(config.queued_max_request_bytes, self.frame_bytes_max)
+        self.frame_memory = FrameMemory(limit, self.loop)
+        self._clock = RealClock()
+        self.now: Callable[[], Now] = self._clock.now
+        self.flusher = AdaptiveFlusher(
+            config.holdfast_flush_threads, self._call_soon, self._wake, self._report_defect
+        )
+        self.worker = ProcessWorker(self.loop, self._report_defect)
+        self.node = Node(
+            config,
+            NodeSeams(
+                fs=RealFileSystem(),
+                randomness=RealRandomness(),
+                flusher=self.flusher,
+                worker=self.worker,
+                clock=self._clock,
+                call_soon=self._call_soon,
+                boot_id=boot_id(),
+                say=say,
+            ),
+            accept_loss,
+        )
+        self.say = self.node.say
+        self._readers = ThreadPoolExecutor(READ_THREADS, "read")
+        self._servers: list[asyncio.Server] = []
+        self._protocols: set[ClientProtocol] = set()
+        self._descriptors = raise_descriptor_limit()
+        self.endpoints: list[EndPoint] = []
+        self.stay_awake = StayingAwake(self.loop, config.holdfast_busy_poll_us / 1_000_000).answered
+        """To be called when a response has left."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_sweep: asyncio.TimerHandle | None = None
+
+    def _report_defect(self, where: str, error: Exception) -> None:
+        self.node.report_defect(where, error)
+
+    def _call_soon(self, action: Callable[[], None]) -> None:
+        self.loop.call_soon(action)
+
+    def _wake(self, action: Callable[[], None]) -> None:
+        self.loop.call_soon_threadsafe(action)
+
+    # Life
+
+    async def start(self) -> None:
+        """Bind, open the data, then accept: nobody gets an answer before recovery is done."""
+        preload_first()
+        bound = bind_all(self.config.listeners, self.say)
+        try:
+            self.endpoints = advertised(bound)
+            self.node.start(self.endpoints, self.now())
+            for listener, sock in bound:
+                protocol = partial(ClientProtocol, self, listener.name)
+                self._servers.append(await self.loop.create_server(protocol, sock=sock, backlog=1024))
+        except BaseException:
+            for _, sock in bound:
+                sock.close()
+            raise
+        self.node.timers.on_earlier = self._arm
+        self._arm()
+        self._sweep_idle()
+        preload_when_idle(self.loop, self._idle_seconds)
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        self.node.is_stopping = True
+        for protocol in list(self._protocols):
+            protocol.abort()
+        for handle in (self._timer, self._idle_sweep):
+            if handle is not None:
+                handle.cancel()
+        self.flusher.close()
+        self._readers.shutdown(wait=True)
+        await self.worker.close()
+        self.node.stop(self.now())
+
+    # Timers
+
+    def _arm(self) -> None:
+        """Keep one loop timer, at the node's next deadline."""
+        deadline_ms = self.node.next_deadline_ms
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_ms is not None:
+            delay_ms = max(0, deadline_ms - self.now().monotonic_ms)
+            self._timer = self.loop.call_later(delay_ms / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        try:
+            self.node.tick(self.now())
+        finally:
+            self._arm()
+
+    # Cold reads
+
+    def read_in_thread(
+        self, file: RealFile, length: int, position: int, done: Callable[[bytes, BaseException | None], None]
+    ) -> None:
+        """Read what is not cached without making the loop wait for the disk."""
+
+        def finished(future: asyncio.Future[bytes]) -> None:
+            error = future.exception()
+            done(b"" if error is not None else future.result(), error)
+
+        try:
+            reading = self.loop.run_in_executor(self._readers, file.pread, length, position)
+        except RuntimeError as error:  # the system gives us no more threads
+            self.loop.call_soon(done, b"", error)
+        else:
+            reading.add_done_callback(finished)
+
+    # Connections
+
+    def connected(self, protocol: ClientProtocol) -> None:
+        self._protocols.add(protocol)
+        max_connections = self.node.config.max_connections
+        limit = connections_allowed(max_connections, self._descriptors)
+        if len(self._protocols) > limit:
+            self.say(
+                warn(
+                    f"more than {limit} connections: refusing one (max.connections={max_connections}, "
+                    f"and {self._descriptors} open files are allowed to this process)",
+                    kind="refused connection",
+                )
+            )
+            protocol.abort()
+
+    def _idle_seconds(self) -> float:
+        """How long no connection has sent or received anything."""
+        return self.loop.time() - max((protocol.last_active for protocol in self._protocols), default=0.0)
+
+    def disconnected(self, protocol: ClientProtocol) -> None:
+        self._protocols.discard(protocol)
+
+    def _sweep_idle(self) -> None:
+        """Close what has been silent for `connections.max.idle.ms`; one walk now and then costs next to nothing."""
+        limit_ms = self.config.connections_max_idle_ms
+        if limit_ms < 0:
+            return
+        limit = limit_ms / 1000
+        self._idle_sweep = self.loop.call_later(sweep_seconds(limit), self._sweep_idle)
+        now = self.loop.time()
+        for protocol in list(self._protocols):
+            connection = protocol.connection
+            has_work = connection is not None and connection.requests_under_way > 0
+            if now - protocol.last_active >= limit and not has_work:
+                protocol.close_idle(f"idle for connections.max.idle.ms={limit_ms}")
+
+
+def sweep_seconds(limit_seconds: float) -> float:
+    """How long until idle connections are looked for again."""
+    wanted = limit_seconds / IDLE_SWEEPS_PER_LIMIT
+    return min(max(wanted, IDLE_SWEEP_SECONDS_MIN), IDLE_SWEEP_SECONDS_MAX)
+
+
+def raise_descriptor_limit() -> int:
+    """Allow this process as many open files as it may have; returns how many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard >= 0 else DESCRIPTORS_UNLIMITED
+
+
+def connections_allowed(max_connections: int, descriptors: int) -> int:
+    """A part of the descriptors stays for files: a log that cannot be opened would take its directory offline."""
+    return min(max_connections, descriptors - max(FILE_DESCRIPTORS_MIN, descriptors // 4))
+
+
+def bind(listener: Listener) -> socket.socket:
+    host = listener.host or "0.0.0.0"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind((host, listener.port))
+        sock.listen(1024)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise UsageError(f"cannot listen on {host}:{listener.port}: {error.strerror}") from error
+    return sock
+
+
+def bind_all(listeners: Sequence[Listener], say: Say) -> list[tuple[Listener, socket.socket]]:
+    """Bind every listener; the IPv6 half of a pair takes its partner's port and may be missing."""
+    bound: list[tuple[Listener, socket.socket]] = []
+    ports: dict[str, int] = {}
+    try:
+        for listener in listeners:
+            if not listener.port and listener.optional and listener.name in ports:
+                listener = listener._replace(port=ports[listener.name])
+            try:
+                sock = bind(listener)
+            except UsageError as error:
+                if not listener.optional:
+                    raise
+                say(warn(f"{error}; serving without it"))
+                continue
+            ports[listener.name] = sock.getsockname()[1]
+            bound.append((listener, sock))
+    except BaseException:
+        for _, sock in bound:
+            sock.close()
+        raise
+    return bound
+
+
+def advertised(bound: Sequence[tuple[Listener, socket.socket]]) -> list[EndPoint]:
+    """What clients are told, one address per listener name; port 0 is the port that was bound."""
+    endpoints: dict[str, EndPoint] = {}
+    for listener, sock in bound:
+        endpoints.setdefault(
+            listener.name,
+            EndPoint(
+                listener.name,
+                listener.advertised_host,
+                listener.advertised_port or sock.getsockname()[1],
+                SECURITY_PROTOCOLS[listener.protocol],
+            ),
+        )
+    return list(endpoints.values())
