@@ -234,3 +234,32 @@ def test_a_reset_keeps_rows_and_begins_a_new_ledger(make: Make, table: str, rows
     assert sink.last_entry() is None
     entry = cut.write(sink, cut.at(0, 1), rows(ids(0)))
     assert (entry.number, sink.last_entry(), seen(table)) == (0, entry, [0, 0])
+
+
+def test_rows_that_the_table_no_longer_has_are_missed(
+    make: Make, table: str, rows: Any, batches: Any
+) -> None:
+    sink, cut = make(), batches("delta")
+    assert sink.missing() is None
+    cut.write(sink, cut.at(0, 1), rows(ids(0)))
+    before = DeltaTable(table).version()
+    cut.write(sink, cut.at(1, 2), rows(ids(1), start=1))
+    cut.write(sink, cut.at(2, 3), rows([]))
+    assert sink.missing() is None
+    [path, _] = DeltaTable(table).file_uris()
+    file = Path(path)
+    content = file.read_bytes()
+    for damaged in (content[:-1], content + b"x", None):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        assert "is gone, cut short or cannot be read" in str(sink.missing())
+    file.write_bytes(content)
+    assert sink.missing() is None
+    DeltaTable(table).delete("id = 0")  # somebody's right
+    assert sink.missing() is None
+    DeltaTable(table).restore(before)
+    assert "was restored to an earlier version" in str(sink.missing())
+    sink.forget()
+    assert sink.missing() is None
+    cut.write(sink, cut.at(0, 1), rows(ids(0)))
+    DeltaTable(table).delete()
+    assert sink.missing() == f"{table} has no rows any more, and had some"

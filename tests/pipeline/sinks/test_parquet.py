@@ -344,3 +344,29 @@ def test_a_directory_without_permission_is_explained(
     with pytest.raises(SinkError, match=r"no permission to write .*nothing was committed"):
         prepared.commit(cut.entry(cut.at(0, 1), None, 1))
     assert sink.last_entry() is None
+
+
+def test_a_batch_or_a_file_of_one_that_is_gone_is_missed(
+    make: Any, table: str, rows: Any, batches: Any, tmp_path: Path
+) -> None:
+    sink, cut = make(), batches("parquet")
+    assert sink.missing() is None
+    for at in range(3):
+        cut.write(sink, cut.at(at, at + 1), rows(ids(at), start=at))
+    assert sink.missing() is None
+    first, second = (Path(table) / f"batch={at:020d}" for at in range(2))
+    first.rename(tmp_path / "away")
+    assert sink.missing() == f"{first.name} is gone from {table}, and later batches are there"
+    (tmp_path / "away").rename(first)
+    [file] = second.glob("part-*")
+    content = file.read_bytes()
+    for damaged, words in ((b"", "cannot be read"), (None, "has 0 rows, and had 1")):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        assert words in str(sink.missing())
+    file.write_bytes(content)
+    assert sink.missing() is None
+    sink.forget()
+    first.rename(tmp_path / "away")
+    assert sink.missing() is None
+    cut.write(sink, cut.at(0, 1), rows(ids(7)))
+    assert sink.missing() is None

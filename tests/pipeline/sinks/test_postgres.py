@@ -527,3 +527,16 @@ def test_a_database_of_another_encoding_has_the_same_text(
         sink.close()
     with psycopg.connect(url, client_encoding="UTF8") as latin:
         assert latin.execute("SELECT name FROM orders").fetchall() == [("Öl",)]
+
+
+def test_a_table_that_was_emptied_is_missed(make: Make, database: Any, rows: Any, batches: Any) -> None:
+    sink, cut = make(), batches("postgres")
+    cut.write(sink, cut.at(0, 1), rows([]))
+    assert sink.missing() is None
+    cut.write(sink, cut.at(1, 2), rows(ids(1), start=1))
+    assert sink.missing() is None
+    database.execute("TRUNCATE orders")
+    told = "the table public.orders is empty, and the ledger says that rows were written to it"
+    assert sink.missing() == told
+    assert make(mode="upsert", key=("id",)).missing() == told
+    assert make(mode="upsert", key=("id",), delete_when="name = 'gone'").missing() is None

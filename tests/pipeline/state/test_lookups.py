@@ -81,6 +81,19 @@ def test_a_table_is_looked_at_again_when_its_time_has_come(home: str, csv: Path)
     assert held(home, first) == [{"code": "DE", "name": "Germany"}, {"code": "FR", "name": "France"}]
 
 
+def test_a_table_that_was_emptied_is_not_believed(home: str, csv: Path) -> None:
+    step = countries(csv, refresh="1h")
+    first = pin(step, 0, home)
+    csv.write_text("code,name\n")
+    with pytest.raises(LookupUnavailable, match=r"has no rows any more, and had some.*pinned\.json"):
+        pin(step, HOUR_MS, home)
+    assert snapshots(home) == {first}
+    os.unlink(f"{home}/lookups/countries/pinned.json")  # it is meant
+    assert held(home, pin(step, HOUR_MS, home)) == []
+    csv.write_text("code,name\nDE,Germany\n")
+    assert held(home, pin(step, 2 * HOUR_MS, home)) == [{"code": "DE", "name": "Germany"}]
+
+
 def test_the_same_content_is_the_same_version_in_whatever_order_and_file(home: str, csv: Path) -> None:
     first = pin(countries(csv), 0, home)
     csv.write_text("people,name,code\n68,France,FR\n99,Germany,DE\n")

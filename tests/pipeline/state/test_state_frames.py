@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.engine.failures import explain_failure
+from holdfast.pipeline.engine.failures import EnvironmentFails, explain_failure
+from holdfast.pipeline.state import segments
 from holdfast.pipeline.state.merging import FAN_IN, merged, write_segment
 from holdfast.pipeline.state.operator import Held, Moment
 from holdfast.pipeline.state.segments import Segment, StateDamaged, StepState
@@ -127,3 +128,15 @@ def test_a_state_with_nothing_due_stays_as_it_is(held: Held, moment: Moment) -> 
     assert merged(having(held, over, live), moment, "totals", SCHEMA, ADDED_UP, dead_to_ms=5).segments == (
         live,
     )
+
+
+def test_rows_that_tasks_wrote_and_the_driver_does_not_see_are_missed(
+    held: Held, moment: Moment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = segments._parquet_files
+    monkeypatch.setattr(segments, "_parquet_files", lambda *each: listed(*each)[1:])  # a stale directory
+    rows = held.spark.createDataFrame([("a", 1, 10), ("b", 1, 20)], SCHEMA).repartition(2, "key")
+    with pytest.raises(
+        EnvironmentFails, match=r"tasks wrote 2 rows of state to .*totals-1, and [01] are there"
+    ):
+        write_segment(held, moment, "totals", rows)

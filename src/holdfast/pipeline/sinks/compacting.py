@@ -29,7 +29,7 @@ from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineD
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.positions import to_text
 from holdfast.pipeline.sinks.base import SinkError
-from holdfast.pipeline.sinks.files import explained, files_below
+from holdfast.pipeline.sinks.files import explained
 from holdfast.pipeline.sinks.parquet import (
     CONTROL,
     ENTRIES,
@@ -138,21 +138,14 @@ def runs_of_small(store: ParquetStore, file_bytes: int) -> Iterator[list[int]]:
 
 
 def _is_small(store: ParquetStore, number: int, file_bytes: int) -> bool:
-    sizes = [store.disk.size(path) for path in _data_files(store, number)]
+    sizes = [store.disk.size(path) for path in store.data_files(number)]
     return not sizes or sum(sizes) / len(sizes) < SMALL * file_bytes
-
-
-def _data_files(store: ParquetStore, number: int) -> list[str]:
-    root = os.path.join(store.path, batch_directory(number))
-    return sorted(
-        os.path.join(root, path) for path in files_below(root) if not os.path.basename(path).startswith("_")
-    )
 
 
 def _rebuild(store: ParquetStore, definition: ParquetSink, runs: list[list[int]]) -> Compacted:
     new = _aside(store) + uuid.uuid4().hex
     merged = {number for run in runs for number in run}
-    before = sum(len(_data_files(store, number)) for number in merged)
+    before = sum(len(store.data_files(number)) for number in merged)
     _link(store, new, {batch_directory(number) for number in merged})
     files: list[WrittenFile] = []
     for run in runs:
@@ -186,7 +179,7 @@ def _merge(store: ParquetStore, definition: ParquetSink, run: list[int], target:
     folders: dict[str, list[str]] = {}
     for number in run:
         root = os.path.join(store.path, batch_directory(number))
-        for path in _data_files(store, number):
+        for path in store.data_files(number):
             folders.setdefault(os.path.dirname(os.path.relpath(path, root)), []).append(path)
     written: list[WrittenFile] = []
     expected_rows, expected_digest = 0, 0

@@ -22,8 +22,11 @@ import json
 import secrets
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
@@ -97,15 +100,30 @@ class DeltaLedger:
         self._compare(table, entry, number)
         return entry
 
+    def _commits(self, table: DeltaTable, limit: int | None) -> Iterator[tuple[dict[str, Any], Any]]:
+        """The newest of the log, the last one first, each with the entry of this ledger that it carries."""
+        for commit in table.history(limit):
+            document = json.loads(commit.get(METADATA, "null"))
+            is_ours = document and f"hf-{document['pipeline']}--{document['sink']}" == self._application
+            yield commit, document if is_ours else None
+
+    def missing(self, table: DeltaTable) -> str | None:
+        """What the table names and lacks, or no longer names."""
+        files = pa.table(table.get_add_actions()).sort_by([("modification_time", "descending")])
+        for path, size in zip(*files.select(["path", "size_bytes"])[: self.disk.looks_at], strict=True):
+            if not self.disk.has(f"{self.uri}/{unquote(path.as_py())}", size.as_py()):
+                return f"the file {path} of {self.uri} is gone, cut short or cannot be read"
+        for commit, document in self._commits(table, self.disk.looks_at):
+            if commit.get("operation") == "RESTORE":
+                return f"{self.uri} was restored to an earlier version of its own, by version {commit['version']}"
+            if document is not None and document["rows"]:
+                return None if files.num_rows else f"{self.uri} has no rows any more, and had some"
+        return None
+
     def _from_history(self, table: DeltaTable, number: int) -> Any:
-        for commit in table.history():
-            told = commit.get(METADATA)
-            if told is not None:
-                document = json.loads(told)
-                if document["number"] == number and f"hf-{document['pipeline']}--{document['sink']}" == (
-                    self._application
-                ):
-                    return document
+        for _, document in self._commits(table, None):
+            if document is not None and document["number"] == number:
+                return document
         raise SinkError(
             f"sink {self.name!r}: the entry {number} of the ledger is missing from {self.directory}; bring the file "
             "back, or start over with `holdfast pipeline reset`"
@@ -199,7 +217,9 @@ class DeltaSinkWriter:
         return None
 
     def missing(self) -> str | None:
-        return None
+        table = self.ledger.table()
+        has_entry = table is not None and self.ledger.number(table) is not None
+        return self.ledger.missing(table) if table is not None and has_entry else None
 
     def holds_rows(self) -> bool:
         table = self.ledger.table()

@@ -13,6 +13,8 @@ from holdfast.pipeline.sinks.parquet import local_path
 class ObjectStore(Disk):
     """Files under a URL, through Arrow's file systems; credentials come from the environment, as `deltalake`'s do."""
 
+    looks_at = 32
+
     def open_new(self, path: str) -> IO[bytes]:
         system, where = self._find(path)
         return _file(system.open_output_stream(where))

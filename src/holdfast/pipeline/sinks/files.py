@@ -24,6 +24,9 @@ _RENAME_EXCHANGE = 2
 class Disk:
     """Files of the operating system. Every method raises `OSError`."""
 
+    looks_at = 1000
+    """How many of the newest files or commits a start looks at, within a second or so; an audit reads all of them."""
+
     def create_directory(self, path: str) -> None:
         """Make a directory and its missing parents, each durable in its own parent."""
         missing = []
@@ -47,6 +50,15 @@ class Disk:
 
     def size(self, path: str) -> int:
         return os.path.getsize(path)
+
+    def has(self, path: str, size: int) -> bool:
+        """Whether a file is there, as long as it was, and can be read at its end."""
+        try:
+            with self.open_existing(path) as file:
+                file.seek(size - 1)
+                return len(file.read()) == 1
+        except OSError:
+            return False
 
     def remove(self, path: str) -> None:
         """Remove a file; one that is not there is fine."""

@@ -28,6 +28,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from holdfast.pipeline.definition.model import ParquetSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry
@@ -40,7 +43,7 @@ from holdfast.pipeline.sinks.columns import (
     projected,
     stored_schema,
 )
-from holdfast.pipeline.sinks.files import Disk, Held, explained, hold
+from holdfast.pipeline.sinks.files import Disk, Held, explained, files_below, hold
 from holdfast.pipeline.sinks.writing import (
     NAME_BYTES_MAX,
     FileSet,
@@ -138,6 +141,32 @@ class ParquetStore:
             return [self.entry_of(number)]
         lines = self._read(number, ENTRIES).splitlines()
         return [Entry.from_json(json.loads(line)) for line in lines]
+
+    def data_files(self, number: int) -> list[str]:
+        root = os.path.join(self.path, batch_directory(number))
+        return sorted(
+            os.path.join(root, path)
+            for path in files_below(root)
+            if not os.path.basename(path).startswith("_")
+        )
+
+    def missing(self) -> str | None:
+        """A batch's directory that is not there, or rows that one of the newest lacks."""
+        numbers = [number for number in self.numbers() if number >= self.forgotten()]
+        expected = self.forgotten()
+        for number in numbers:
+            if number != expected and number - len(self.entries_of(number)) != expected - 1:
+                return f"{batch_directory(expected)} is gone from {self.path}, and later batches are there"
+            expected = number + 1
+        for number in numbers[-self.disk.looks_at :]:
+            had = sum(entry.rows for entry in self.entries_of(number))
+            try:
+                has = sum(pq.read_metadata(path).num_rows for path in self.data_files(number))
+            except (OSError, pa.ArrowException) as error:
+                return f"{batch_directory(number)} in {self.path} cannot be read: {error}"
+            if has != had:
+                return f"{batch_directory(number)} in {self.path} has {has} rows, and had {had}"
+        return None
 
     def held_schema(self, up_to: int | None = None) -> str | None:
         """What the newest batch that has any says about its columns: see `Layout`."""
@@ -315,7 +344,7 @@ class ParquetSinkWriter:
         return None
 
     def missing(self) -> str | None:
-        return None
+        return self._store.missing()
 
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
         store = self._store

@@ -242,10 +242,23 @@ class PostgresSinkWriter:
 
     def missing(self) -> str | None:
         with self._explained() as connection:
-            is_there = self._oid(connection, self._definition.table) is not None
-            if is_there or self._newest(connection, "columns") is None:
+            if self._newest(connection, "columns") is None:
                 return None
-        return f"the table {self._table} is gone, and the ledger says that it has rows"
+            if self._oid(connection, self._definition.table) is None:
+                return f"the table {self._table} is gone, and the ledger says that it has rows"
+            # Where rows can delete, a table may be empty for their sake.
+            if self._definition.delete_when is not None or self._has_rows(connection):
+                return None
+            written = sql.SQL(
+                "SELECT 1 FROM {} WHERE pipeline = %s AND sink = %s AND entry->>'rows' <> '0' LIMIT 1"
+            ).format(ledger(self._definition.schema_name))
+            if connection.execute(written, (self._pipeline, self.name)).fetchone() is None:
+                return None
+        return f"the table {self._table} is empty, and the ledger says that rows were written to it"
+
+    def _has_rows(self, connection: Connection) -> bool:
+        table = sql.Identifier(self._definition.schema_name, self._definition.table)
+        return connection.execute(sql.SQL("SELECT 1 FROM {} LIMIT 1").format(table)).fetchone() is not None
 
     def _newest(self, connection: Connection, column: str) -> Any:
         if self._oid(connection, "holdfast_ledger") is None:
@@ -265,10 +278,7 @@ class PostgresSinkWriter:
         with self._explained() as connection:
             if definition.mode == "upsert" or self._oid(connection, definition.table) is None:
                 return False
-            table = sql.Identifier(definition.schema_name, definition.table)
-            return (
-                connection.execute(sql.SQL("SELECT 1 FROM {} LIMIT 1").format(table)).fetchone() is not None
-            )
+            return self._has_rows(connection)
 
     def forget(self) -> None:
         definition = self._definition

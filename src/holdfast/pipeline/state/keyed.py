@@ -29,7 +29,7 @@ from holdfast.pipeline.definition.functions import load_function, name_of
 from holdfast.pipeline.definition.model import EventTime, Keyed
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hash_sql
-from holdfast.pipeline.engine.failures import EnvironmentFails, StepError, Unbalanced, spark_message
+from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
 from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally, ddl_schema
 from holdfast.pipeline.formats.types import quoted
@@ -38,7 +38,7 @@ from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, b
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
 from holdfast.pipeline.state.merging import merged_tier, segments_to_merge, with_merged
 from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
-from holdfast.pipeline.state.segments import Segment, alive, check_present
+from holdfast.pipeline.state.segments import Segment, alive, check_present, not_seen
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -405,11 +405,7 @@ def _adopted(store: StateStore, directory: str, reported: Sequence[str | None], 
     names = os.listdir(directory)
     unseen = [path for path in reported if path is not None and os.path.basename(path) not in names]
     if unseen:
-        raise EnvironmentFails(
-            f"a task wrote state to {unseen[0]}, and this machine does not see it there ({len(unseen)} of such files): "
-            "the home's file system shows machines different contents (a directory cache of NFS). Nothing was "
-            "committed; mount it without such a cache (`noac`, or `lookupcache=none`) and run again"
-        )
+        raise not_seen(f"a task wrote state to {unseen[0]}, and this machine does not see it there")
     for name in names:
         if os.path.join(directory, name) not in reported:
             os.unlink(os.path.join(directory, name))

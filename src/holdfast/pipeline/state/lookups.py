@@ -78,6 +78,15 @@ def pin(step: Lookup, now_ms: int, home: str, *, directory: str = ".", disk: Dis
         version = str(last["version"])
     else:
         rows, mark = table.read()
+        if (
+            last is not None
+            and not rows.num_rows
+            and pq.read_metadata(os.path.join(folder, last["version"] + SUFFIX)).num_rows
+        ):
+            raise LookupUnavailable(
+                f"step {step.name!r}: {table.shown} has no rows any more, and had some: no row would find anything. "
+                f"Bring them back; if that is meant, remove {os.path.join(folder, PINNED)}"
+            )
         version = _keep(folder, rows, mark, selection, disk)
     content = {"version": version, "looked_ms": now_ms, "mark": mark.text, "selection": selection}
     disk.replace(os.path.join(folder, PINNED), to_text(content).encode())

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from holdfast.pipeline.state.segments import Segment, StepState, alive
+from holdfast.pipeline.state.segments import Segment, StepState, alive, not_seen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,9 +87,20 @@ def with_merged(
 
 def write_segment(held: Held, moment: Moment, step: str, rows: DataFrame, tier: int = 0) -> Segment | None:
     """Write these rows, which have `_until`, as a segment of the step's state; None when there are none."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
     directory = held.store.segment_dir(moment.label, step)
-    rows.write.option("compression", "lz4_raw").parquet(directory)
-    return held.store.adopt(directory, tier)
+    written = Observation()
+    counted = rows.observe(written, f.count(f.lit(1)).alias("rows"))
+    counted.write.option("compression", "lz4_raw").parquet(directory)
+    segment = held.store.adopt(directory, tier)
+    seen = 0 if segment is None else segment.rows
+    if seen != written.get["rows"]:
+        raise not_seen(
+            f"tasks wrote {written.get['rows']} rows of state to {directory}, and {seen} are there"
+        )
+    return segment
 
 
 def merged(

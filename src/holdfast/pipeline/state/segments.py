@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.engine.failures import PipelineError
+from holdfast.pipeline.engine.failures import EnvironmentFails, PipelineError
 from holdfast.pipeline.sinks.files import Disk
 
 if TYPE_CHECKING:
@@ -36,6 +36,14 @@ class StateDamaged(PipelineError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return StateDamaged, (self.path, self.what)
+
+
+def not_seen(what: str) -> EnvironmentFails:
+    """Tasks wrote what the driver does not find."""
+    return EnvironmentFails(
+        f"{what}: the home's file system shows machines different contents (a directory cache of NFS). Nothing was "
+        "committed; mount it without such a cache (`noac`, or `lookupcache=none`) and run again"
+    )
 
 
 @dataclass(frozen=True)
