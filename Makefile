@@ -57,7 +57,7 @@ contracts: $(STAMP) ## the layers of docs/ARCHITECTURE.md
 	$(BIN)/lint-imports --no-cache
 
 sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
-	$(BIN)/python -m holdfast.testing.simulator --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST))
+	$(BIN)/python -m tests.support.simulator --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST))
 
 chaos: $(STAMP) ## long crash runs on real processes
 	$(BIN)/python -m pytest -m crash --long --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests

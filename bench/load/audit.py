@@ -1,6 +1,6 @@
 """An audit in a process of its own, and what it audits: orders in a topic, and the Parquet sink of a pipeline.
 
-The sink is written without Spark, in its real format, by `holdfast.testing.audit_sinks`: batches of a million orders,
+The sink is written without Spark, in its real format, by `tests.support.audit_sinks`: batches of a million orders,
 one in a thousand of them a dead letter.
 """
 
@@ -116,10 +116,11 @@ def _produce(spec: dict[str, Any]) -> None:
 
 
 def _write(spec: dict[str, Any], cluster: Cluster) -> dict[str, int]:
+    from tests.support.audit_sinks import Ledger
+
     from holdfast.pipeline.definition.fingerprint import fingerprint
     from holdfast.pipeline.positions import Place
     from holdfast.reader import TopicPartition
-    from holdfast.testing.audit_sinks import Ledger
 
     definition = definition_of(spec)
     kept = os.path.join(spec["directory"], "ledgers.pickle")
@@ -153,8 +154,8 @@ def _commit_all(
     starts: dict[Place, int],
     ends: dict[Place, int],
 ) -> None:
-    from holdfast.testing.audit_sinks import ParquetBuilder
-    from holdfast.testing.audit_topics import BrokerTopics, dead_letters
+    from tests.support.audit_sinks import ParquetBuilder
+    from tests.support.audit_topics import BrokerTopics, dead_letters
 
     out = ParquetBuilder(os.path.join(spec["directory"], "out"))
     letters = dead_letters(BrokerTopics(spec["bootstrap_servers"]), f"{spec['topic']}-dlt", pipeline_of(spec))
@@ -179,10 +180,10 @@ def _commit_one(
     letters: Any,
 ) -> None:
     import pyarrow as pa
+    from tests.support.audit_topics import dead_letter
 
     from holdfast.pipeline.digest import MASK, digest_of_offsets
     from holdfast.pipeline.ledger import Intake, Routes
-    from holdfast.testing.audit_topics import dead_letter
 
     tables: list[pa.Table] = []
     broken: list[Any] = []

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.audit_sinks import Ledger, ParquetBuilder, rows_of
+from tests.support.audit_topics import FakeTopics, dead_letters
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.model import Fate, Verdict
 from holdfast.pipeline import Pipeline
@@ -15,9 +18,6 @@ from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.digest import digest_of_offsets
 from holdfast.pipeline.ledger import Intake, Routes
 from holdfast.pipeline.positions import Place
-from holdfast.testing.audit_sinks import Ledger, ParquetBuilder, rows_of
-from holdfast.testing.audit_topics import FakeTopics, dead_letters
-from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.wire.batch import make_batch
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "audit.md"

@@ -12,6 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.audit_growing import Growing, begin
+from tests.support.audit_topics import append_transaction, dead_letter, sink_record
+from tests.support.fake_cluster import FETCH, FakeCluster
 
 from holdfast.audit.continuous import Incremental
 from holdfast.audit.marks import changes, take_all
@@ -19,9 +22,6 @@ from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.audit.pipeline_audit import AuditOptions, audit_pipeline
 from holdfast.cli.audit_every import PipelineAuditor
 from holdfast.pipeline.definition.naming import client_settings
-from holdfast.testing.audit_growing import Growing, begin
-from holdfast.testing.audit_topics import append_transaction, dead_letter, sink_record
-from holdfast.testing.fake_cluster import FETCH, FakeCluster
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.audit_sinks import Ledger
 
 from holdfast.audit.books import Books, check_intake, check_routes, check_rows
 from holdfast.audit.compare import Holding
@@ -22,7 +23,6 @@ from holdfast.audit.source import COMPACTED, EXPIRED, RECORD, PartitionWalk, Sou
 from holdfast.pipeline.digest import digest_of_offsets
 from holdfast.pipeline.ledger import Entry, Intake, Routes
 from holdfast.pipeline.positions import Place, Position, Positions
-from holdfast.testing.audit_sinks import Ledger
 
 PLACE = Place("orders", UUID(int=1), 0)
 OTHER = Place("orders", UUID(int=1), 1)

@@ -1,6 +1,6 @@
 """The audit finds damage and names it, every time; and where there is none it accuses nobody.
 
-Each trial is a world of its own (`holdfast.testing.audit_worlds`): a log with gaps, markers and aborted records, one
+Each trial is a world of its own (`tests.support.audit_worlds`): a log with gaps, markers and aborted records, one
 to three sinks of all kinds in their real formats, dead letters, windows. Trial n is the same every time: run one alone
 with `HOLDFAST_AUDIT_TRIAL=n`, or more than the usual number with `HOLDFAST_AUDIT_TRIALS=2000`.
 """
@@ -13,13 +13,13 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from tests.support.audit_mutations import Mutation, all_mutations
+from tests.support.audit_world_writer import WorldWriter
+from tests.support.audit_worlds import KINDS, make_plan
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.model import Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
-from holdfast.testing.audit_mutations import Mutation, all_mutations
-from holdfast.testing.audit_world_writer import WorldWriter
-from holdfast.testing.audit_worlds import KINDS, make_plan
-from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.testing.postgres import PostgresServer
 
 TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS", "200"))

@@ -12,6 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.audit_sinks import Ledger, ParquetBuilder, rows_of
+from tests.support.audit_topics import (
+    FakeTopics,
+    Sent,
+    TopicBuilder,
+    append_transaction,
+    dead_letter,
+    dead_letters,
+    sink_record,
+)
+from tests.support.fake_cluster import FETCH, FakeCluster, FakePartition
 
 from holdfast.audit import record_walk
 from holdfast.audit.model import AuditError, Fate, Report, Verdict
@@ -34,17 +45,6 @@ from holdfast.pipeline.digest import digest_of_offsets
 from holdfast.pipeline.engine.aside import AsideFiles
 from holdfast.pipeline.ledger import Entry, Intake, Routes
 from holdfast.pipeline.positions import Place
-from holdfast.testing.audit_sinks import Ledger, ParquetBuilder, rows_of
-from holdfast.testing.audit_topics import (
-    FakeTopics,
-    Sent,
-    TopicBuilder,
-    append_transaction,
-    dead_letter,
-    dead_letters,
-    sink_record,
-)
-from holdfast.testing.fake_cluster import FETCH, FakeCluster, FakePartition
 from holdfast.wire.batch import Record, build_batch
 
 TIME_MS = 1_700_000_000_000

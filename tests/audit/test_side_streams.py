@@ -8,6 +8,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
+from tests.support.audit_sinks import Ledger
 
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import Fate
@@ -17,7 +18,6 @@ from holdfast.pipeline.aside import DUPLICATE, LATE, LATE_FOR
 from holdfast.pipeline.definition.model import Dedupe, PipelineDefinition, Source, Window
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
-from holdfast.testing.audit_sinks import Ledger
 
 PLACE = Place("orders", UUID(int=1), 0)
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.audit_topics import Sent, append_transaction
+from tests.support.fake_cluster import FETCH, FakeCluster, FakePartition
 
 from holdfast.audit.decoding import Decode, SourceDecoder
 from holdfast.audit.model import AuditError
@@ -29,8 +31,6 @@ from holdfast.pipeline.digest import place_hash
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster
 from holdfast.reader.errors import TopicRecreated
-from holdfast.testing.audit_topics import Sent, append_transaction
-from holdfast.testing.fake_cluster import FETCH, FakeCluster, FakePartition
 from holdfast.wire.batch import Record, build_batch
 
 TIME_MS = 1_700_000_000_000

@@ -8,6 +8,10 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from tests.support.audit_sinks import Ledger, PostgresBuilder, rows_of
+from tests.support.audit_world_writer import WorldWriter
+from tests.support.audit_worlds import Told, make_plan
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.marks import changes, take
 from holdfast.audit.tracing import Tracer
@@ -15,10 +19,6 @@ from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink,
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster
-from holdfast.testing.audit_sinks import Ledger, PostgresBuilder, rows_of
-from holdfast.testing.audit_world_writer import WorldWriter
-from holdfast.testing.audit_worlds import Told, make_plan
-from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.testing.postgres import PostgresServer
 
 PLACE = Place("orders", UUID(int=7), 0)

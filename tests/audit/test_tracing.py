@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.audit_topics import Sent, append_transaction
+from tests.support.audit_world_writer import World, WorldWriter
+from tests.support.audit_worlds import WINDOW, Plan, Told, make_plan
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.lives import Life
 from holdfast.audit.stored import look_up, offsets_of_key, place_of
@@ -16,10 +20,6 @@ from holdfast.audit.tracing import Tracer
 from holdfast.errors import UsageError
 from holdfast.pipeline.definition.naming import client_settings
 from holdfast.reader import Cluster
-from holdfast.testing.audit_topics import Sent, append_transaction
-from holdfast.testing.audit_world_writer import World, WorldWriter
-from holdfast.testing.audit_worlds import WINDOW, Plan, Told, make_plan
-from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.wire.batch import Record, build_batch
 from holdfast.wire.codecs import Codec
 

@@ -10,15 +10,15 @@ from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
+from tests.support.audit_sinks import Ledger, ParquetBuilder, rows_of
+from tests.support.audit_topics import FakeTopics, dead_letters
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.loading import load_pipeline
 from holdfast.pipeline.digest import digest_of_offsets
 from holdfast.pipeline.ledger import Intake, Routes
 from holdfast.pipeline.positions import Place
-from holdfast.testing.audit_sinks import Ledger, ParquetBuilder, rows_of
-from holdfast.testing.audit_topics import FakeTopics, dead_letters
-from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.wire.batch import Record, build_batch
 
 Run = Callable[..., CompletedProcess[bytes]]

@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.support.audit_growing import Growing, begin
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit import metrics
 from holdfast.audit.model import Fate, Finding, Report, Unproven
 from holdfast.cli.app import run_command
 from holdfast.cli.audit_every import redacted
 from holdfast.cli.exits import run
-from holdfast.testing.audit_growing import Growing, begin
-from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.wire.batch import Record, build_batch
 
 Ran = tuple[int, str, str]

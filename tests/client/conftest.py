@@ -9,10 +9,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from tests.support.fake_producer import FakeCluster
 
 from holdfast.client.spool import transactional
 from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, Told, decode_told
-from holdfast.testing.fake_producer import FakeCluster
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 

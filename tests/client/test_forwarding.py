@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.fake_producer import FakeCluster
 
 from holdfast.client import aside as aside_module
 from holdfast.client import direct, producer, transactional
@@ -25,7 +26,6 @@ from holdfast.client.retry_topics import RetryTopics
 from holdfast.client.spool import sender as sender_module
 from holdfast.client.transactional import TransactionalProducer
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.fake_producer import FakeCluster
 
 HISTORY = History(Origin("orders", 2, 7, 5), "mailer", attempts=3, step=0, first_ms=1, due_ms=2)
 COPIED = (("trace", b"1"), ("hf-id", b"00000000000000aa:0:7"), *HISTORY.headers())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.fake_producer import FakeCluster, Verdict
 
 from holdfast.client import direct, exit_guard, producer
 from holdfast.client.aio import AsyncProducer
@@ -22,7 +23,6 @@ from holdfast.client.errors import (
 )
 from holdfast.client.spool import sender as sender_module
 from holdfast.errors import UsageError
-from holdfast.testing.fake_producer import FakeCluster, Verdict
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.fake_producer import FakeCluster, Stored, Verdict
 
 from holdfast.client import direct, exit_guard
 from holdfast.client.delivery import FAILURES_KEPT_MAX, Delivery
@@ -18,7 +19,6 @@ from holdfast.client.direct import BEHIND_SHARE, DirectSender, evenly
 from holdfast.client.errors import NAMED_MAX, DeliveryFailed, ProducerClosed, SendTimeout
 from holdfast.client.producer import Producer
 from holdfast.errors import ConfigError, UsageError
-from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
 
 SETTINGS = {"bootstrap.servers": "fake"}
 

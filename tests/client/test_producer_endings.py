@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.fake_producer import FakeCluster, Stored, Verdict
 from tests.support.interrupting import interrupted_at
 
 from holdfast.client import direct, exit_guard
@@ -26,7 +27,6 @@ from holdfast.client.errors import DeliveryFailed, ForkedProducer, SendTimeout, 
 from holdfast.client.producer import Producer
 from holdfast.client.signals import say
 from holdfast.errors import UsageError
-from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.fake_producer import FakeCluster, Verdict
 
 from holdfast.client import direct
 from holdfast.client.errors import UndeliveredMessages, UnsafeSetting
@@ -20,7 +21,6 @@ from holdfast.client.spool import sender as sender_module
 from holdfast.client.wrapped import wrap
 from holdfast.errors import UsageError
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.fake_producer import FakeCluster, Verdict
 
 CONFIG = {"bootstrap.servers": "fake"}
 

@@ -20,10 +20,10 @@ from confluent_kafka.serialization import (
     StringSerializer,
 )
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tests.support.apicurio import ApicurioRegistry, NoApicurio
 
 from holdfast.client import Consumer, Message, Producer, with_schema
 from holdfast.client.serializers import SchemaSerializer
-from holdfast.testing.apicurio import ApicurioRegistry, NoApicurio
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.schema_registry import SchemaRegistry

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
+from tests.support.fake_producer import FakeCluster, FakeProducer, Verdict
+from tests.support.faulty_files import FaultyFiles
 
 from holdfast.client.spool import sender as sender_module
 from holdfast.client.spool.home import SpoolHome
@@ -16,8 +18,6 @@ from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
-from holdfast.testing.fake_producer import FakeCluster, FakeProducer, Verdict
-from holdfast.testing.faulty_files import FaultyFiles
 
 Open = Callable[..., SpooledSender]
 

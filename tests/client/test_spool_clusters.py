@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.fake_producer import FakeCluster
 
 from holdfast.client.delivery import Delivery
 from holdfast.client.errors import DeliveryStopped
@@ -21,7 +22,6 @@ from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
-from holdfast.testing.fake_producer import FakeCluster
 
 Open = Callable[..., SpooledSender]
 

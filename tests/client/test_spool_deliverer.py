@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.fake_producer import FakeCluster, Stored, Verdict
+from tests.support.faulty_files import FaultyFiles
 from tests.support.interrupting import interrupted_at
 
 from holdfast.client.bell import Bell
@@ -33,8 +35,6 @@ from holdfast.client.spool.writer import GROUP_BYTES_MAX
 from holdfast.errors import HoldfastError
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
-from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
-from holdfast.testing.faulty_files import FaultyFiles
 
 
 class Spool:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.fake_producer import FakeCluster, Stored, Verdict
+from tests.support.faulty_files import FaultyFiles
 
 from holdfast.client.spool import deliverer as deliverer_module
 from holdfast.client.spool import idempotent, transactional, writer
@@ -18,8 +20,6 @@ from holdfast.client.spool.peek import SpoolPeek
 from holdfast.client.spool.progress_topic import PROGRESS_TOPIC
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.real import RealFileSystem, RealRandomness
-from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
-from holdfast.testing.faulty_files import FaultyFiles
 
 SETTINGS = {"bootstrap.servers": "fake"}
 

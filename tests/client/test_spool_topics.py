@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.fake_producer import FakeCluster, FakeProducer, Stored, Verdict
 
 from holdfast.client.delivery import Delivery
 from holdfast.client.errors import DeliveryFailed
@@ -20,7 +21,6 @@ from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
-from holdfast.testing.fake_producer import FakeCluster, FakeProducer, Stored, Verdict
 
 MAX_BYTES = 1 << 16
 said: list[str] = []

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.fake_producer import FakeCluster, Stored, Verdict
+from tests.support.faulty_files import FaultyFiles
 
 from holdfast.client.delivery import Delivery
 from holdfast.client.errors import DeliveryFailed, DeliveryStopped
@@ -17,8 +19,6 @@ from holdfast.client.spool.progress_topic import PROGRESS_TOPIC, decode_told
 from holdfast.client.spool.refused import RefusedMessages
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.real import RealFileSystem, RealRandomness
-from holdfast.testing.fake_producer import FakeCluster, Stored, Verdict
-from holdfast.testing.faulty_files import FaultyFiles
 
 Open = Callable[[], SpooledSender]
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.fake_producer import FakeCluster
+from tests.support.faulty_files import FaultyFiles
 
 from holdfast.client.delivery import Delivery
 from holdfast.client.partitioner import partition_of_key
@@ -17,8 +19,6 @@ from holdfast.client.spool.groups import make_item
 from holdfast.client.spool.sender import SpooledSender
 from holdfast.client.spool.store import SpoolStore
 from holdfast.real import RealFileSystem, RealRandomness
-from holdfast.testing.fake_producer import FakeCluster
-from holdfast.testing.faulty_files import FaultyFiles
 
 Open = Callable[[], SpooledSender]
 

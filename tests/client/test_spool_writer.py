@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.fake_producer import FakeCluster
 
 from holdfast.client.errors import NotStored
 from holdfast.client.spool.format import UNDECIDED, Message
@@ -18,7 +19,6 @@ from holdfast.client.spool.store import SpoolFailed
 from holdfast.errors import UsageError
 from holdfast.real import RealFileSystem, RealRandomness
 from holdfast.testing.engines import wait_until
-from holdfast.testing.fake_producer import FakeCluster
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
+from tests.support.fake_producer import FakeCluster, Verdict
 
 from holdfast.client import transactional
 from holdfast.client.errors import DeliveryFailed
 from holdfast.client.transactional import Output, TransactionalProducer
-from holdfast.testing.fake_producer import FakeCluster, Verdict
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.spark_cluster import SparkCluster
 
 from holdfast.pipeline.java import find_java
 from holdfast.testing.apache import die_with_parent
@@ -34,7 +35,6 @@ from holdfast.testing.pipeline_chaos import (
     marked,
     parquet_rows,
 )
-from holdfast.testing.spark_cluster import SparkCluster
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 

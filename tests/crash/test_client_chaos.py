@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from holdfast.client.database.store import open_database
-from holdfast.client.producer import Guarantee
-from holdfast.testing.chaos import Observer, Source, Swarm, await_end, check_at_least_once, check_positions
-from holdfast.testing.checkers_base import Violation
-from holdfast.testing.client_chaos import (
+from tests.support.chaos import Observer, Source, Swarm, await_end, check_at_least_once, check_positions
+from tests.support.client_chaos import (
     ClientStorm,
     Crashing,
     Shore,
@@ -33,7 +29,7 @@ from holdfast.testing.client_chaos import (
     stored_by,
     unclean,
 )
-from holdfast.testing.client_chaos_checkers import (
+from tests.support.client_chaos_checkers import (
     Row,
     check_copied,
     check_never_ahead,
@@ -41,7 +37,11 @@ from holdfast.testing.client_chaos_checkers import (
     check_spooled,
     deduplicated,
 )
-from holdfast.testing.client_chaos_member import TABLE, is_poison
+from tests.support.client_chaos_member import TABLE, is_poison
+
+from holdfast.client.database.store import open_database
+from holdfast.client.producer import Guarantee
+from holdfast.testing.checkers_base import Violation
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.chaos import (
+from tests.support.chaos import (
     BROKER_SETTINGS,
     SPARE,
     Observer,
@@ -25,6 +23,8 @@ from holdfast.testing.chaos import (
     check_at_least_once,
     check_positions,
 )
+
+from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import Engine
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]

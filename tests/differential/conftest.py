@@ -8,10 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-
-from holdfast.testing.apache import ApacheKafka
-from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.differential import (
+from tests.support.differential import (
     Allowed,
     Script,
     await_coordinators,
@@ -19,6 +16,9 @@ from holdfast.testing.differential import (
     judge,
     run_script,
 )
+
+from holdfast.testing.apache import ApacheKafka
+from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import COORDINATORS, XDIST_GROUP
 
 HERE = Path(__file__).parent

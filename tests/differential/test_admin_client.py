@@ -18,8 +18,8 @@ from confluent_kafka.admin import (
     OffsetSpec,
     ResourceType,
 )
+from tests.support.differential import Script, Side
 
-from holdfast.testing.differential import Script, Side
 from holdfast.wire.batch import make_batch
 
 Compare = Callable[[Script], None]

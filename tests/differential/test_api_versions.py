@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.differential import Allowed
 
 from holdfast.testing.apache import ApacheKafka
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.differential import Allowed
 from holdfast.testing.wire_client import API_VERSIONS, WireClient
 
 GAPS = Path(__file__).parents[2] / "docs" / "GAPS.md"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.differential import Script, Side
 
-from holdfast.testing.differential import Script, Side
 from holdfast.testing.wire_client import (
     ALTER_CONFIGS,
     DESCRIBE_CONFIGS,

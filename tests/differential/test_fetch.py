@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.support.differential import Script, Side
 
-from holdfast.testing.differential import Script, Side
 from holdfast.testing.wire_client import FETCH
 from holdfast.wire.batch import make_batch
 from holdfast.wire.codecs import Codec

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.support.differential import Script, Side
+from tests.support.raw_groups import PARKED, RawMember, settle, subscription
 
-from holdfast.testing.differential import Script, Side
-from holdfast.testing.raw_groups import PARKED, RawMember, settle, subscription
 from holdfast.testing.wire_client import (
     CREATE_TOPICS,
     DELETE_GROUPS,

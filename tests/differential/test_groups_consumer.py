@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from tests.support.differential import Script, Side
+from tests.support.raw_groups import RawMember, settle, subscription
 
 from holdfast.broker.node.shard import partition_for
-from holdfast.testing.differential import Script, Side
 from holdfast.testing.kafka_fixtures import COORDINATORS
-from holdfast.testing.raw_groups import RawMember, settle, subscription
 from holdfast.testing.wire_client import (
     CONSUMER_GROUP_DESCRIBE,
     CONSUMER_GROUP_HEARTBEAT,

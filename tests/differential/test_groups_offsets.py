@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.differential import Script, Side
+from tests.support.raw_groups import RawMember, settle, subscription
 
-from holdfast.testing.differential import Script, Side
-from holdfast.testing.raw_groups import RawMember, settle, subscription
 from holdfast.testing.wire_client import (
     DELETE_TOPICS,
     DESCRIBE_GROUPS,

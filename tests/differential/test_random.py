@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.differential import Script, Side
 
-from holdfast.testing.differential import Script, Side
 from holdfast.testing.wire_client import FETCH, LIST_OFFSETS
 from holdfast.wire.batch import Record, build_batch, make_batch
 from holdfast.wire.codecs import Codec

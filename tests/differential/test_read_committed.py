@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.differential import Script, Side
 
-from holdfast.testing.differential import Script, Side
 from holdfast.testing.wire_client import DESCRIBE_TRANSACTIONS, FETCH, LIST_OFFSETS
 from holdfast.wire.batch import Record, build_batch
 

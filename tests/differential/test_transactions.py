@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.differential import Script, Side
 
-from holdfast.testing.differential import Script, Side
 from holdfast.testing.wire_client import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,

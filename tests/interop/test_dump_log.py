@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from tests.support.clients import CLIENTS, Message
 
 from holdfast.testing.apache import DUMP_LOG, run_tool
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.clients import CLIENTS, Message
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 from holdfast.wire.codecs import Codec
 

@@ -7,9 +7,9 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from tests.support.group_work import MESSAGES, Kind, Work
 
 from holdfast.testing.engines import Engine, NotComeAbout, Scenario
-from holdfast.testing.group_work import MESSAGES, Kind, Work
 
 OnBoth = Callable[[Scenario], Any]
 

@@ -14,9 +14,9 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
+from tests.support.group_work import Kind, Work
 
 from holdfast.testing.engines import Engine, Scenario
-from holdfast.testing.group_work import Kind, Work
 
 OnBoth = Callable[[Scenario], Any]
 KINDS = (Kind("confluent-kafka", "range"), Kind("confluent-kafka", "uniform", "consumer"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.group_work import MESSAGES, Kind, Work
 
 from holdfast.testing.apache import (
     CONSOLE_CONSUMER,
@@ -19,7 +20,6 @@ from holdfast.testing.apache import (
     run_tool,
 )
 from holdfast.testing.engines import Engine, Scenario
-from holdfast.testing.group_work import MESSAGES, Kind, Work
 
 OnBoth = Callable[[Scenario], Any]
 JAVA = (

@@ -7,10 +7,10 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from tests.support.group_clients import ConfluentMember, pump
+from tests.support.group_work import Kind, Work, happened
 
 from holdfast.testing.engines import Engine, Scenario
-from holdfast.testing.group_clients import ConfluentMember, pump
-from holdfast.testing.group_work import Kind, Work, happened
 
 OnBoth = Callable[[Scenario], Any]
 

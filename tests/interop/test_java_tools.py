@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.support.clients import CLIENTS, Message
 
 from holdfast.testing.apache import (
     CLUSTER,
@@ -20,7 +21,6 @@ from holdfast.testing.apache import (
     TOPICS,
     run_tool,
 )
-from holdfast.testing.clients import CLIENTS, Message
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
 MakeTopic = Callable[..., str]

@@ -12,8 +12,8 @@ from aiokafka import TopicPartition as AioTopicPartition
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonTopicPartition
+from tests.support.clients import CLIENTS, Client, Message
 
-from holdfast.testing.clients import CLIENTS, Client, Message
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
 MakeTopic = Callable[..., str]

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from holdfast.testing.clients import (
+from tests.support.clients import (
     CLIENTS,
     NULL_HEADERS,
     TIMESTAMPS,
@@ -16,6 +15,7 @@ from holdfast.testing.clients import (
     JavaConsole,
     Message,
 )
+
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 from holdfast.testing.wire_client import FETCH, WireClient
 from holdfast.wire.batch import BatchHeader, iterate_records, read_header

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-
-from holdfast.reader import Cluster, OffsetGone, TopicPartition, TopicRecreated
-from holdfast.testing.apache import ApacheKafka
-from holdfast.testing.reader_topics import (
+from tests.support.reader_topics import (
     consumed,
     fill,
     fill_transactions,
@@ -19,6 +16,9 @@ from holdfast.testing.reader_topics import (
     read_rows,
     whole,
 )
+
+from holdfast.reader import Cluster, OffsetGone, TopicPartition, TopicRecreated
+from holdfast.testing.apache import ApacheKafka
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from tests.support.certificates import local_certificate
+from tests.support.reader_topics import Rows, consumed, fill, read_rows, whole
 
 from holdfast.reader import Cluster, NotAuthorised, Unreachable
 from holdfast.testing.apache import ApacheKafka, free_ports
-from holdfast.testing.certificates import local_certificate
 from holdfast.testing.kafka_fixtures import HEAP_OPTIONS, JVM_OPTIONS, PROPERTIES, require_apache_kafka
-from holdfast.testing.reader_topics import Rows, consumed, fill, read_rows, whole
 
 CERTIFICATE, KEY = local_certificate()
 SECURE = "listener.name.secure"

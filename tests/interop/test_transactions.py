@@ -7,10 +7,10 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from tests.support.group_clients import MEMBERS, ConfluentMember, Member, pump
+from tests.support.transaction_clients import PRODUCERS, Refused, TransactionalProducer
 
 from holdfast.testing.engines import Engine, NotComeAbout, Place, Scenario, wait_until
-from holdfast.testing.group_clients import MEMBERS, ConfluentMember, Member, pump
-from holdfast.testing.transaction_clients import PRODUCERS, Refused, TransactionalProducer
 
 OnBoth = Callable[[Scenario], Any]
 CLIENTS = ("confluent-kafka", "aiokafka", "kafka-python")

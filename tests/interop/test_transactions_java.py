@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
+from tests.support.transaction_clients import PRODUCERS, Refused
+
 from holdfast.testing.apache import (
     CONSOLE_CONSUMER,
     MESSAGE_COPIER,
@@ -16,7 +18,6 @@ from holdfast.testing.apache import (
     run_tool,
 )
 from holdfast.testing.engines import Engine, Scenario
-from holdfast.testing.transaction_clients import PRODUCERS, Refused
 
 OnBoth = Callable[[Scenario], Any]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.audit_mutations import delete_row, plant_row, swap_rows
+from tests.support.audit_world_writer import World, WorldWriter
+from tests.support.audit_worlds import FILTER, Plan, make_plan
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.model import Report, Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
 from holdfast.audit.spark.auditing import audit_with_spark
-from holdfast.testing.audit_mutations import delete_row, plant_row, swap_rows
-from holdfast.testing.audit_world_writer import World, WorldWriter
-from holdfast.testing.audit_worlds import FILTER, Plan, make_plan
-from holdfast.testing.fake_cluster import FakeCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,13 +11,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from holdfast.reader import arrow, layout
-from holdfast.reader.errors import CorruptBatch
-from holdfast.reader.fetch_messages import Aborted
-from holdfast.reader.model import PartitionRange, RangeReport
-from holdfast.reader.reference import Decoded
-from holdfast.testing.reader_cases import (
+from tests.support.reader_cases import (
     CORRUPT,
     TOPIC_ID,
     by_arrow,
@@ -26,6 +20,12 @@ from holdfast.testing.reader_cases import (
     random_run,
     rows_of,
 )
+
+from holdfast.reader import arrow, layout
+from holdfast.reader.errors import CorruptBatch
+from holdfast.reader.fetch_messages import Aborted
+from holdfast.reader.model import PartitionRange, RangeReport
+from holdfast.reader.reference import Decoded
 from holdfast.wire.batch import Record, build_batch, make_batch
 from holdfast.wire.codecs import Codec
 
@@ -105,7 +105,7 @@ def test_damage_under_the_checksum_is_always_noticed(seed: int) -> None:
 
 def test_damaged_bytes_never_crash_the_machine_code_nor_make_it_read_past_their_end() -> None:
     # In a process of its own: the memory behind the bytes is guarded, and a read there would be the end of it.
-    code = "from holdfast.testing.reader_cases import fuzz; fuzz(1_000_000, 1500)"
+    code = "from tests.support.reader_cases import fuzz; fuzz(1_000_000, 1500)"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False
     )

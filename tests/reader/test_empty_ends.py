@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient
+from tests.support.reader_topics import flush, make_producer, whole
 
 from holdfast.reader import Cluster, RangeReport, TopicPartition, fetching
 from holdfast.reader.fetch_messages import FetchAnswer, walk_fetch
-from holdfast.testing.reader_topics import flush, make_producer, whole
 
 from .conftest import topic_maker
 

@@ -11,13 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-from holdfast import reader
-from holdfast.errors import UsageError
-from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
-from holdfast.reader.model import Isolation
-from holdfast.testing.reader_cases import rows_of
-from holdfast.testing.reader_topics import (
+from tests.support.reader_cases import rows_of
+from tests.support.reader_topics import (
     consumed,
     fill,
     fill_transactions,
@@ -26,6 +21,11 @@ from holdfast.testing.reader_topics import (
     read_rows,
     whole,
 )
+
+from holdfast import reader
+from holdfast.errors import UsageError
+from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader.model import Isolation
 
 MakeTopic = Callable[..., str]
 BOTH: tuple[Isolation, ...] = ("read_committed", "read_uncommitted")

@@ -6,15 +6,15 @@ import ssl
 from collections.abc import Mapping
 
 import pytest
+from tests.support.certificates import local_certificate
+from tests.support.fake_cluster import FakeCluster
+from tests.support.reader_cases import rows_of
+from tests.support.reader_topics import whole
 
 from holdfast import reader
 from holdfast.errors import ConfigError
 from holdfast.reader import Cluster, sasl
 from holdfast.reader.settings import SaslSettings, parse_settings
-from holdfast.testing.certificates import local_certificate
-from holdfast.testing.fake_cluster import FakeCluster
-from holdfast.testing.reader_cases import rows_of
-from holdfast.testing.reader_topics import whole
 from holdfast.wire.batch import make_batch
 
 CERTIFICATE, KEY = (str(path) for path in local_certificate())

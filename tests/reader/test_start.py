@@ -15,7 +15,7 @@ from holdfast.reader import kernel
 BUILD_SCRIPT = """
 import sys
 from holdfast.reader import arrow, kernel
-from holdfast.testing.reader_cases import by_arrow, by_reference
+from tests.support.reader_cases import by_arrow, by_reference
 from holdfast.wire.batch import make_batch
 data = memoryview(make_batch([b"x", None]))
 assert by_arrow(data, 0, 2) == by_reference(data, 0, 2)

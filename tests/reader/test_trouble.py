@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kio.schema.errors import ErrorCode
-
-from holdfast import reader
-from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
-from holdfast.reader.model import Isolation
-from holdfast.testing.fake_cluster import (
+from tests.support.fake_cluster import (
     CLOSE,
     FETCH,
     GARBAGE,
@@ -25,8 +21,12 @@ from holdfast.testing.fake_cluster import (
     FakeCluster,
     FakePartition,
 )
-from holdfast.testing.reader_cases import rows_of
-from holdfast.testing.reader_topics import flush, make_producer, whole
+from tests.support.reader_cases import rows_of
+from tests.support.reader_topics import flush, make_producer, whole
+
+from holdfast import reader
+from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
+from holdfast.reader.model import Isolation
 from holdfast.wire.batch import Record, build_batch, make_batch
 
 QUICK = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.absences import KINDS
 from tests.support.estate import play
-
-from holdfast.testing.absences import KINDS
 
 SEEDS = 5
 MORE_SEEDS = 150

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.simulator.contents import BatchReader, hidden_batches
 
 from holdfast.testing.committed_reader import read_answer
-from holdfast.testing.simulator.contents import BatchReader, hidden_batches
 from holdfast.wire.batch import Record, build_batch, make_batch
 from holdfast.wire.control_records import EndTransactionMarker
 

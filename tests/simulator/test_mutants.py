@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from holdfast.testing.simulator import SeedFailed, run_seed
-from holdfast.testing.simulator.__main__ import run
-from holdfast.testing.simulator.planted import MUTANTS
+from tests.support.simulator import SeedFailed, run_seed
+from tests.support.simulator.__main__ import run
+from tests.support.simulator.planted import MUTANTS
 
 SEEDS_MAX = 200
 LOSS = {"acknowledged-lost", "watermark-moved-back", "offset-reused", "stored-twice", "sequence-lost", "gap"}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from holdfast.testing.simulator import Report, SeedFailed, run_seed
-from holdfast.testing.simulator.report import EFFECTS
-from holdfast.testing.simulator.world import OPERATIONS_MIN, World
+from tests.support.simulator import Report, SeedFailed, run_seed
+from tests.support.simulator.report import EFFECTS
+from tests.support.simulator.world import OPERATIONS_MIN, World
 
 SEEDS = 1000
 CHUNKS = 8

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tests.support.compacted_log import DELETE_RETENTION_MS, MAP_BYTES, CompactedLog
+
 from holdfast.broker.log.cleaner import Cleaned
 from holdfast.broker.log.compaction import examine, plan_round
 from holdfast.broker.log.tasks import run
-from holdfast.testing.compacted_log import DELETE_RETENTION_MS, MAP_BYTES, CompactedLog
 from holdfast.wire.batch import check_whole
 
 

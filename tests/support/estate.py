@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kio.schema.errors import ErrorCode
+from tests.support.absences import Absence, Environment
 
 from holdfast.errors import CorruptLog, DataDirectoryError, HoldfastError, InvalidRecords
-from holdfast.testing.absences import Absence, Environment
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareNode
 from holdfast.testing.clock import ManualClock

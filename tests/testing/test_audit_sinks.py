@@ -6,6 +6,9 @@ import uuid
 from pathlib import Path
 
 import pyarrow as pa
+from tests.support.audit_sinks import DeltaBuilder, Ledger, ParquetBuilder, QuickDisk, rows_of
+from tests.support.audit_topics import FakeTopics, TopicBuilder, sink_record
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink
 from holdfast.pipeline.ledger import Entry
@@ -15,9 +18,6 @@ from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, standing_of
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 from holdfast.pipeline.sinks.writing import lineage_of
 from holdfast.reader import read
-from holdfast.testing.audit_sinks import DeltaBuilder, Ledger, ParquetBuilder, QuickDisk, rows_of
-from holdfast.testing.audit_topics import FakeTopics, TopicBuilder, sink_record
-from holdfast.testing.fake_cluster import FakeCluster
 
 PLACE = Place("orders", uuid.UUID(int=7), 0)
 ROWS = rows_of([("orders", 0, offset, 0) for offset in range(10)], {"id": list(range(10))})

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
-from holdfast.testing.chaos_member import History, Member
+from tests.support.chaos_member import History, Member
 
 
 class Raw:

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import pytest
-
-from holdfast.testing.checkers_base import Violation
-from holdfast.testing.client_chaos_checkers import (
+from tests.support.client_chaos_checkers import (
     Arrived,
     Finished,
     Row,
@@ -18,6 +16,8 @@ from holdfast.testing.client_chaos_checkers import (
     check_rows,
     check_spooled,
 )
+
+from holdfast.testing.checkers_base import Violation
 
 SPOOL, OTHER = "00000000000000aa", "00000000000000bb"
 Log: TypeAlias = list[Arrived]

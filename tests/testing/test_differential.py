@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from holdfast.testing.differential import Allowed, Difference, Normaliser, differences, judge
+from tests.support.differential import Allowed, Difference, Normaliser, differences, judge
+
 from holdfast.wire.batch import make_batch
 
 ONE, TWO = uuid.UUID(int=1), uuid.UUID(int=2)

@@ -1,1 +1,1 @@
-"""Fakes, simulator, checkers and pytest fixtures; shipped, because users need them too."""
+"""For your tests: pytest fixtures, brokers as processes, a disk that forgets what was not flushed, fakes, checkers."""

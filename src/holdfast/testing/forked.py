@@ -203,7 +203,7 @@ def _wait_for_order(asker: socket.socket) -> Order | None:
 
 def _load_for(module: str) -> None:
     """What a module of the tests needs stays for the next of its kind; it itself runs anew in every child."""
-    if module.startswith("holdfast.testing.") and module not in _loaded_for:
+    if module.startswith(("holdfast.testing.", "tests.support.")) and module not in _loaded_for:
         importlib.import_module(module)
         del sys.modules[module]
         _loaded_for.add(module)

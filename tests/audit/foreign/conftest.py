@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.checkpoint import audit_checkpoint
 from holdfast.audit.model import Report
-from holdfast.testing.fake_cluster import FakeCluster
 from holdfast.wire.batch import Record, build_batch
 
 TIME_MS = 1_700_000_000_000

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.audit_topics import Sent, append_transaction
 
 from holdfast.audit import record_walk
 from holdfast.audit.checkpoint import audit_checkpoint
@@ -22,7 +23,6 @@ from holdfast.audit.foreign_files import ParquetTable
 from holdfast.audit.matching import MatchError, parse_match
 from holdfast.audit.model import AuditError, Fate, Finding, Report, Verdict
 from holdfast.errors import UsageError
-from holdfast.testing.audit_topics import Sent, append_transaction
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -521,7 +521,7 @@ def test_any_damage_is_found_at_the_place(world: World, seed: int) -> None:
 def test_the_verdict_is_what_the_multisets_say(
     tmp_path_factory: pytest.TempPathFactory, sent: list[int], rows: list[int], cut: tuple[int, int]
 ) -> None:
-    from holdfast.testing.fake_cluster import FakeCluster
+    from tests.support.fake_cluster import FakeCluster
 
     from .conftest import World
 

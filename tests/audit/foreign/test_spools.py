@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.support.fake_cluster import LIST_OFFSETS
 
 from holdfast.audit import record_walk, spool
 from holdfast.audit.decoding import SourceDecoder
@@ -21,7 +22,6 @@ from holdfast.pipeline.definition.model import Source
 from holdfast.reader import Cluster
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import QUIET, wait_until
-from holdfast.testing.fake_cluster import LIST_OFFSETS
 
 if TYPE_CHECKING:
     from .conftest import World

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.fake_cluster import LIST_OFFSETS, FakeCluster
 
 from holdfast.audit import record_walk
 from holdfast.audit.model import Fate, Verdict
 from holdfast.audit.topics import audit_topics
 from holdfast.reader.errors import TopicMissing
-from holdfast.testing.fake_cluster import LIST_OFFSETS, FakeCluster
 
 if TYPE_CHECKING:
     from pathlib import Path

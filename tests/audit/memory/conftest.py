@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.audit_sinks import Ledger
 
 from holdfast.audit.decoding import SourceDecoder
 from holdfast.audit.lineage import LineageBatch
@@ -33,7 +34,6 @@ from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.reader import SCHEMA
-from holdfast.testing.audit_sinks import Ledger
 
 TOPIC_ID = uuid.UUID(int=7)
 T0 = 1_700_000_000_000

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.audit_sinks import Ledger, rows_of
 
 from holdfast.audit.lineage import LineageBatch
 from holdfast.audit.model import Finding
@@ -20,7 +21,6 @@ from holdfast.audit.sinks.base import SinkReader, SinkScope
 from holdfast.pipeline.definition.model import PipelineDefinition, SinkDefinition, Source
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
-from holdfast.testing.audit_sinks import Ledger, rows_of
 
 PLACE = Place("orders", uuid.UUID(int=7), 0)
 ROWS = 10

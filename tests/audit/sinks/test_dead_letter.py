@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.audit_sinks import Ledger
+from tests.support.audit_topics import FakeTopics, Sent, TopicBuilder, dead_letter, dead_letters
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.sinks.dead_letter import DeadLetters
 from holdfast.audit.sinks.opening import open_dead_letters
-from holdfast.testing.audit_sinks import Ledger
-from holdfast.testing.audit_topics import FakeTopics, Sent, TopicBuilder, dead_letter, dead_letters
-from holdfast.testing.fake_cluster import FakeCluster
 
 if TYPE_CHECKING:
     from tests.audit.sinks.conftest import Shop

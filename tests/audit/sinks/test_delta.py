@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyarrow import fs
+from tests.support.audit_sinks import DeltaBuilder, rows_of
 
 from holdfast.audit.lineage import NOWHERE
 from holdfast.audit.sinks import files
@@ -19,7 +20,6 @@ from holdfast.audit.sinks.base import SinkScope, SinkUnreadable
 from holdfast.audit.sinks.delta import DeltaReader
 from holdfast.audit.sinks.opening import open_sink
 from holdfast.pipeline.definition.model import DeltaSink
-from holdfast.testing.audit_sinks import DeltaBuilder, rows_of
 
 if TYPE_CHECKING:
     from tests.audit.sinks.conftest import ReadingOnly, Shop

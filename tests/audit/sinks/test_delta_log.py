@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from tests.support.audit_sinks import DeltaBuilder, rows_of
 
 from holdfast.audit.sinks.base import SinkUnreadable
 from holdfast.audit.sinks.delta import DeltaReader
 from holdfast.audit.sinks.delta_log import DeltaLog
 from holdfast.pipeline.definition.model import DeltaSink
-from holdfast.testing.audit_sinks import DeltaBuilder, rows_of
 
 if TYPE_CHECKING:
     from tests.audit.sinks.conftest import Shop

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-
-from holdfast.audit import record_walk
-from holdfast.audit.sinks.base import SinkUnreadable
-from holdfast.audit.sinks.kafka import KafkaReader
-from holdfast.audit.sinks.opening import open_sink
-from holdfast.pipeline.definition.model import KafkaSink, Window
-from holdfast.testing.audit_topics import (
+from tests.support.audit_topics import (
     BrokerTopics,
     FakeTopics,
     Sent,
@@ -24,7 +18,13 @@ from holdfast.testing.audit_topics import (
     append_transaction,
     sink_record,
 )
-from holdfast.testing.fake_cluster import LIST_OFFSETS, FakeCluster
+from tests.support.fake_cluster import LIST_OFFSETS, FakeCluster
+
+from holdfast.audit import record_walk
+from holdfast.audit.sinks.base import SinkUnreadable
+from holdfast.audit.sinks.kafka import KafkaReader
+from holdfast.audit.sinks.opening import open_sink
+from holdfast.pipeline.definition.model import KafkaSink, Window
 from holdfast.wire.batch import Record, build_batch
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.audit_sinks import ParquetBuilder, rows_of
 
 from holdfast.audit.lineage import NOWHERE
 from holdfast.audit.model import Fate
@@ -20,7 +21,6 @@ from holdfast.audit.sinks.base import SinkScope, SinkUnreadable
 from holdfast.audit.sinks.opening import open_sink
 from holdfast.audit.sinks.parquet import ParquetReader
 from holdfast.pipeline.definition.model import ParquetSink, Window
-from holdfast.testing.audit_sinks import ParquetBuilder, rows_of
 
 if TYPE_CHECKING:
     from tests.audit.sinks.conftest import ReadingOnly, Shop

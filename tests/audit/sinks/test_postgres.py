@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from tests.support.audit_sinks import PostgresBuilder, rows_of
 
 from holdfast.audit.lineage import NOWHERE
 from holdfast.audit.sinks import postgres
@@ -18,7 +19,6 @@ from holdfast.audit.sinks.base import SinkScope, SinkUnreadable
 from holdfast.audit.sinks.opening import open_sink
 from holdfast.audit.sinks.postgres import PostgresReader
 from holdfast.pipeline.definition.model import PostgresSink, Window
-from holdfast.testing.audit_sinks import PostgresBuilder, rows_of
 from holdfast.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:

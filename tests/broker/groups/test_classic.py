@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups.classic_members import ClassicMember, Membership
 from holdfast.broker.groups.classic_states import TRANSITIONS, ClassicState
@@ -19,7 +20,6 @@ from holdfast.broker.groups.model import (
     SyncReply,
     SyncRequest,
 )
-from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.consumer_protocol import ConsumerSubscription
 
 

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.model import (
@@ -25,7 +26,6 @@ from holdfast.broker.groups.model import (
     SyncReply,
     SyncRequest,
 )
-from holdfast.testing.group_world import GroupWorld
 
 GROUP = "group"
 PARTITIONS = 6

@@ -1,13 +1,12 @@
-"""Classic groups and positions, told as scenarios; see `holdfast.testing.group_scenarios` for the language."""
+"""Classic groups and positions, told as scenarios; see `tests.support.group_scenarios` for the language."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-from holdfast.testing.group_scenarios import GroupInterpreter
-from holdfast.testing.scenarios import check_scenario, scenario_files
+from tests.support.group_scenarios import GroupInterpreter
+from tests.support.scenarios import check_scenario, scenario_files
 
 
 @pytest.mark.parametrize(

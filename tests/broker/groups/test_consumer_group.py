@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups import consumer, regex
 from holdfast.broker.groups.consumer_group import ConsumerGroup
@@ -13,7 +14,6 @@ from holdfast.broker.groups.consumer_model import ConsumerReply
 from holdfast.broker.groups.consumer_state import ConsumerMember
 from holdfast.broker.groups.model import JoinReply, JoinRequest, MemberProtocol
 from holdfast.errors import ApiError
-from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.batch import iterate_records
 from holdfast.wire.consumer_protocol import ConsumerSubscription
 from holdfast.wire.coordinator_records import (

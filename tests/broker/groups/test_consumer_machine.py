@@ -24,11 +24,11 @@ from hypothesis.stateful import (
     rule,
 )
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups.consumer_group import ConsumerGroup
 from holdfast.broker.groups.consumer_model import ConsumerReply
 from holdfast.errors import ApiError
-from holdfast.testing.group_world import GroupWorld
 
 Partitions = dict[UUID, frozenset[int]]
 LATE = (ErrorCode.unknown_member_id, ErrorCode.fenced_member_epoch, ErrorCode.group_id_not_found)

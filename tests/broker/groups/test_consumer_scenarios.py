@@ -1,13 +1,12 @@
-"""Groups of the consumer protocol and their migration, told as scenarios; see `holdfast.testing.consumer_scenarios`."""
+"""Groups of the consumer protocol and their migration, told as scenarios; see `tests.support.consumer_scenarios`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-from holdfast.testing.consumer_scenarios import ConsumerInterpreter
-from holdfast.testing.scenarios import check_scenario, scenario_files
+from tests.support.consumer_scenarios import ConsumerInterpreter
+from tests.support.scenarios import check_scenario, scenario_files
 
 
 @pytest.mark.parametrize(

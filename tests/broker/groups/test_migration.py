@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.consumer_group import ConsumerGroup
@@ -17,7 +18,6 @@ from holdfast.broker.groups.model import (
     SyncRequest,
 )
 from holdfast.errors import ApiError
-from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.consumer_protocol import (
     ConsumerAssignment,
     ConsumerSubscription,

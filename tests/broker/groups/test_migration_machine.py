@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.consumer_group import ConsumerGroup
@@ -37,7 +38,6 @@ from holdfast.broker.groups.model import (
     SyncRequest,
 )
 from holdfast.errors import ApiError
-from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.consumer_protocol import (
     ConsumerAssignment,
     ConsumerSubscription,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups import coordinator
 from holdfast.broker.groups.classic import ClassicGroup
@@ -17,7 +18,6 @@ from holdfast.broker.groups.model import (
     SyncRequest,
 )
 from holdfast.errors import ApiError
-from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.consumer_protocol import ConsumerSubscription
 
 ROOM = 32_767

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups.model import (
     CommitRequest,
@@ -17,7 +18,6 @@ from holdfast.broker.groups.model import (
 from holdfast.broker.groups.offsets import BATCH_BYTES
 from holdfast.broker.groups.offsets_replay import OffsetReplay
 from holdfast.errors import ApiError
-from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.coordinator_records import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
 from tests.support.compacting import compacted
+from tests.support.group_world import GroupWorld
 
 from holdfast.broker.groups.model import CommitRequest, PartitionCommit, TopicCommit, TransactionalCommit
 from holdfast.errors import ApiError
-from holdfast.testing.group_world import GroupWorld
 from holdfast.wire.batch import Record, build_batch
 from holdfast.wire.control_records import EndTransactionMarker
 

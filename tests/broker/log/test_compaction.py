@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from holdfast.broker.log.compaction import Swap, examine, is_due
-from holdfast.broker.log.transaction_index import TransactionIndex
-from holdfast.errors import CorruptLog
-from holdfast.testing.compacted_log import (
+from tests.support.compacted_log import (
     DELETE_RETENTION_MS,
     DIRECTORY,
     START_MS,
@@ -19,6 +15,10 @@ from holdfast.testing.compacted_log import (
     compacted,
     latest,
 )
+
+from holdfast.broker.log.compaction import Swap, examine, is_due
+from holdfast.broker.log.transaction_index import TransactionIndex
+from holdfast.errors import CorruptLog
 from holdfast.wire.batch import (
     Record,
     build_batch,

@@ -7,11 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from holdfast.broker.log.compaction import Swap
-from holdfast.broker.log.index_sums import IndexSums
-from holdfast.broker.log.transaction_index import TransactionIndex
-from holdfast.testing.compacted_log import (
+from tests.support.compacted_log import (
     DELETE_RETENTION_MS,
     DIRECTORY,
     CompactedLog,
@@ -21,6 +17,10 @@ from holdfast.testing.compacted_log import (
     latest,
     read_all,
 )
+
+from holdfast.broker.log.compaction import Swap
+from holdfast.broker.log.index_sums import IndexSums
+from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.testing.disk import PowerLost, SimulatedDisk
 from holdfast.wire.codecs import Codec
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
+from tests.support.plain_log import DIRECTORY, NOW, START_MS, LogState, state_of, topic_config
+from tests.support.transactional_log import TransactionalLog
 
 from holdfast.broker.log.index_sums import IndexSums, read_sums
 from holdfast.broker.log.log import Log
@@ -13,8 +15,6 @@ from holdfast.broker.log.recovery import Trust, open_log
 from holdfast.broker.log.segment import INDEX_SUFFIXES, SUMS_SUFFIX, TXN_INDEX_SUFFIX, offset_name
 from holdfast.testing.committed_reader import ReadResult, read_answer
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.plain_log import DIRECTORY, NOW, START_MS, LogState, state_of, topic_config
-from holdfast.testing.transactional_log import TransactionalLog
 
 CONFIG = topic_config(internal_segment_bytes="1200", index_interval_bytes="200")
 

@@ -7,15 +7,8 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-
-from holdfast.broker.log.log import Log
-from holdfast.broker.log.lost_offsets import LOST_OFFSETS_FILE
-from holdfast.broker.log.named_start import name_start
-from holdfast.broker.log.segment import offset_name
-from holdfast.errors import CorruptLog, MissingOffsets
-from holdfast.testing.compacted_log import CompactedLog
-from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.plain_log import (
+from tests.support.compacted_log import CompactedLog
+from tests.support.plain_log import (
     DIRECTORY,
     Batch,
     append,
@@ -24,6 +17,13 @@ from holdfast.testing.plain_log import (
     read_batches,
     state_of,
 )
+
+from holdfast.broker.log.log import Log
+from holdfast.broker.log.lost_offsets import LOST_OFFSETS_FILE
+from holdfast.broker.log.named_start import name_start
+from holdfast.broker.log.segment import offset_name
+from holdfast.errors import CorruptLog, MissingOffsets
+from holdfast.testing.disk import SimulatedDisk
 from holdfast.wire.batch import read_header
 
 BATCHES = 20

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.support.plain_log import NOW, START_MS, Batch, append, topic_config
 
 from holdfast.broker.log.log import LOADED_MAX, Log
 from holdfast.broker.log.recovery import Trust, create_log, open_log
 from holdfast.config.topic import TopicConfig
 from holdfast.real import RealFileSystem
-from holdfast.testing.plain_log import NOW, START_MS, Batch, append, topic_config
 
 OF_A_LOG = LOADED_MAX + 1
 """The sealed segments used last, and the active one."""

@@ -13,10 +13,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from holdfast.broker.log.log import Log
-from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
-from holdfast.testing.plain_log import (
+from tests.support.plain_log import (
     NOW,
     START_MS,
     Batch,
@@ -30,6 +27,9 @@ from holdfast.testing.plain_log import (
     state_of,
     topic_config,
 )
+
+from holdfast.broker.log.log import Log
+from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
 from holdfast.wire.codecs import Codec
 
 CONFIG = topic_config(internal_segment_bytes="450")

@@ -16,12 +16,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from holdfast.broker.log.log import Log
-from holdfast.errors import CorruptLog
-from holdfast.saying import Level, Line
-from holdfast.testing.disk import Fault, SimulatedDisk
-from holdfast.testing.plain_log import (
+from tests.support.plain_log import (
     DIRECTORY,
     START_MS,
     Batch,
@@ -35,6 +30,11 @@ from holdfast.testing.plain_log import (
     state_of,
     topic_config,
 )
+
+from holdfast.broker.log.log import Log
+from holdfast.errors import CorruptLog
+from holdfast.saying import Level, Line
+from holdfast.testing.disk import Fault, SimulatedDisk
 from holdfast.wire.batch import ATTRIBUTES_LOW_BYTE, HEADER_SIZE
 from holdfast.wire.codecs import Codec
 

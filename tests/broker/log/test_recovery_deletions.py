@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+from tests.support.plain_log import DIRECTORY, Batch, append, flush, open_at, read_batches
 
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.plain_log import DIRECTORY, Batch, append, flush, open_at, read_batches
 
 SUFFIXES = (".log", ".index", ".timeindex", ".snapshot")
 DELETED = 4

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-
-from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.plain_log import (
+from tests.support.plain_log import (
     DIRECTORY,
     START_MS,
     Batch,
@@ -18,6 +16,8 @@ from holdfast.testing.plain_log import (
     read_batches,
     state_of,
 )
+
+from holdfast.testing.disk import SimulatedDisk
 
 SMALL = (".index", ".timeindex", ".snapshot", "leader-epoch-checkpoint")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 
 import pytest
+from tests.support.plain_log import DIRECTORY, Batch, append, flush, open_at, state_of
 
 from holdfast.broker.log.log import Log
 from holdfast.testing.disk import Fault, SimulatedDisk
-from holdfast.testing.plain_log import DIRECTORY, Batch, append, flush, open_at, state_of
 
 PRODUCER = 7
 

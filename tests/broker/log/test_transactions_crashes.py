@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from tests.support.plain_log import topic_config
+from tests.support.transactional_log import DIRECTORY, TransactionalLog, expect
 
 from holdfast.broker.log.recovery import Trust, open_log
 from holdfast.broker.log.segment import SNAPSHOT_SUFFIX, TXN_INDEX_SUFFIX
 from holdfast.testing.disk import PowerLost, SimulatedDisk
-from holdfast.testing.plain_log import topic_config
-from holdfast.testing.transactional_log import DIRECTORY, TransactionalLog, expect
 
 CONFIG = topic_config(internal_segment_bytes="500")
 SEEDS = 3

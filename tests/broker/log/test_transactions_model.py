@@ -12,14 +12,14 @@ from typing import Any
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.compacted_log import DELETE_RETENTION_MS, compacted
+from tests.support.plain_log import topic_config
+from tests.support.transactional_log import TransactionalLog
 
 from holdfast.broker.log.end_markers import replay_batch
 from holdfast.broker.log.producer_state import ProducerStateMap
 from holdfast.config.topic import TopicConfig
-from holdfast.testing.compacted_log import DELETE_RETENTION_MS, compacted
 from holdfast.testing.disk import SimulatedDisk
-from holdfast.testing.plain_log import topic_config
-from holdfast.testing.transactional_log import TransactionalLog
 from holdfast.wire.codecs import Codec
 
 PRODUCERS = [1, 2, 3]

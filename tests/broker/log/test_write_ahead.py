@@ -14,6 +14,21 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.plain_log import (
+    DIRECTORY,
+    NOW,
+    START_MS,
+    Batch,
+    Stored,
+    append,
+    flush,
+    fresh_copy,
+    indexes_of,
+    open_at,
+    read_batches,
+    state_of,
+    topic_config,
+)
 
 from holdfast.broker.log.dump import dump_path
 from holdfast.broker.log.dump_batches import DumpOptions, Event
@@ -31,21 +46,6 @@ from holdfast.errors import CorruptLog
 from holdfast.real import RealFileSystem
 from holdfast.seams import Now
 from holdfast.testing.disk import Fault, SimulatedDisk
-from holdfast.testing.plain_log import (
-    DIRECTORY,
-    NOW,
-    START_MS,
-    Batch,
-    Stored,
-    append,
-    flush,
-    fresh_copy,
-    indexes_of,
-    open_at,
-    read_batches,
-    state_of,
-    topic_config,
-)
 
 CONFIG = topic_config(internal_segment_bytes="2000")
 LIMIT = 1 << 20

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.compacted_log import read_all
+from tests.support.quiet_broker import QuietBroker
 
 from holdfast.broker.log.producer_state import Duplicate
 from holdfast.broker.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_offset
@@ -15,8 +17,6 @@ from holdfast.broker.node.housekeeping import FIRST_CHECK_MS, roll
 from holdfast.broker.node.intake import FRESH_MS, admit
 from holdfast.errors import InvalidRecords
 from holdfast.testing.clock import START_WALL_MS
-from holdfast.testing.compacted_log import read_all
-from holdfast.testing.quiet_broker import QuietBroker
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch, check_whole, read_header, seal
 from holdfast.wire.codecs import Codec
 

@@ -6,6 +6,8 @@ import errno
 from os import strerror
 
 import pytest
+from tests.support.compacted_log import latest, read_all
+from tests.support.quiet_broker import QuietBroker
 
 from holdfast.broker.log import tasks
 from holdfast.broker.log.checkpoints import CLEANER_FILE, OffsetCheckpoint
@@ -14,9 +16,7 @@ from holdfast.broker.node import cleaning
 from holdfast.broker.node.cleaning import RETRY_MS, STEP_RETRY_MS
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.housekeeping import FIRST_CHECK_MS
-from holdfast.testing.compacted_log import latest, read_all
 from holdfast.testing.disk import Fault, SimulatedDisk
-from holdfast.testing.quiet_broker import QuietBroker
 
 LATEST = {b"key-0": b"10" * 20, b"key-1": b"11" * 20}
 RENAMES = "/t-0/"

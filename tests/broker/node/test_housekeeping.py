@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
+from tests.support.compacted_log import latest, read_all
+from tests.support.quiet_broker import QuietBroker
 
 from holdfast.broker.log import compaction
 from holdfast.broker.log.checkpoints import CLEANER_FILE, LOG_START_FILE, OffsetCheckpoint
@@ -16,9 +18,7 @@ from holdfast.broker.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_o
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.housekeeping import FIRST_CHECK_MS, SPACE_CHECK_MS
 from holdfast.seams import Now
-from holdfast.testing.compacted_log import latest, read_all
 from holdfast.testing.disk import Fault, PowerLost
-from holdfast.testing.quiet_broker import QuietBroker
 from holdfast.wire.positions import LogPosition
 
 DAY_MS = 86_400_000

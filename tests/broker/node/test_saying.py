@@ -7,13 +7,13 @@ from typing import Final
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.quiet_broker import QuietBroker
 
 from holdfast.broker.node.node import CHECKPOINT_INTERVAL_MS
 from holdfast.broker.node.troubles import QUIET_MS, REMIND_MS, REMINDED_MAX, Kind, Troubles
 from holdfast.saying import Level, Line, warn
 from holdfast.testing.bare_node import BareNode
 from holdfast.testing.disk import Fault
-from holdfast.testing.quiet_broker import QuietBroker
 from holdfast.wire.batch import Record, build_batch
 
 FOR_EVER: Final = 1_000_000

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.support.faulty_files import FaultyFiles
 
 from holdfast import real
 from holdfast.real import RealFile, RealFileSystem, file_of_whole, file_system_on, flush_whole
-from holdfast.testing.faulty_files import FaultyFiles
 
 DISK = os.makedev(8, 1)
 MOUNTS = """\

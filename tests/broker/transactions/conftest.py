@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-
-from holdfast.testing.transaction_world import TransactionWorld
+from tests.support.transaction_world import TransactionWorld
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.transaction_world import TransactionWorld
 
 from holdfast.broker.transactions import rules
 from holdfast.broker.transactions.model import (
@@ -21,7 +22,6 @@ from holdfast.broker.transactions.model import (
 )
 from holdfast.broker.transactions.records import record_of
 from holdfast.errors import ApiError
-from holdfast.testing.transaction_world import TransactionWorld
 from holdfast.wire.batch import iterate_records
 
 A, B = ("orders", 0), ("orders", 1)

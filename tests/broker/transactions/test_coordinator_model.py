@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kio.schema.errors import ErrorCode
 from tests.support.compacting import compacted
+from tests.support.transaction_world import Answers, TransactionWorld
 
 from holdfast.broker.transactions.model import (
     EPOCH_USABLE_MAX,
@@ -35,7 +36,6 @@ from holdfast.broker.transactions.model import (
     TransactionState,
 )
 from holdfast.broker.transactions.records import read_record, record_of
-from holdfast.testing.transaction_world import Answers, TransactionWorld
 from holdfast.wire.batch import Record
 
 IDS = ("copy", "nearly used up")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from holdfast.testing.scenarios import check_scenario, scenario_files
-from holdfast.testing.transaction_scenarios import TransactionInterpreter
+from tests.support.scenarios import check_scenario, scenario_files
+from tests.support.transaction_scenarios import TransactionInterpreter
 
 SCENARIOS = scenario_files(Path(__file__).parent / "scenarios")
 

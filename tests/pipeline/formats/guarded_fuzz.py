@@ -15,6 +15,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 from google.protobuf import message_factory
+from tests.support.reader_cases import GuardedMemory, damaged
 
 from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats import Decoded, compile_columns, compile_decoder
@@ -22,7 +23,6 @@ from holdfast.pipeline.formats.base import RowDecoder
 from holdfast.pipeline.formats.json_fast import JsonFast
 from holdfast.pipeline.formats.protobuf import Schema
 from holdfast.pipeline.formats.schema_rows import SchemaRows
-from holdfast.testing.reader_cases import GuardedMemory, damaged
 
 TYPES = {
     "id": "long",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.state_turns import GAMES, Played, Player, Record, placed
 
 from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.engine.failures import StepError
@@ -18,7 +19,6 @@ from holdfast.pipeline.engine.staging import ddl_schema
 from holdfast.pipeline.state import dedupe
 from holdfast.pipeline.state.dedupe import Chain, DedupeOperator
 from holdfast.pipeline.state.watermarks import Clock
-from holdfast.testing.state_turns import GAMES, Played, Player, Record, placed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

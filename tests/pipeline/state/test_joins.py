@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from tests.support.state_turns import GAMES, HF_DDL, Played, Player, Record, placed
 
 from holdfast.pipeline.definition.model import EventTime, Join
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import ddl_schema
 from holdfast.pipeline.state.joins import LEFT, RIGHT, JoinOperator
 from holdfast.pipeline.state.watermarks import Clock
-from holdfast.testing.state_turns import GAMES, HF_DDL, Played, Player, Record, placed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from tests.support.state_turns import HF_DDL, Played, Player, Record
 
 from holdfast.errors import UsageError
 from holdfast.pipeline.definition.model import EventTime, Keyed
@@ -16,7 +17,6 @@ from holdfast.pipeline.engine.staging import ddl_schema
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.state import keyed, merging
 from holdfast.pipeline.state.keyed import KeyedOperator
-from holdfast.testing.state_turns import HF_DDL, Played, Player, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.state_turns import TOPIC_ID, Placed, Record, placed
 
 from holdfast.pipeline.engine.failures import EnvironmentFails, StepError
 from holdfast.pipeline.engine.python_steps import pickled
@@ -32,7 +33,6 @@ from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE
 from holdfast.pipeline.state.segments import StateDamaged
 from holdfast.pipeline.state.store import StateStore
 from holdfast.pipeline.state.watermarks import Clock, Watermarks
-from holdfast.testing.state_turns import TOPIC_ID, Placed, Record, placed
 
 BUCKETS = 2
 KINDS = {"k": pa.string(), "n": pa.int64()}

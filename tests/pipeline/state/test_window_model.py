@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.state_turns import GAMES, Played, Player, Record, placed
 
 from holdfast.pipeline.definition.model import EventTime, Window
 from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.state.operator import Held, Moment, Turn
 from holdfast.pipeline.state.watermarks import Clock
 from holdfast.pipeline.state.windows import WindowOperator
-from holdfast.testing.state_turns import GAMES, Played, Player, Record, placed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.state_turns import HF_DDL, Played, Player, Record
 
 from holdfast.pipeline.definition.model import EventTime, Window
 from holdfast.pipeline.digest import MASK, place_hash
@@ -18,7 +19,6 @@ from holdfast.pipeline.state.segments import StepState
 from holdfast.pipeline.state.spans import spans_of
 from holdfast.pipeline.state.store import StateStore
 from holdfast.pipeline.state.windows import WindowOperator
-from holdfast.testing.state_turns import HF_DDL, Played, Player, Record
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,1 +1,1 @@
-"""Consumer groups. Pure; empty until groups are served."""
+"""Consumer groups, classic and of the consumer protocol, and their committed offsets. Pure."""
