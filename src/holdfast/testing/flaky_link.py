@@ -1,7 +1,8 @@
 """A link to a broker that fails: a relay of TCP connections on the loopback interface.
 
     link = Link()
-    broker = BrokerProcess(data, settings={"advertised.listeners": f"PLAINTEXT://{link.address}"}).start()
+    settings = {"advertised.listeners": f"PLAINTEXT://{link.address}"}
+    broker = BrokerProcess(data, settings=settings, listen="127.0.0.1:19092").start()
     link.lead_to(broker.bootstrap_servers)
     link.cut()                     # connections die, new ones too
     link.silence()                 # connections stay, and nothing comes through
