@@ -1,4 +1,4 @@
-"""The protocol's errors: name, code, whether asking again can help, and what it means.
+"""The protocol's errors: name, code, whether asking again can help, and what each means in our words.
 
 *Retriable* is the Java client's notion: the same request may succeed later, perhaps after refreshing
 metadata. It says nothing about safety; a producer without idempotence that repeats a write may write it
@@ -11,6 +11,144 @@ from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+_MEANINGS: Final = {
+    ErrorCode.unknown_server_error: "the broker failed in a way it has no code for; its log tells",
+    ErrorCode.none: "no error",
+    ErrorCode.offset_out_of_range: "no record has this offset here: it is before the log's start or after its end",
+    ErrorCode.corrupt_message: "the batch does not match its checksum or breaks the record format",
+    ErrorCode.unknown_topic_or_partition: "this broker has no such topic or partition, or may not say",
+    ErrorCode.invalid_fetch_size: "the fetch asks for a size that makes no sense",
+    ErrorCode.leader_not_available: "the partition has no leader at the moment",
+    ErrorCode.not_leader_or_follower: "another broker leads this partition, or this one holds no replica of it",
+    ErrorCode.request_timed_out: "the time the request allowed ran out before it was done",
+    ErrorCode.broker_not_available: "the broker is not there",
+    ErrorCode.replica_not_available: "this broker has no usable replica of the partition",
+    ErrorCode.message_too_large: "a batch is larger than the topic's max.message.bytes",
+    ErrorCode.stale_controller_epoch: "the request comes from a controller that has been replaced",
+    ErrorCode.offset_metadata_too_large: "the text committed with an offset is longer than allowed",
+    ErrorCode.network_exception: "the connection broke before the answer came",
+    ErrorCode.coordinator_load_in_progress: "the coordinator has not yet read its state; ask again",
+    ErrorCode.coordinator_not_available: "there is no coordinator at the moment",
+    ErrorCode.not_coordinator: "another broker coordinates this group or transaction",
+    ErrorCode.invalid_topic_exception: "the topic's name is illegal, or nobody may write to this topic",
+    ErrorCode.record_list_too_large: "the batch does not fit a segment of the log",
+    ErrorCode.not_enough_replicas: "too few replicas are in sync to accept the write; nothing was written",
+    ErrorCode.not_enough_replicas_after_append: "the write happened, but fewer replicas than required have it",
+    ErrorCode.invalid_required_acks: "acks must be 0, 1 or -1",
+    ErrorCode.illegal_generation: "the group is no longer in the generation the member speaks of",
+    ErrorCode.inconsistent_group_protocol: "the member shares no assignment protocol with the group",
+    ErrorCode.invalid_group_id: "the group's name is empty or illegal",
+    ErrorCode.unknown_member_id: "the group has no such member; join again",
+    ErrorCode.invalid_session_timeout: "the session time-out lies outside what the broker allows",
+    ErrorCode.rebalance_in_progress: "the group is redistributing partitions; join again",
+    ErrorCode.invalid_commit_offset_size: "the offsets to commit do not fit one batch of the offsets topic",
+    ErrorCode.topic_authorization_failed: "the principal may not do this with the topic",
+    ErrorCode.group_authorization_failed: "the principal may not do this with the group",
+    ErrorCode.cluster_authorization_failed: "the principal may not do this with the cluster",
+    ErrorCode.invalid_timestamp: "a record's timestamp is further from the broker's clock than the topic allows",
+    ErrorCode.unsupported_sasl_mechanism: "the broker does not offer this SASL mechanism",
+    ErrorCode.illegal_sasl_state: "this request may not come at this point of the SASL exchange",
+    ErrorCode.unsupported_version: "the broker does not serve this version of the API",
+    ErrorCode.topic_already_exists: "there is a topic of this name already",
+    ErrorCode.invalid_partitions: "the number of partitions is not positive, or not more than there are",
+    ErrorCode.invalid_replication_factor: "the replication factor is not positive, or there are too few brokers for it",
+    ErrorCode.invalid_replica_assignment: "the replicas named for a partition cannot be its replicas",
+    ErrorCode.invalid_config: "a setting's name or value is wrong",
+    ErrorCode.not_controller: "another node is the controller",
+    ErrorCode.invalid_request: "the request contradicts itself or lacks something",
+    ErrorCode.unsupported_for_message_format: "the records are in a format too old for this request",
+    ErrorCode.policy_violation: "a policy of the cluster forbids what was asked",
+    ErrorCode.out_of_order_sequence_number: "batches of this producer are missing before this one",
+    ErrorCode.duplicate_sequence_number: "this batch was written before and its offset is no longer remembered",
+    ErrorCode.invalid_producer_epoch: "a newer instance of this producer has taken over",
+    ErrorCode.invalid_txn_state: "the transaction is in a state that does not allow this",
+    ErrorCode.invalid_producer_id_mapping: "the transactional id belongs to another producer id",
+    ErrorCode.invalid_transaction_timeout: "the transaction time-out is longer than the broker allows",
+    ErrorCode.concurrent_transactions: "the previous operation on this transaction is still under way; ask again",
+    ErrorCode.transaction_coordinator_fenced: "the marker comes from a transaction coordinator that has been replaced",
+    ErrorCode.transactional_id_authorization_failed: "the principal may not use this transactional id",
+    ErrorCode.security_disabled: "the broker runs without the security this request is about",
+    ErrorCode.operation_not_attempted: "the operation was skipped because another one of the same request failed",
+    ErrorCode.kafka_storage_error: "the disk under this log failed",
+    ErrorCode.log_dir_not_found: "the broker has no such log directory",
+    ErrorCode.sasl_authentication_failed: "the credentials were refused",
+    ErrorCode.unknown_producer_id: "the broker remembers nothing of this producer id, although it should",
+    ErrorCode.reassignment_in_progress: "the partition's replicas are being moved",
+    ErrorCode.delegation_token_auth_disabled: "delegation tokens are switched off",
+    ErrorCode.delegation_token_not_found: "there is no such delegation token",
+    ErrorCode.delegation_token_owner_mismatch: "the principal is neither the owner of the token nor one who may renew it",
+    ErrorCode.delegation_token_request_not_allowed: "delegation tokens cannot be asked for over this kind of connection",
+    ErrorCode.delegation_token_authorization_failed: "the principal may not do this with the token",
+    ErrorCode.delegation_token_expired: "the delegation token has expired",
+    ErrorCode.invalid_principal_type: "principals of this type are not supported",
+    ErrorCode.non_empty_group: "the group still has members",
+    ErrorCode.group_id_not_found: "there is no such group",
+    ErrorCode.fetch_session_id_not_found: "the broker has forgotten this fetch session; start a new one",
+    ErrorCode.invalid_fetch_session_epoch: "requests of this fetch session came out of order; start a new one",
+    ErrorCode.listener_not_found: "the leader has no listener of the kind the client came through",
+    ErrorCode.topic_deletion_disabled: "topics may not be deleted: delete.topic.enable is false",
+    ErrorCode.fenced_leader_epoch: "the client's leader epoch is older than the broker's; refresh the metadata",
+    ErrorCode.unknown_leader_epoch: "the client's leader epoch is newer than the broker's; ask again",
+    ErrorCode.unsupported_compression_type: "the batch names a codec that does not exist, or that this request's version may not carry",
+    ErrorCode.stale_broker_epoch: "the broker has registered again since this epoch",
+    ErrorCode.offset_not_available: "a new leader does not yet know how far the partition is committed; ask again",
+    ErrorCode.member_id_required: "join again with the member id given in this answer",
+    ErrorCode.preferred_leader_not_available: "the preferred leader cannot lead at the moment",
+    ErrorCode.group_max_size_reached: "the group has as many members as it may have",
+    ErrorCode.fenced_instance_id: "another member has taken over this group.instance.id",
+    ErrorCode.eligible_leaders_not_available: "no replica that may lead is available",
+    ErrorCode.election_not_needed: "the partition already has the leader asked for",
+    ErrorCode.no_reassignment_in_progress: "the partition's replicas are not being moved",
+    ErrorCode.group_subscribed_to_topic: "the group is subscribed to this topic, so its offsets must stay",
+    ErrorCode.invalid_record: "a record breaks the format or a rule of the topic",
+    ErrorCode.unstable_offset_commit: "offsets of an open transaction are pending; ask again",
+    ErrorCode.throttling_quota_exceeded: "a quota is used up; ask again later",
+    ErrorCode.producer_fenced: "a newer producer with this transactional id has taken over",
+    ErrorCode.resource_not_found: "the request names something that does not exist",
+    ErrorCode.duplicate_resource: "the request names the same thing twice",
+    ErrorCode.unacceptable_credential: "the new credential is weaker than allowed",
+    ErrorCode.inconsistent_voter_set: "the two nodes do not agree on who votes",
+    ErrorCode.invalid_update_version: "the feature cannot take this level",
+    ErrorCode.feature_update_failed: "the feature levels could not be changed",
+    ErrorCode.principal_deserialization_failure: "a forwarded request's principal could not be read",
+    ErrorCode.snapshot_not_found: "there is no such snapshot",
+    ErrorCode.position_out_of_range: "the position lies outside the snapshot",
+    ErrorCode.unknown_topic_id: "this broker has no topic with this id",
+    ErrorCode.duplicate_broker_registration: "another broker uses this id",
+    ErrorCode.broker_id_not_registered: "no broker with this id has registered",
+    ErrorCode.inconsistent_topic_id: "the topic with this name has another id",
+    ErrorCode.inconsistent_cluster_id: "the node belongs to another cluster",
+    ErrorCode.transactional_id_not_found: "there is no such transactional id",
+    ErrorCode.fetch_session_topic_id_error: "the fetch session mixes topic names and ids; start a new one",
+    ErrorCode.ineligible_replica: "a replica named as in sync may not be",
+    ErrorCode.new_leader_elected: "the change was made and the partition has a new leader",
+    ErrorCode.offset_moved_to_tiered_storage: "the offset is only in tiered storage",
+    ErrorCode.fenced_member_epoch: "the member was removed from the group; give up its partitions and join again",
+    ErrorCode.unreleased_instance_id: "another member still uses this group.instance.id",
+    ErrorCode.unsupported_assignor: "the group cannot use this assignor",
+    ErrorCode.stale_member_epoch: "the member's epoch is old; ask again with the one from the last heartbeat",
+    ErrorCode.mismatched_endpoint_type: "a request for controllers came to a broker, or the other way round",
+    ErrorCode.unsupported_endpoint_type: "the node knows no endpoints of this type",
+    ErrorCode.unknown_controller_id: "there is no controller with this id",
+    ErrorCode.unknown_subscription_id: "the telemetry subscription is unknown or outdated",
+    ErrorCode.telemetry_too_large: "the telemetry report is larger than allowed",
+    ErrorCode.invalid_registration: "the controller refuses this broker's registration",
+    ErrorCode.transaction_abortable: "the transaction cannot be completed; abort it and go on",
+    ErrorCode.invalid_record_state: "the record is not in a state that can be acknowledged",
+    ErrorCode.share_session_not_found: "the broker has forgotten this share session; start a new one",
+    ErrorCode.invalid_share_session_epoch: "requests of this share session came out of order; start a new one",
+    ErrorCode.fenced_state_epoch: "the share group's state has moved on since this epoch",
+    ErrorCode.invalid_voter_key: "the voter's id and directory do not match this node's",
+    ErrorCode.duplicate_voter: "the node already votes",
+    ErrorCode.voter_not_found: "the node does not vote",
+    ErrorCode.invalid_regular_expression: "the regular expression cannot be read",
+    ErrorCode.rebootstrap_required: "the client must forget its metadata and begin with the bootstrap servers",
+    ErrorCode.streams_invalid_topology: "the streams topology contradicts itself",
+    ErrorCode.streams_invalid_topology_epoch: "the epoch of the streams topology is not valid",
+    ErrorCode.streams_topology_fenced: "a newer streams topology has replaced this one",
+    ErrorCode.share_session_limit_reached: "the broker keeps as many share sessions as it may; ask again later",
+}
+
 
 class ProtocolError(NamedTuple):
     """One error code of the protocol."""
@@ -22,374 +160,10 @@ class ProtocolError(NamedTuple):
     meaning: str
 
 
-_RETRIABLE: Final = True
-_FINAL: Final = False
-
-ERRORS: Final = (
-    ProtocolError(
-        "UNKNOWN_SERVER_ERROR", -1, _FINAL, "the broker failed in a way it has no code for; its log tells"
-    ),
-    ProtocolError("NONE", 0, _FINAL, "no error"),
-    ProtocolError(
-        "OFFSET_OUT_OF_RANGE",
-        1,
-        _FINAL,
-        "no record has this offset here: it is before the log's start or after its end",
-    ),
-    ProtocolError(
-        "CORRUPT_MESSAGE", 2, _RETRIABLE, "the batch does not match its checksum or breaks the record format"
-    ),
-    ProtocolError(
-        "UNKNOWN_TOPIC_OR_PARTITION",
-        3,
-        _RETRIABLE,
-        "this broker has no such topic or partition, or may not say",
-    ),
-    ProtocolError("INVALID_FETCH_SIZE", 4, _FINAL, "the fetch asks for a size that makes no sense"),
-    ProtocolError("LEADER_NOT_AVAILABLE", 5, _RETRIABLE, "the partition has no leader at the moment"),
-    ProtocolError(
-        "NOT_LEADER_OR_FOLLOWER",
-        6,
-        _RETRIABLE,
-        "another broker leads this partition, or this one holds no replica of it",
-    ),
-    ProtocolError(
-        "REQUEST_TIMED_OUT", 7, _RETRIABLE, "the time the request allowed ran out before it was done"
-    ),
-    ProtocolError("BROKER_NOT_AVAILABLE", 8, _FINAL, "the broker is not there"),
-    ProtocolError(
-        "REPLICA_NOT_AVAILABLE", 9, _RETRIABLE, "this broker has no usable replica of the partition"
-    ),
-    ProtocolError("MESSAGE_TOO_LARGE", 10, _FINAL, "a batch is larger than the topic's max.message.bytes"),
-    ProtocolError(
-        "STALE_CONTROLLER_EPOCH", 11, _FINAL, "the request comes from a controller that has been replaced"
-    ),
-    ProtocolError(
-        "OFFSET_METADATA_TOO_LARGE", 12, _FINAL, "the text committed with an offset is longer than allowed"
-    ),
-    ProtocolError("NETWORK_EXCEPTION", 13, _RETRIABLE, "the connection broke before the answer came"),
-    ProtocolError(
-        "COORDINATOR_LOAD_IN_PROGRESS",
-        14,
-        _RETRIABLE,
-        "the coordinator has not yet read its state; ask again",
-    ),
-    ProtocolError("COORDINATOR_NOT_AVAILABLE", 15, _RETRIABLE, "there is no coordinator at the moment"),
-    ProtocolError("NOT_COORDINATOR", 16, _RETRIABLE, "another broker coordinates this group or transaction"),
-    ProtocolError(
-        "INVALID_TOPIC_EXCEPTION",
-        17,
-        _FINAL,
-        "the topic's name is illegal, or nobody may write to this topic",
-    ),
-    ProtocolError("RECORD_LIST_TOO_LARGE", 18, _FINAL, "the batch does not fit a segment of the log"),
-    ProtocolError(
-        "NOT_ENOUGH_REPLICAS",
-        19,
-        _RETRIABLE,
-        "too few replicas are in sync to accept the write; nothing was written",
-    ),
-    ProtocolError(
-        "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
-        20,
-        _RETRIABLE,
-        "the write happened, but fewer replicas than required have it",
-    ),
-    ProtocolError("INVALID_REQUIRED_ACKS", 21, _FINAL, "acks must be 0, 1 or -1"),
-    ProtocolError(
-        "ILLEGAL_GENERATION", 22, _FINAL, "the group is no longer in the generation the member speaks of"
-    ),
-    ProtocolError(
-        "INCONSISTENT_GROUP_PROTOCOL", 23, _FINAL, "the member shares no assignment protocol with the group"
-    ),
-    ProtocolError("INVALID_GROUP_ID", 24, _FINAL, "the group's name is empty or illegal"),
-    ProtocolError("UNKNOWN_MEMBER_ID", 25, _FINAL, "the group has no such member; join again"),
-    ProtocolError(
-        "INVALID_SESSION_TIMEOUT", 26, _FINAL, "the session time-out lies outside what the broker allows"
-    ),
-    ProtocolError("REBALANCE_IN_PROGRESS", 27, _FINAL, "the group is redistributing partitions; join again"),
-    ProtocolError(
-        "INVALID_COMMIT_OFFSET_SIZE",
-        28,
-        _FINAL,
-        "the offsets to commit do not fit one batch of the offsets topic",
-    ),
-    ProtocolError("TOPIC_AUTHORIZATION_FAILED", 29, _FINAL, "the principal may not do this with the topic"),
-    ProtocolError("GROUP_AUTHORIZATION_FAILED", 30, _FINAL, "the principal may not do this with the group"),
-    ProtocolError(
-        "CLUSTER_AUTHORIZATION_FAILED", 31, _FINAL, "the principal may not do this with the cluster"
-    ),
-    ProtocolError(
-        "INVALID_TIMESTAMP",
-        32,
-        _FINAL,
-        "a record's timestamp is further from the broker's clock than the topic allows",
-    ),
-    ProtocolError("UNSUPPORTED_SASL_MECHANISM", 33, _FINAL, "the broker does not offer this SASL mechanism"),
-    ProtocolError(
-        "ILLEGAL_SASL_STATE", 34, _FINAL, "this request may not come at this point of the SASL exchange"
-    ),
-    ProtocolError("UNSUPPORTED_VERSION", 35, _FINAL, "the broker does not serve this version of the API"),
-    ProtocolError("TOPIC_ALREADY_EXISTS", 36, _FINAL, "there is a topic of this name already"),
-    ProtocolError(
-        "INVALID_PARTITIONS",
-        37,
-        _FINAL,
-        "the number of partitions is not positive, or not more than there are",
-    ),
-    ProtocolError(
-        "INVALID_REPLICATION_FACTOR",
-        38,
-        _FINAL,
-        "the replication factor is not positive, or there are too few brokers for it",
-    ),
-    ProtocolError(
-        "INVALID_REPLICA_ASSIGNMENT", 39, _FINAL, "the replicas named for a partition cannot be its replicas"
-    ),
-    ProtocolError("INVALID_CONFIG", 40, _FINAL, "a setting's name or value is wrong"),
-    ProtocolError("NOT_CONTROLLER", 41, _RETRIABLE, "another node is the controller"),
-    ProtocolError("INVALID_REQUEST", 42, _FINAL, "the request contradicts itself or lacks something"),
-    ProtocolError(
-        "UNSUPPORTED_FOR_MESSAGE_FORMAT", 43, _FINAL, "the records are in a format too old for this request"
-    ),
-    ProtocolError("POLICY_VIOLATION", 44, _FINAL, "a policy of the cluster forbids what was asked"),
-    ProtocolError(
-        "OUT_OF_ORDER_SEQUENCE_NUMBER", 45, _FINAL, "batches of this producer are missing before this one"
-    ),
-    ProtocolError(
-        "DUPLICATE_SEQUENCE_NUMBER",
-        46,
-        _FINAL,
-        "this batch was written before and its offset is no longer remembered",
-    ),
-    ProtocolError("INVALID_PRODUCER_EPOCH", 47, _FINAL, "a newer instance of this producer has taken over"),
-    ProtocolError("INVALID_TXN_STATE", 48, _FINAL, "the transaction is in a state that does not allow this"),
-    ProtocolError(
-        "INVALID_PRODUCER_ID_MAPPING", 49, _FINAL, "the transactional id belongs to another producer id"
-    ),
-    ProtocolError(
-        "INVALID_TRANSACTION_TIMEOUT", 50, _FINAL, "the transaction time-out is longer than the broker allows"
-    ),
-    ProtocolError(
-        "CONCURRENT_TRANSACTIONS",
-        51,
-        _RETRIABLE,
-        "the previous operation on this transaction is still under way; ask again",
-    ),
-    ProtocolError(
-        "TRANSACTION_COORDINATOR_FENCED",
-        52,
-        _FINAL,
-        "the marker comes from a transaction coordinator that has been replaced",
-    ),
-    ProtocolError(
-        "TRANSACTIONAL_ID_AUTHORIZATION_FAILED", 53, _FINAL, "the principal may not use this transactional id"
-    ),
-    ProtocolError(
-        "SECURITY_DISABLED", 54, _FINAL, "the broker runs without the security this request is about"
-    ),
-    ProtocolError(
-        "OPERATION_NOT_ATTEMPTED",
-        55,
-        _FINAL,
-        "the operation was skipped because another one of the same request failed",
-    ),
-    ProtocolError("KAFKA_STORAGE_ERROR", 56, _RETRIABLE, "the disk under this log failed"),
-    ProtocolError("LOG_DIR_NOT_FOUND", 57, _FINAL, "the broker has no such log directory"),
-    ProtocolError("SASL_AUTHENTICATION_FAILED", 58, _FINAL, "the credentials were refused"),
-    ProtocolError(
-        "UNKNOWN_PRODUCER_ID",
-        59,
-        _FINAL,
-        "the broker remembers nothing of this producer id, although it should",
-    ),
-    ProtocolError("REASSIGNMENT_IN_PROGRESS", 60, _FINAL, "the partition's replicas are being moved"),
-    ProtocolError("DELEGATION_TOKEN_AUTH_DISABLED", 61, _FINAL, "delegation tokens are switched off"),
-    ProtocolError("DELEGATION_TOKEN_NOT_FOUND", 62, _FINAL, "there is no such delegation token"),
-    ProtocolError(
-        "DELEGATION_TOKEN_OWNER_MISMATCH",
-        63,
-        _FINAL,
-        "the principal is neither the owner of the token nor one who may renew it",
-    ),
-    ProtocolError(
-        "DELEGATION_TOKEN_REQUEST_NOT_ALLOWED",
-        64,
-        _FINAL,
-        "delegation tokens cannot be asked for over this kind of connection",
-    ),
-    ProtocolError(
-        "DELEGATION_TOKEN_AUTHORIZATION_FAILED", 65, _FINAL, "the principal may not do this with the token"
-    ),
-    ProtocolError("DELEGATION_TOKEN_EXPIRED", 66, _FINAL, "the delegation token has expired"),
-    ProtocolError("INVALID_PRINCIPAL_TYPE", 67, _FINAL, "principals of this type are not supported"),
-    ProtocolError("NON_EMPTY_GROUP", 68, _FINAL, "the group still has members"),
-    ProtocolError("GROUP_ID_NOT_FOUND", 69, _FINAL, "there is no such group"),
-    ProtocolError(
-        "FETCH_SESSION_ID_NOT_FOUND",
-        70,
-        _RETRIABLE,
-        "the broker has forgotten this fetch session; start a new one",
-    ),
-    ProtocolError(
-        "INVALID_FETCH_SESSION_EPOCH",
-        71,
-        _RETRIABLE,
-        "requests of this fetch session came out of order; start a new one",
-    ),
-    ProtocolError(
-        "LISTENER_NOT_FOUND", 72, _RETRIABLE, "the leader has no listener of the kind the client came through"
-    ),
-    ProtocolError(
-        "TOPIC_DELETION_DISABLED", 73, _FINAL, "topics may not be deleted: delete.topic.enable is false"
-    ),
-    ProtocolError(
-        "FENCED_LEADER_EPOCH",
-        74,
-        _RETRIABLE,
-        "the client's leader epoch is older than the broker's; refresh the metadata",
-    ),
-    ProtocolError(
-        "UNKNOWN_LEADER_EPOCH",
-        75,
-        _RETRIABLE,
-        "the client's leader epoch is newer than the broker's; ask again",
-    ),
-    ProtocolError(
-        "UNSUPPORTED_COMPRESSION_TYPE",
-        76,
-        _FINAL,
-        "the batch names a codec that does not exist, or that this request's version may not carry",
-    ),
-    ProtocolError("STALE_BROKER_EPOCH", 77, _FINAL, "the broker has registered again since this epoch"),
-    ProtocolError(
-        "OFFSET_NOT_AVAILABLE",
-        78,
-        _RETRIABLE,
-        "a new leader does not yet know how far the partition is committed; ask again",
-    ),
-    ProtocolError("MEMBER_ID_REQUIRED", 79, _FINAL, "join again with the member id given in this answer"),
-    ProtocolError(
-        "PREFERRED_LEADER_NOT_AVAILABLE", 80, _RETRIABLE, "the preferred leader cannot lead at the moment"
-    ),
-    ProtocolError("GROUP_MAX_SIZE_REACHED", 81, _FINAL, "the group has as many members as it may have"),
-    ProtocolError("FENCED_INSTANCE_ID", 82, _FINAL, "another member has taken over this group.instance.id"),
-    ProtocolError("ELIGIBLE_LEADERS_NOT_AVAILABLE", 83, _RETRIABLE, "no replica that may lead is available"),
-    ProtocolError("ELECTION_NOT_NEEDED", 84, _RETRIABLE, "the partition already has the leader asked for"),
-    ProtocolError("NO_REASSIGNMENT_IN_PROGRESS", 85, _FINAL, "the partition's replicas are not being moved"),
-    ProtocolError(
-        "GROUP_SUBSCRIBED_TO_TOPIC",
-        86,
-        _FINAL,
-        "the group is subscribed to this topic, so its offsets must stay",
-    ),
-    ProtocolError("INVALID_RECORD", 87, _FINAL, "a record breaks the format or a rule of the topic"),
-    ProtocolError(
-        "UNSTABLE_OFFSET_COMMIT", 88, _RETRIABLE, "offsets of an open transaction are pending; ask again"
-    ),
-    ProtocolError("THROTTLING_QUOTA_EXCEEDED", 89, _RETRIABLE, "a quota is used up; ask again later"),
-    ProtocolError(
-        "PRODUCER_FENCED", 90, _FINAL, "a newer producer with this transactional id has taken over"
-    ),
-    ProtocolError("RESOURCE_NOT_FOUND", 91, _FINAL, "the request names something that does not exist"),
-    ProtocolError("DUPLICATE_RESOURCE", 92, _FINAL, "the request names the same thing twice"),
-    ProtocolError("UNACCEPTABLE_CREDENTIAL", 93, _FINAL, "the new credential is weaker than allowed"),
-    ProtocolError("INCONSISTENT_VOTER_SET", 94, _FINAL, "the two nodes do not agree on who votes"),
-    ProtocolError("INVALID_UPDATE_VERSION", 95, _FINAL, "the feature cannot take this level"),
-    ProtocolError("FEATURE_UPDATE_FAILED", 96, _FINAL, "the feature levels could not be changed"),
-    ProtocolError(
-        "PRINCIPAL_DESERIALIZATION_FAILURE", 97, _FINAL, "a forwarded request's principal could not be read"
-    ),
-    ProtocolError("SNAPSHOT_NOT_FOUND", 98, _FINAL, "there is no such snapshot"),
-    ProtocolError("POSITION_OUT_OF_RANGE", 99, _FINAL, "the position lies outside the snapshot"),
-    ProtocolError("UNKNOWN_TOPIC_ID", 100, _RETRIABLE, "this broker has no topic with this id"),
-    ProtocolError("DUPLICATE_BROKER_REGISTRATION", 101, _FINAL, "another broker uses this id"),
-    ProtocolError("BROKER_ID_NOT_REGISTERED", 102, _FINAL, "no broker with this id has registered"),
-    ProtocolError("INCONSISTENT_TOPIC_ID", 103, _RETRIABLE, "the topic with this name has another id"),
-    ProtocolError("INCONSISTENT_CLUSTER_ID", 104, _FINAL, "the node belongs to another cluster"),
-    ProtocolError("TRANSACTIONAL_ID_NOT_FOUND", 105, _FINAL, "there is no such transactional id"),
-    ProtocolError(
-        "FETCH_SESSION_TOPIC_ID_ERROR",
-        106,
-        _RETRIABLE,
-        "the fetch session mixes topic names and ids; start a new one",
-    ),
-    ProtocolError("INELIGIBLE_REPLICA", 107, _FINAL, "a replica named as in sync may not be"),
-    ProtocolError(
-        "NEW_LEADER_ELECTED", 108, _FINAL, "the change was made and the partition has a new leader"
-    ),
-    ProtocolError("OFFSET_MOVED_TO_TIERED_STORAGE", 109, _FINAL, "the offset is only in tiered storage"),
-    ProtocolError(
-        "FENCED_MEMBER_EPOCH",
-        110,
-        _FINAL,
-        "the member was removed from the group; give up its partitions and join again",
-    ),
-    ProtocolError("UNRELEASED_INSTANCE_ID", 111, _FINAL, "another member still uses this group.instance.id"),
-    ProtocolError("UNSUPPORTED_ASSIGNOR", 112, _FINAL, "the group cannot use this assignor"),
-    ProtocolError(
-        "STALE_MEMBER_EPOCH",
-        113,
-        _FINAL,
-        "the member's epoch is old; ask again with the one from the last heartbeat",
-    ),
-    ProtocolError(
-        "MISMATCHED_ENDPOINT_TYPE",
-        114,
-        _FINAL,
-        "a request for controllers came to a broker, or the other way round",
-    ),
-    ProtocolError("UNSUPPORTED_ENDPOINT_TYPE", 115, _FINAL, "the node knows no endpoints of this type"),
-    ProtocolError("UNKNOWN_CONTROLLER_ID", 116, _FINAL, "there is no controller with this id"),
-    ProtocolError(
-        "UNKNOWN_SUBSCRIPTION_ID", 117, _FINAL, "the telemetry subscription is unknown or outdated"
-    ),
-    ProtocolError("TELEMETRY_TOO_LARGE", 118, _FINAL, "the telemetry report is larger than allowed"),
-    ProtocolError("INVALID_REGISTRATION", 119, _FINAL, "the controller refuses this broker's registration"),
-    ProtocolError(
-        "TRANSACTION_ABORTABLE", 120, _FINAL, "the transaction cannot be completed; abort it and go on"
-    ),
-    ProtocolError(
-        "INVALID_RECORD_STATE", 121, _FINAL, "the record is not in a state that can be acknowledged"
-    ),
-    ProtocolError(
-        "SHARE_SESSION_NOT_FOUND",
-        122,
-        _RETRIABLE,
-        "the broker has forgotten this share session; start a new one",
-    ),
-    ProtocolError(
-        "INVALID_SHARE_SESSION_EPOCH",
-        123,
-        _RETRIABLE,
-        "requests of this share session came out of order; start a new one",
-    ),
-    ProtocolError("FENCED_STATE_EPOCH", 124, _FINAL, "the share group's state has moved on since this epoch"),
-    ProtocolError("INVALID_VOTER_KEY", 125, _FINAL, "the voter's id and directory do not match this node's"),
-    ProtocolError("DUPLICATE_VOTER", 126, _FINAL, "the node already votes"),
-    ProtocolError("VOTER_NOT_FOUND", 127, _FINAL, "the node does not vote"),
-    ProtocolError("INVALID_REGULAR_EXPRESSION", 128, _FINAL, "the regular expression cannot be read"),
-    ProtocolError(
-        "REBOOTSTRAP_REQUIRED",
-        129,
-        _FINAL,
-        "the client must forget its metadata and begin with the bootstrap servers",
-    ),
-    ProtocolError("STREAMS_INVALID_TOPOLOGY", 130, _FINAL, "the streams topology contradicts itself"),
-    ProtocolError(
-        "STREAMS_INVALID_TOPOLOGY_EPOCH", 131, _FINAL, "the epoch of the streams topology is not valid"
-    ),
-    ProtocolError("STREAMS_TOPOLOGY_FENCED", 132, _FINAL, "a newer streams topology has replaced this one"),
-    ProtocolError(
-        "SHARE_SESSION_LIMIT_REACHED",
-        133,
-        _RETRIABLE,
-        "the broker keeps as many share sessions as it may; ask again later",
-    ),
-)
-
-BY_CODE: Final = {error.code: error for error in ERRORS}
-BY_NAME: Final = {error.name: error for error in ERRORS}
+BY_CODE: Final = {
+    code.value: ProtocolError(code.name.upper(), code.value, code.retriable, meaning)
+    for code, meaning in _MEANINGS.items()
+}
 
 
 def is_retriable(code: ErrorCode | int) -> bool:
