@@ -7,6 +7,7 @@ twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -76,8 +77,8 @@ _MEANINGS: Final = {
     ErrorCode.reassignment_in_progress: "the partition's replicas are being moved",
     ErrorCode.delegation_token_auth_disabled: "delegation tokens are switched off",
     ErrorCode.delegation_token_not_found: "there is no such delegation token",
-    ErrorCode.delegation_token_owner_mismatch: "the principal is neither the owner of the token nor one who may renew it",
-    ErrorCode.delegation_token_request_not_allowed: "delegation tokens cannot be asked for over this kind of connection",
+    ErrorCode.delegation_token_owner_mismatch: "the principal neither owns the token nor may renew it",
+    ErrorCode.delegation_token_request_not_allowed: "no delegation token is given over this kind of connection",
     ErrorCode.delegation_token_authorization_failed: "the principal may not do this with the token",
     ErrorCode.delegation_token_expired: "the delegation token has expired",
     ErrorCode.invalid_principal_type: "principals of this type are not supported",
@@ -89,7 +90,7 @@ _MEANINGS: Final = {
     ErrorCode.topic_deletion_disabled: "topics may not be deleted: delete.topic.enable is false",
     ErrorCode.fenced_leader_epoch: "the client's leader epoch is older than the broker's; refresh the metadata",
     ErrorCode.unknown_leader_epoch: "the client's leader epoch is newer than the broker's; ask again",
-    ErrorCode.unsupported_compression_type: "the batch names a codec that does not exist, or that this request's version may not carry",
+    ErrorCode.unsupported_compression_type: "no such codec exists, or this version of the request may not carry it",
     ErrorCode.stale_broker_epoch: "the broker has registered again since this epoch",
     ErrorCode.offset_not_available: "a new leader does not yet know how far the partition is committed; ask again",
     ErrorCode.member_id_required: "join again with the member id given in this answer",
@@ -160,8 +161,8 @@ class ProtocolError(NamedTuple):
     meaning: str
 
 
-BY_CODE: Final = {
-    code.value: ProtocolError(code.name.upper(), code.value, code.retriable, meaning)
+BY_CODE: Final[Mapping[int, ProtocolError]] = {
+    int(code): ProtocolError(code.name.upper(), int(code), code.retriable, meaning)
     for code, meaning in _MEANINGS.items()
 }
 
