@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.config import BrokerConfig, Listener, parse_properties
 from holdfast.config.broker import ATTRIBUTES
-from holdfast.config.catalog import BROKER, REMOVED
+from holdfast.config.catalog import BROKER, REMOVED, SYNONYMS
 from holdfast.errors import ConfigError
 
 KAFKA_4_3_SERVER_PROPERTIES = """
@@ -72,7 +72,7 @@ def test_kafkas_own_server_properties_starts_with_one_notice_for_each_idle_setti
     assert config.listeners == (Listener("PLAINTEXT", "", 9092, "PLAINTEXT", "localhost", 9092),)
     assert config.node_id == 1
     assert config.log_dirs == ("/var/lib/kraft-combined-logs",)
-    assert config.log_retention_ms == 168 * 3_600_000
+    assert config.topic_defaults.retention_ms == 168 * 3_600_000
     assert [re.split("[ (]", notice)[0] for notice in notices] == [
         "controller.quorum.bootstrap.servers",
         "inter.broker.listener.name",
@@ -232,18 +232,15 @@ def test_two_ids_are_refused() -> None:
 )
 def test_the_finest_unit_of_retention_counts(given: dict[str, str], retention_ms: int) -> None:
     config, _ = BrokerConfig.load(given)
-    assert config.log_retention_ms == retention_ms
     assert config.topic_defaults.retention_ms == retention_ms
 
 
 def test_other_units_are_converted_too() -> None:
     config = load(log_roll_hours="2", log_roll_jitter_hours="1", log_flush_scheduler_interval_ms="50")
-    assert (config.log_roll_ms, config.log_roll_jitter_ms, config.log_flush_interval_ms) == (
-        7_200_000,
-        3_600_000,
-        50,
-    )
-    assert load(log_flush_interval_ms="9", log_flush_scheduler_interval_ms="50").log_flush_interval_ms == 9
+    topics = config.topic_defaults
+    assert (topics.segment_ms, topics.segment_jitter_ms, topics.flush_ms) == (7_200_000, 3_600_000, 50)
+    finer = load(log_flush_interval_ms="9", log_flush_scheduler_interval_ms="50")
+    assert finer.topic_defaults.flush_ms == 9
 
 
 def test_log_dirs_beats_log_dir_and_repeats_count_once() -> None:
@@ -297,18 +294,12 @@ def test_values_with_a_special_meaning_are_taken(given: dict[str, str]) -> None:
     BrokerConfig.load(given)
 
 
-def test_every_setting_we_act_on_has_a_typed_attribute_and_no_other_has() -> None:
-    coarser = {
-        "broker.id",
-        "log.dir",
-        "log.flush.scheduler.interval.ms",
-        "log.retention.hours",
-        "log.retention.minutes",
-        "log.roll.hours",
-        "log.roll.jitter.hours",
-    }
+def test_every_setting_we_act_on_has_a_typed_attribute_or_is_in_what_topics_and_listeners_get() -> None:
+    of_topics = {synonym.name for synonyms in SYNONYMS.values() for synonym in synonyms}
+    of_listeners = {"advertised.listeners", "controller.listener.names", "listener.security.protocol.map"}
+    elsewhere = of_topics | of_listeners | {"broker.id", "log.dir", "process.roles"}
     acted_on = {name for name, setting in BROKER.items() if setting.acted_on}
-    assert set(ATTRIBUTES.values()) == acted_on - coarser
+    assert acted_on - elsewhere <= set(ATTRIBUTES.values()) <= acted_on
     layers = {"static", "dynamic", "dynamic_default", "values", "topic_values", "topic_defaults"}
     assert {field.name for field in fields(BrokerConfig)} - layers == set(ATTRIBUTES)
 
@@ -335,10 +326,10 @@ def test_altering_makes_a_new_configuration_and_leaves_the_old() -> None:
     altered = config.with_dynamic(
         {"log.retention.ms": "10"}, {"log.retention.ms": "20", "holdfast.flush": "os"}
     )
-    assert (altered.log_retention_ms, altered.holdfast_flush) == (10, "os")
+    assert (altered.topic_defaults.retention_ms, altered.holdfast_flush) == (10, "os")
     assert altered.topic_defaults.holdfast_flush == "os"
-    assert (config.log_retention_ms, config.holdfast_flush) == (18_000_000, "group")
-    assert altered.with_dynamic({}, {}).log_retention_ms == 18_000_000
+    assert (config.topic_defaults.retention_ms, config.holdfast_flush) == (18_000_000, "group")
+    assert altered.with_dynamic({}, {}).topic_defaults.retention_ms == 18_000_000
 
 
 def test_passwords_stay_out_of_the_representation() -> None:

@@ -4,9 +4,9 @@ Three layers of text are kept as given, because DescribeConfigs must show each: 
 (static), what was altered for all brokers, and what was altered for this one; the later wins. From them
 come the typed attributes below, which hold what is in force.
 
-Where Kafka has several names for one quantity, the attribute of the finest unit holds the result:
-`log_retention_ms` follows `log.retention.ms`, else `.minutes`, else `.hours`; `log_dirs` follows
-`log.dirs`, else `log.dir`. The coarser names have no attributes.
+What only gives topics their defaults has no attribute: `topic_defaults` holds it, by the finest unit where Kafka has
+several names for one quantity (`retention_ms` follows `log.retention.ms`, else `.minutes`, else `.hours`). `log_dirs`
+follows `log.dirs`, else `log.dir`; `listeners` holds what the settings that qualify them make of them.
 
 A `BrokerConfig` never changes; `with_dynamic` makes a new one.
 """
@@ -49,7 +49,6 @@ OVERRIDE = "--override"
 class BrokerConfig:
     """The values in force, named as Kafka names them with dots turned into underscores."""
 
-    advertised_listeners: tuple[str, ...] | None
     auto_create_topics_enable: bool
     broker_rack: str | None
     compression_gzip_level: int
@@ -57,7 +56,6 @@ class BrokerConfig:
     compression_type: str
     compression_zstd_level: int
     connections_max_idle_ms: int
-    controller_listener_names: tuple[str, ...]
     default_replication_factor: int
     delete_topic_enable: bool
     fetch_max_bytes: int
@@ -84,36 +82,16 @@ class BrokerConfig:
     holdfast_flush_threads: int
     holdfast_requests_in_flight_max: int
     holdfast_write_ahead_bytes: int
-    listener_security_protocol_map: str
     listeners: tuple[Listener, ...]
     """What to open, resolved with the three settings that qualify it."""
     log_cleaner_backoff_ms: int
     log_cleaner_dedupe_buffer_size: int
-    log_cleaner_delete_retention_ms: int
     log_cleaner_enable: bool
-    log_cleaner_max_compaction_lag_ms: int
-    log_cleaner_min_cleanable_ratio: float
-    log_cleaner_min_compaction_lag_ms: int
-    log_cleanup_policy: tuple[str, ...]
     log_dirs: tuple[str, ...]
-    log_flush_interval_messages: int
-    log_flush_interval_ms: int
-    log_index_interval_bytes: int
-    log_index_size_max_bytes: int
-    log_message_timestamp_after_max_ms: int
-    log_message_timestamp_before_max_ms: int
-    log_message_timestamp_type: str
-    log_retention_bytes: int
     log_retention_check_interval_ms: int
-    log_retention_ms: int
-    log_roll_jitter_ms: int
-    log_roll_ms: int
-    log_segment_bytes: int
-    log_segment_delete_delay_ms: int
     max_connections: int
     max_incremental_fetch_session_cache_slots: int
     max_request_partition_size_limit: int
-    message_max_bytes: int
     min_insync_replicas: int
     node_id: int
     num_partitions: int
@@ -122,7 +100,6 @@ class BrokerConfig:
     offsets_retention_minutes: int
     offsets_topic_num_partitions: int
     offsets_topic_segment_bytes: int
-    process_roles: tuple[str, ...]
     producer_id_expiration_ms: int
     queued_max_request_bytes: int | None
     socket_request_max_bytes: int
@@ -213,7 +190,7 @@ def _build(
     values: dict[str, Value] = {name: setting.default for name, setting in BROKER.items()}
     values.update(given)
     check_broker_values(values, where)
-    in_force: dict[str, Any] = {**values, **_finest_units(values)}
+    in_force: dict[str, Any] = {**values, "log.dirs": values["log.dirs"] or values["log.dir"]}
     topic_values = {name: _topic_value(name, setting, values) for name, setting in TOPIC.items()}
     listeners, notices = resolve_listeners(
         in_force["listeners"],
@@ -253,15 +230,6 @@ def _topic_value(name: str, setting: Setting, broker_values: Mapping[str, Value]
         if value is not None:
             return value
     return setting.default
-
-
-def _finest_units(values: Mapping[str, Value]) -> dict[str, Value]:
-    resolved = {
-        SYNONYMS[topic][0].name: _topic_value(topic, TOPIC[topic], values)
-        for topic in ("segment.ms", "segment.jitter.ms", "retention.ms", "flush.ms")
-    }
-    resolved["log.dirs"] = values["log.dirs"] or values["log.dir"]
-    return resolved
 
 
 def _with_node_id(given: Mapping[str, str], where: Mapping[str, str]) -> dict[str, str]:

@@ -34,14 +34,10 @@ class TopicConfig:
     file_delete_delay_ms: int
     flush_messages: int
     flush_ms: int
-    follower_replication_throttled_replicas: tuple[str, ...]
     holdfast_flush: Literal["group", "os"]
     holdfast_write_ahead_bytes: int
     index_interval_bytes: int
     internal_segment_bytes: int | None
-    leader_replication_throttled_replicas: tuple[str, ...]
-    local_retention_bytes: int
-    local_retention_ms: int
     max_compaction_lag_ms: int
     max_message_bytes: int
     message_timestamp_after_max_ms: int
@@ -51,9 +47,6 @@ class TopicConfig:
     min_compaction_lag_ms: int
     min_insync_replicas: int
     preallocate: bool
-    remote_log_copy_disable: bool
-    remote_log_delete_on_disable: bool
-    remote_storage_enable: bool
     retention_bytes: int
     """-1 for no limit."""
     retention_ms: int
@@ -63,7 +56,6 @@ class TopicConfig:
     segment_index_bytes: int
     segment_jitter_ms: int
     segment_ms: int
-    unclean_leader_election_enable: bool
 
 
 def parse_topic_overrides(overrides: Mapping[str, str]) -> dict[str, Value]:
@@ -110,7 +102,11 @@ def _check_together(values: Mapping[str, Value]) -> None:
 
 def topic_config(values: Mapping[str, Value]) -> TopicConfig:
     """The object for one topic from the typed values of every topic setting."""
-    fields: dict[str, Any] = {name.replace(".", "_"): value for name, value in values.items()}
+    fields: dict[str, Any] = {
+        attribute: value
+        for name, value in values.items()
+        if (attribute := name.replace(".", "_")) in TopicConfig.__dataclass_fields__
+    }
     fields["cleanup_policy"] = frozenset(fields["cleanup_policy"])
     if fields["internal_segment_bytes"] is not None:
         fields["segment_bytes"] = fields["internal_segment_bytes"]

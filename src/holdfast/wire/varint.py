@@ -42,12 +42,6 @@ def decode_uvarint(buffer: bytes | bytearray | memoryview, position: int) -> tup
     return value, end
 
 
-def decode_varint(buffer: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
-    """A signed 32-bit number in zigzag form and the position after it."""
-    value, end = decode_uvarint(buffer, position)
-    return (value >> 1) ^ -(value & 1), end
-
-
 def decode_varlong(buffer: bytes | bytearray | memoryview, position: int) -> tuple[int, int]:
     """A signed 64-bit number in zigzag form and the position after it."""
     value, end = _decode(buffer, position, 10)

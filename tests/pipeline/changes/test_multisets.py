@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.pipeline.changes.multisets import GONE, ORDER, Differences, Heap, as_bytes, as_table, compare
+from holdfast.pipeline.changes.multisets import GONE, ORDER, Differences, Heap, as_bytes, compare
 
 Rows = list[tuple[Any, ...]]
 
@@ -25,7 +25,8 @@ def heap(directory: Path, columns: Sequence[str], rows: Rows, key: Sequence[str]
     made = Heap(columns, str(directory), key=key, **more)
     for start in range(0, len(rows), 3):
         part = rows[start : start + 3]
-        made.add(as_table((name, pa.array([row[at] for row in part])) for at, name in enumerate(names)))
+        columns = {name: as_bytes(pa.array([row[at] for row in part])) for at, name in enumerate(names)}
+        made.add(pa.table(columns))
     return made
 
 
@@ -117,7 +118,7 @@ def test_only_the_last_row_of_a_key_counts_where_later_ones_take_its_place(
     def filled(name: str, content: list[tuple[int, int, bool]]) -> Heap:
         made = Heap(["v"], str(directory / name), key=["k"], is_folded=True, rows_in_memory=rows_in_memory)
         for k, order, gone in content:
-            table = as_table([("k", pa.array([k])), ("v", pa.array([order]))])
+            table = pa.table({"k": as_bytes(pa.array([k])), "v": as_bytes(pa.array([order]))})
             made.add(table.append_column(ORDER, pa.array([order])).append_column(GONE, pa.array([gone])))
         return made
 

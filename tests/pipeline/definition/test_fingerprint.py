@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.pipeline import Pipeline
-from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks, step_fingerprint
+from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.loading import parse_yaml
 from holdfast.pipeline.definition.model import PipelineDefinition
 
@@ -109,13 +109,6 @@ def test_a_states_fingerprint_changes_with_its_function(directory: str) -> None:
     Path(directory, "steps.py").write_text("def f(batch):\n    return batch[:1]\n")
     after = state_marks(canonical(definition))
     assert {name for name in before if before[name] != after[name]} == {"watch"}
-
-
-def test_the_fingerprint_of_one_step_can_be_asked_for(directory: str) -> None:
-    definition = loaded(YAML, directory)
-    assert step_fingerprint(definition, "totals") == state_marks(canonical(definition))["totals"]
-    with pytest.raises(KeyError):
-        step_fingerprint(definition, "last")
 
 
 def test_the_kind_of_a_window_counts(directory: str) -> None:

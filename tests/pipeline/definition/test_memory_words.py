@@ -24,7 +24,6 @@ from holdfast.pipeline.definition.model import (
 )
 from holdfast.pipeline.definition.streams import (
     Stream,
-    decoding_of,
     decodings_of,
     side_condition,
     stream_of,
@@ -451,8 +450,6 @@ def test_the_decoding_of_a_topic_is_its_own_or_the_common_one() -> None:
     assert [topic for topic, _ in decodings_of(both)] == ["a", "b"]
     some = replace(both, values={"a": both.values["a"]})
     assert [topic for topic, _ in decodings_of(some)] == ["a", None]
-    assert decoding_of(some, "a") is both.values["a"]
-    assert decoding_of(some, "b") is some.value
 
 
 CHANGING = "window: {name: w, size: 1m, key: name, aggregates: {n: count(*)}, emit: changes}"

@@ -152,7 +152,7 @@ def test_snapshots_stay_while_they_are_named_and_the_newest_always(home: str, cs
 
 def test_a_pinned_version_that_is_gone_is_named(home: str, csv: Path) -> None:
     with pytest.raises(LookupGone, match=r"'countries': version feed .* not in .*home/lookups/countries"):
-        lookups.snapshot_columns(countries(csv), "feed", home)
+        lookups._snapshot(countries(csv), "feed", home)
 
 
 def test_what_was_pinned_and_cannot_be_read_is_read_from_the_table_again(home: str, csv: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -255,7 +255,3 @@ def _json(value: Any) -> bytes:
 
 def _other(value: Any) -> str:
     return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def as_table(columns: Iterable[tuple[str, pa.ChunkedArray | pa.Array]]) -> pa.Table:
-    return pa.table({name: as_bytes(column) for name, column in columns})

@@ -56,11 +56,6 @@ def canonical(definition: PipelineDefinition) -> dict[str, Any]:
     }
 
 
-def step_fingerprint(definition: PipelineDefinition, name: str) -> str:
-    """Of a step with a memory and of all that decides which rows reach it; `KeyError` when there is none."""
-    return state_marks(canonical(definition))[name]
-
-
 def state_marks(document: Mapping[str, Any]) -> dict[str, str]:
     """The fingerprints of all steps with a memory, by name; of a canonical definition, which may be a kept one."""
     source = {name: document["source"].get(name) for name in ("value", "key", "values", "event_time")}

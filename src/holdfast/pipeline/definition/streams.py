@@ -76,11 +76,6 @@ def takers(definition: PipelineDefinition, stream: Stream) -> tuple[SinkDefiniti
     return tuple(sink for sink in definition.sinks if sink.rows == stream.text)
 
 
-def decoding_of(source: Source, topic: str) -> Decoding:
-    """How the values of a topic are decoded."""
-    return source.values.get(topic, source.value)
-
-
 def decodings_of(source: Source) -> Iterator[tuple[str | None, Decoding]]:
     """The decodings that values can meet: those of topics by name, then that of all others, if there can be others."""
     yield from source.values.items()

@@ -54,7 +54,6 @@ HASH: Final = "_hf_hash"
 PLACE: Final = "_hf_place"
 EVENT: Final = "_hf_event"
 OWN: Final = "_hf_own"
-HIDDEN: Final = (BUCKET, HASH, PLACE, EVENT, OWN)
 """Columns a worker needs and the function does not get: bucket and hash of the key, hash of the record's place, event
 time and own watermark in milliseconds."""
 

@@ -165,11 +165,6 @@ def added_columns(step: Lookup, directory: str = ".") -> StructType:
     return _added(step, Table(step, directory).schema())
 
 
-def snapshot_columns(step: Lookup, version: str, home: str) -> StructType:
-    """The same of a pinned version."""
-    return _added(step, pq.read_schema(_snapshot(step, version, home)))
-
-
 def join(
     frame: DataFrame, step: Lookup, version: str, home: str, *, expected: StructType | None = None
 ) -> DataFrame:
