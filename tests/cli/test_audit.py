@@ -163,7 +163,7 @@ def _sink_no_directory(cluster: FakeCluster, definition: str) -> None:
     [
         (_never_ran, b"has never run"),
         (_source_gone, b"the source is gone"),
-        (_unreachable, b"cannot be spoken to"),
+        (_unreachable, b"cannot reach the broker"),
         (_log_damaged, b"checksum"),
         (_sink_no_directory, b"is no directory"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.admin.errors import Unreachable
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.engine import resetting, running, status
@@ -26,7 +27,7 @@ from holdfast.pipeline.engine.resetting import ResetPlan, ResetSink
 from holdfast.pipeline.engine.status import SinkStatus, Status
 from holdfast.pipeline.ledger import Entry, Intake, Routes
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
-from holdfast.reader.errors import TopicMissing, Unreachable
+from holdfast.reader.errors import TopicMissing
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 PLACE = Place("t", uuid.UUID(int=7), 0)

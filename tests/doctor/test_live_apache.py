@@ -9,11 +9,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -25,7 +25,6 @@ from holdfast.doctor.findings import ConfigChange, Examination
 from holdfast.doctor.live import apply_fixes, changes_of, examine_cluster, judge
 from holdfast.doctor.live_ask import Cluster
 from holdfast.doctor.live_collect import collect
-from holdfast.reader.connection import Address
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -217,8 +216,10 @@ def test_a_group_that_stands_still_is_told_from_two_looks(engine: Engine, tmp_pa
 class Dying(Cluster):
     """A cluster whose brokers are gone as soon as they have said where they are."""
 
-    def meet(self, brokers: Mapping[int, Address]) -> None:
-        super().meet(dict.fromkeys(brokers, ("127.0.0.1", 1)))
+    def metadata(self, topics: Iterable[str] | None, *, lowest: int = 1) -> Any:
+        answer = super().metadata(topics, lowest=lowest)
+        self._addresses = dict.fromkeys(self._addresses, ("127.0.0.1", 1))
+        return answer
 
 
 def test_a_cluster_that_dies_half_way_is_judged_by_what_it_said(engine: Engine) -> None:

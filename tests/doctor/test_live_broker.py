@@ -11,10 +11,12 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from holdfast.admin.errors import Unreachable
 from holdfast.doctor.findings import ConfigChange, Severity
-from holdfast.doctor.live import ClusterUnreachable, apply_fixes, changes_of, examine_cluster
-from holdfast.doctor.live_ask import METADATA, BrokerGone, Cluster
+from holdfast.doctor.live import apply_fixes, changes_of, examine_cluster
+from holdfast.doctor.live_ask import Cluster
 from holdfast.doctor.live_collect import collect
+from holdfast.wire.api_keys import METADATA
 
 DAY_MS = 86_400_000
 
@@ -150,17 +152,17 @@ def test_nobody_there_is_an_error_with_the_address() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(ClusterUnreachable, match=address) as raised:
+        with pytest.raises(Unreachable, match=address) as raised:
             examine_cluster({"bootstrap.servers": address})
     assert raised.value.exit_code == 3
 
 
 def test_a_broker_that_dies_is_gone_and_not_asked_again(holdfast_broker: Any) -> None:
     with Cluster({"bootstrap.servers": holdfast_broker.bootstrap_servers}) as cluster:
-        cluster.learn()
+        cluster.metadata([])
         holdfast_broker.stop()
-        with pytest.raises(BrokerGone):
-            cluster.broker(1, METADATA, {"topics": []})
+        with pytest.raises(Unreachable):
+            cluster.ask_broker(1, METADATA, {"topics": []})
         holdfast_broker.start()
-        with pytest.raises(BrokerGone):
-            cluster.any(METADATA, {"topics": []})
+        with pytest.raises(Unreachable):
+            cluster.ask_any(METADATA, {"topics": []})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace as Answer
 from typing import Any
@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.errors import Unreachable, UnsupportedBroker
 from holdfast.doctor.findings import DoctorError
 from holdfast.doctor.live import judge
-from holdfast.doctor.live_ask import (
+from holdfast.doctor.live_collect import collect
+from holdfast.doctor.live_history import append_looks, read_looks
+from holdfast.doctor.live_snapshot import Look
+from holdfast.wire.api_keys import (
     DESCRIBE_CLUSTER,
     DESCRIBE_CONFIGS,
+    DESCRIBE_LOG_DIRS,
     DESCRIBE_PRODUCERS,
     DESCRIBE_TRANSACTIONS,
     FIND_COORDINATOR,
@@ -25,14 +30,7 @@ from holdfast.doctor.live_ask import (
     LIST_TRANSACTIONS,
     METADATA,
     OFFSET_FETCH,
-    BrokerGone,
 )
-from holdfast.doctor.live_collect import collect
-from holdfast.doctor.live_hidden import DESCRIBE_LOG_DIRS
-from holdfast.doctor.live_history import append_looks, read_looks
-from holdfast.doctor.live_snapshot import Look
-from holdfast.reader.connection import Address
-from holdfast.reader.errors import UnsupportedBroker
 
 NONE = ErrorCode.none
 DAY_MS = 86_400_000
@@ -64,18 +62,18 @@ class FakeBrokers:
         """Topics that are there, and in no list."""
         self.asked: Counter[int] = Counter()
 
-    def meet(self, brokers: Mapping[int, Address]) -> None:
-        self.met = brokers
+    def metadata(self, topics: Iterable[str] | None, *, lowest: int = 1) -> Any:
+        return self.ask_any(METADATA, {"topics": topics})
 
-    def any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
-        return self.broker(1, api_key, fields)
+    def ask_any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
+        return self.ask_broker(1, api_key, fields)
 
-    def broker(
+    def ask_broker(
         self, broker_id: int, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0, highest: int = 99
     ) -> Any:
         self.asked[api_key] += 1
         if broker_id in self.gone or (self.dies_at is not None and self.asked.total() > self.dies_at):
-            raise BrokerGone(f"broker {broker_id} cannot be spoken to")
+            raise Unreachable(f"broker {broker_id} cannot be spoken to")
         if api_key in self.unsupported:
             raise UnsupportedBroker("too old")
         return ANSWERS[api_key](self, broker_id, fields)
@@ -87,10 +85,10 @@ class FakeBrokers:
         topics = [Answer(name=name) for name in (*self.topics, *self.hidden, "deleted-since")]
         return Answer(results=[Answer(topics=topics)])
 
-    def metadata(self, _: int, fields: Any) -> Any:
+    def metadata_answer(self, _: int, fields: Any) -> Any:
         if fields["topics"] is not None:
             refused, unknown = ErrorCode.topic_authorization_failed, ErrorCode.unknown_topic_or_partition
-            names = [each["name"] for each in fields["topics"]]
+            names = fields["topics"]
             return Answer(
                 topics=[
                     Answer(name=name, error_code=refused if name in self.hidden else unknown)
@@ -217,7 +215,7 @@ class FakeBrokers:
 
 
 ANSWERS: Mapping[int, Any] = {
-    METADATA: FakeBrokers.metadata,
+    METADATA: FakeBrokers.metadata_answer,
     DESCRIBE_CLUSTER: FakeBrokers.cluster,
     DESCRIBE_CONFIGS: FakeBrokers.configs,
     LIST_GROUPS: FakeBrokers.list_groups,

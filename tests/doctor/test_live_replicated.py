@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.admin.errors import UnsupportedBroker
 from holdfast.doctor.findings import Examination
 from holdfast.doctor.live import judge
-from holdfast.doctor.live_ask import DESCRIBE_TOPIC_PARTITIONS
 from holdfast.doctor.live_collect import collect
-from holdfast.reader.connection import Address
-from holdfast.reader.errors import UnsupportedBroker
+from holdfast.wire.api_keys import DESCRIBE_TOPIC_PARTITIONS, METADATA
 from holdfast.wire.messages import decode_response
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -43,13 +42,13 @@ class Recorded:
     def __init__(self, answers: list[dict[str, Any]]) -> None:
         self._answers = iter(answers)
 
-    def meet(self, brokers: Mapping[int, Address]) -> None:
-        self.met = brokers
+    def metadata(self, topics: Iterable[str] | None, *, lowest: int = 1) -> Any:
+        return self._next(None, METADATA)
 
-    def any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
+    def ask_any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
         return self._next(None, api_key)
 
-    def broker(
+    def ask_broker(
         self, broker_id: int, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0, highest: int = 99
     ) -> Any:
         return self._next(broker_id, api_key)
@@ -63,10 +62,10 @@ class Recorded:
 class Older(Recorded):
     """A cluster that keeps no account of who may lead."""
 
-    def any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
+    def ask_any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
         if api_key == DESCRIBE_TOPIC_PARTITIONS:
             raise UnsupportedBroker("too old")
-        return super().any(api_key, fields, lowest=lowest)
+        return super().ask_any(api_key, fields, lowest=lowest)
 
 
 def examined(name: str) -> Examination:

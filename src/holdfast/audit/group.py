@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.admin.brokers import committed_offsets
+from holdfast.admin.errors import Refused
 from holdfast.audit.asides import read_dead_letters
 from holdfast.audit.foreign_postgres import PostgresTable, split_table
 from holdfast.audit.foreign_sqlite import SqliteTable
@@ -27,7 +29,6 @@ from holdfast.reader import Cluster, TopicPartition
 
 PREFIXES = ("_hf_", "_hf.", "kafka_", "source_", "record_", "_", "")
 """Of columns that say where a row came from; the first that fits counts."""
-ANSWER_SECONDS = 30.0
 POSITIONS = "holdfast_positions"
 READ_POSITIONS = f"SELECT topic, partition, topic_id, position FROM {POSITIONS} WHERE group_id = {{}}"
 
@@ -44,19 +45,13 @@ def audit_group(
     starts: Mapping[TopicPartition, int] | str | int | None = None,
     dead_letters: str | None = None,
     sink_settings: Mapping[str, str] | None = None,
-    client_settings: Mapping[str, str] | None = None,
 ) -> Report:
     """Whether the sink holds what the group has committed, once each.
 
     `starts` is where the scope starts: offsets, or milliseconds since the epoch; nothing: at the log's start.
-    `client_settings` are the settings in librdkafka's words, where they differ.
     """
     conditions = () if where is None else parse_condition(where)
-    with Cluster(settings) as cluster:
-        cluster.refresh(
-            ()
-        )  # whether somebody answers at all is known before a client that retries for ever is asked
-    standing = positions(group, sink, client_settings or settings, topics)
+    standing = positions(group, sink, settings, topics)
     if match is None:
         match = lineage_match(sink, sorted({place.topic for place in standing.ends}))
     table = open_table(sink, match, sink_settings or settings)
@@ -115,7 +110,8 @@ def positions(group: str, sink: str, settings: Mapping[str, str], topics: Sequen
         if found:
             said_by = f"the positions in the database ({POSITIONS})"
     if not found:
-        found = committed(group, settings)
+        with Cluster(settings) as cluster:
+            found = committed(cluster, group)
     wanted = {each: offset for each, offset in found.items() if not topics or each.topic in topics}
     missing = sorted(set(topics) - {each.topic for each in wanted})
     if missing or not wanted:
@@ -163,26 +159,13 @@ def _made_anew(cluster: Cluster, standing: Standing) -> list[Unproven]:
     ]
 
 
-def committed(group: str, settings: Mapping[str, str]) -> dict[TopicPartition, int]:
+def committed(cluster: Cluster, group: str) -> dict[TopicPartition, int]:
     """What the group has committed to Kafka."""
-    from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({**settings, "log_level": "0"})
     try:
-        asked = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
-        answer = asked[group].result(ANSWER_SECONDS)
-    except KafkaException as error:
-        raise AuditError(f"the positions of group {group!r} cannot be read: {error.args[0].str()}") from error
-    found: dict[TopicPartition, int] = {}
-    for each in answer.topic_partitions:
-        if each.error is not None:
-            raise AuditError(
-                f"the position of group {group!r} in {each.topic}-{each.partition} cannot be read: {each.error.str()}"
-            )
-        if each.offset >= 0:
-            found[TopicPartition(each.topic, each.partition)] = each.offset
-    return found
+        found = committed_offsets(cluster, group)
+    except Refused as error:
+        raise AuditError(str(error)) from error
+    return {TopicPartition(*place): offset for place, (offset, _) in found.items()}
 
 
 def _scopes(

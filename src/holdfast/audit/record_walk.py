@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.admin.errors import ClusterError
 from holdfast.audit.evaluating import Evaluator, Kind, Values, canonical, joined
 from holdfast.audit.heaps import Heap, Numbers, Zone
 from holdfast.audit.model import KEYS_MAX
 from holdfast.audit.model import Kind as OffsetKind
 from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster, Isolation, OffsetSpec, PartitionRange, RangeReport, TopicPartition
-from holdfast.reader.errors import ReaderError
 
 BATCH_BYTES: Final = 8 << 20
 DECIDED_SECONDS_MAX: Final = 10.0
@@ -249,7 +249,7 @@ def keys_at(cluster: Cluster, place: Place, offsets: Iterable[int]) -> tuple[str
         try:
             for batch in cluster.read([wanted], headers=False):
                 keys += [shown_key(each) for each in batch.column("key").to_pylist()]
-        except ReaderError:
+        except ClusterError:
             break  # gone meanwhile: the offset still names it
     return tuple(dict.fromkeys(keys))
 

@@ -262,21 +262,21 @@ def _given(other: Other) -> dict[str, object]:
 
 def audit_other(other: Other, bootstrap: str | None, config: str | None) -> Report:
     """The report of whatever the flags name."""
+    from holdfast.admin.errors import ClusterError
     from holdfast.audit.model import AuditError
-    from holdfast.cli.client_settings import read_properties, translate
-    from holdfast.reader.errors import ReaderError
+    from holdfast.cli.client_settings import read_properties
 
     given = {} if config is None else read_properties(config)
     servers = bootstrap or given.get("bootstrap.servers") or os.environ.get("HOLDFAST_BOOTSTRAP_SERVER")
     settings = {**given, "bootstrap.servers": servers or DEFAULT_BOOTSTRAP_SERVER}
     try:
-        return _audit(other, settings, translate(settings))
-    except (ReaderError, OSError) as error:
+        return _audit(other, settings)
+    except (ClusterError, OSError) as error:
         # The exit code of what failed is that of a failed audit: this one was not made.
         raise AuditError(str(error)) from error
 
 
-def _audit(other: Other, settings: Mapping[str, str], client_settings: Mapping[str, str]) -> Report:
+def _audit(other: Other, settings: Mapping[str, str]) -> Report:
     theirs = _their_settings(other, settings)
     match mode_of(other):
         case "--checkpoint":
@@ -294,7 +294,7 @@ def _audit(other: Other, settings: Mapping[str, str], client_settings: Mapping[s
                 sink_settings=theirs,
             )
         case "--group":
-            return _audit_group(other, settings, theirs, client_settings)
+            return _audit_group(other, settings, theirs)
         case "--key":
             from holdfast.audit.topics import audit_topics
 
@@ -316,9 +316,7 @@ def _audit(other: Other, settings: Mapping[str, str], client_settings: Mapping[s
             return audit_spools(settings, topics=other.topics, spools=other.spools)
 
 
-def _audit_group(
-    other: Other, settings: Mapping[str, str], theirs: Mapping[str, str], client_settings: Mapping[str, str]
-) -> Report:
+def _audit_group(other: Other, settings: Mapping[str, str], theirs: Mapping[str, str]) -> Report:
     from holdfast.audit.group import audit_group
     from holdfast.audit.scope import start_ms
 
@@ -336,7 +334,6 @@ def _audit_group(
         starts=starts,
         dead_letters=other.dead_letters,
         sink_settings=theirs,
-        client_settings=client_settings,
     )
 
 

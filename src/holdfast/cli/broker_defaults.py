@@ -1,7 +1,7 @@
 """The dynamic default of all brokers, which librdkafka has no way to address.
 
 Kafka names it by an empty broker name; librdkafka refuses that before anything is sent. So these two requests
-are said directly, to any bootstrap server: brokers of a cluster pass them on. Plain connections only.
+are said directly, to any bootstrap server: brokers of a cluster pass them on.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
+from holdfast.admin.errors import check
 from holdfast.cli.client import Connection
-from holdfast.cli.wire import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS, Cluster, check
+from holdfast.wire.api_keys import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 
 BROKER: Final[int] = ConfigResource.Type.BROKER.value
 
@@ -24,8 +25,8 @@ def read_defaults(connection: Connection) -> dict[str, ConfigEntry]:
         "include_synonyms": True,
         "include_documentation": False,
     }
-    with Cluster(connection) as cluster:
-        (result,) = cluster.ask_any(DESCRIBE_CONFIGS, request).results
+    with connection.brokers() as brokers:
+        (result,) = brokers.ask_any(DESCRIBE_CONFIGS, request).results
     check(result.error_code, "cannot read the default settings of all brokers", result.error_message)
     return {entry.name: _entry(entry) for entry in result.configs}
 
@@ -42,8 +43,8 @@ def change_defaults(connection: Connection, additions: Mapping[str, str], remova
         "resources": [{"resource_type": BROKER, "resource_name": "", "configs": changes}],
         "validate_only": False,
     }
-    with Cluster(connection) as cluster:
-        (result,) = cluster.ask_any(INCREMENTAL_ALTER_CONFIGS, request).responses
+    with connection.brokers() as brokers:
+        (result,) = brokers.ask_any(INCREMENTAL_ALTER_CONFIGS, request).responses
     check(result.error_code, "cannot change the default settings of all brokers", result.error_message)
 
 

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
+from holdfast.admin.brokers import Brokers
+from holdfast.admin.errors import Unreachable
+from holdfast.admin.settings import ConnectionSettings, parse_settings
 from holdfast.cli.client_settings import read_properties, translate
 from holdfast.cli.exits import CannotConnect, CommandFailed
 from holdfast.errors import ConfigError
 
 T = TypeVar("T")
 
+CLIENT_ID = "holdfast-cli"
 REQUEST_TIMEOUT_S = 30.0
 """How long one request of an administrative command may take once a broker has answered."""
 
@@ -74,13 +79,35 @@ class Connection:
         return cls(bootstrap_server, connect_timeout_ms, translate(given))
 
     @property
-    def security_protocol(self) -> str:
-        return self.settings.get("security.protocol", "plaintext").upper()
+    def needs_librdkafka(self) -> bool:
+        """Whether our own client lacks what the settings ask for: Kerberos, OAUTHBEARER, a PKCS#12 key store."""
+        try:
+            self._direct_settings(1)
+        except ConfigError:
+            return True
+        return False
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it can be spoken to without librdkafka: neither TLS nor SASL."""
-        return self.security_protocol == "PLAINTEXT"
+    @contextmanager
+    def brokers(self, timeout_ms: int = int(REQUEST_TIMEOUT_S * 1000)) -> Iterator[Brokers]:
+        """For requests that librdkafka does not have; nobody there is `CannotConnect`."""
+        try:
+            with Brokers(self._direct_settings(timeout_ms)) as brokers:
+                yield brokers
+        except Unreachable as error:
+            hint = "is the broker running there? (--bootstrap-server, --connect-timeout-ms)"
+            raise CannotConnect(f"{error}; {hint}") from error
+
+    def _direct_settings(self, timeout_ms: int) -> ConnectionSettings:
+        return parse_settings(
+            {
+                "request.timeout.ms": str(timeout_ms),
+                "default.api.timeout.ms": str(timeout_ms),
+                "socket.connection.setup.timeout.ms": str(self.connect_timeout_ms),
+                "client.id": CLIENT_ID,
+                **self.settings,
+                "bootstrap.servers": self.bootstrap_servers,
+            }
+        )
 
     def client_config(self, defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """`defaults`, then the user's settings, then what makes the client ours."""
@@ -88,7 +115,7 @@ class Connection:
             **(defaults or {}),
             **self.settings,
             "bootstrap.servers": self.bootstrap_servers,
-            "client.id": self.settings.get("client.id", "holdfast-cli"),
+            "client.id": self.settings.get("client.id", CLIENT_ID),
             "error_cb": self._note_error,
             "logger": _silent,
         }

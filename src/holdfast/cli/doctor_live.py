@@ -101,8 +101,9 @@ class LiveFlags:
         return f"--bootstrap-server {self.bootstrap_server}{config}"
 
     def examine(self, clients: Sequence[ClientSettings]) -> Examination:
+        from holdfast.admin.errors import Unreachable
         from holdfast.doctor.findings import Examination
-        from holdfast.doctor.live import ClusterUnreachable, examine_cluster
+        from holdfast.doctor.live import examine_cluster
 
         del self.looks[:-LOOKS_KEPT]
         try:
@@ -114,7 +115,7 @@ class LiveFlags:
                 clients=clients,
                 command_flags=self.command_flags(),
             )
-        except ClusterUnreachable as error:
+        except Unreachable as error:
             if not self.looks:
                 raise
             # A watch outlasts the restart of a cluster that it has seen.

@@ -1,7 +1,7 @@
 """Groups as the commands see them: listings, members, positions, and where the logs end.
 
 confluent-kafka's admin client answers most of it. What it does not know, the epochs and the newer states of
-groups of the new protocol, is asked for directly (`wire`), over plain connections; elsewhere it stays unknown.
+groups of the new protocol, is asked for directly, where our own client can authenticate; elsewhere it stays unknown.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, OffsetSpec
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.brokers import committed_offsets
+from holdfast.admin.errors import Refused, check, refused
 from holdfast.cli.advice import describe_error, failure, no_such_topic
 from holdfast.cli.client import Connection
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.wire import CONSUMER_GROUP_DESCRIBE, OFFSET_DELETE, OFFSET_FETCH, Cluster, Refused, check
+from holdfast.wire.api_keys import CONSUMER_GROUP_DESCRIBE, OFFSET_DELETE
 
 T = TypeVar("T")
 
@@ -61,8 +63,6 @@ MEMBER_TYPES: Final[Mapping[int | None, bool]] = {0: False, 1: True}
 
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-BY_NAME: Final = 9
-"""The last version of OffsetFetch that names topics; later ones have their ids."""
 NOT_THERE: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION})
 
 
@@ -176,15 +176,15 @@ class GroupAdmin:
 
     def _details(self, groups: Collection[str]) -> dict[str, Any]:
         """What ConsumerGroupDescribe says about groups of the new protocol, where it can be asked."""
-        if not groups or not self._connection.is_plain:
+        if not groups or self._connection.needs_librdkafka:
             return {}
         found = {}
-        with Cluster(self._connection, self._timeout_ms) as cluster:
+        with self._connection.brokers(self._timeout_ms) as brokers:
             for name in groups:
 
                 def ask(name: str = name) -> Any:
                     request = {"group_ids": [name], "include_authorized_operations": False}
-                    answer = cluster.ask_coordinator("group", name, CONSUMER_GROUP_DESCRIBE, request)
+                    answer = brokers.ask_coordinator("group", name, CONSUMER_GROUP_DESCRIBE, request)
                     (described,) = answer.groups
                     # A group may have gone, or turned classic, since it was listed.
                     if described.error_code is ErrorCode.group_id_not_found:
@@ -192,7 +192,7 @@ class GroupAdmin:
                     check(described.error_code, f"cannot describe group '{name}'", described.error_message)
                     return described
 
-                described = cluster.retried(ask)
+                described = brokers.retried(ask)
                 if described is not None:
                     found[name] = described
         return found
@@ -213,8 +213,13 @@ class GroupAdmin:
 
     def positions(self, group: str) -> dict[Place, Position]:
         """Every committed position of a group; none for a group that does not exist."""
-        if self._connection.is_plain:
-            return self._fetched_positions(group)
+        if self._connection.needs_librdkafka:
+            return self._listed_positions(group)
+        # librdkafka ends the process when the answer is that the coordinator has moved.
+        with self._connection.brokers(self._timeout_ms) as brokers:
+            return {place: Position(*found) for place, found in committed_offsets(brokers, group).items()}
+
+    def _listed_positions(self, group: str) -> dict[Place, Position]:
         request = [ConsumerGroupTopicPartitions(group)]
         future = self.admin.list_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
         found = _result(future, f"cannot read the positions of group '{group}'", group)
@@ -222,28 +227,6 @@ class GroupAdmin:
             (each.topic, each.partition): Position(each.offset, each.leader_epoch)
             for each in found.topic_partitions
             if each.offset >= 0
-        }
-
-    def _fetched_positions(self, group: str) -> dict[Place, Position]:
-        """By our own client: librdkafka's ends the process when the answer is that the coordinator has moved."""
-        request = {"group_id": group, "topics": None, "groups": [{"group_id": group, "topics": None}]}
-        subject = f"cannot read the positions of group '{group}'"
-        with Cluster(self._connection, self._timeout_ms) as cluster:
-
-            def ask() -> Any:
-                answer = cluster.ask_coordinator("group", group, OFFSET_FETCH, request, BY_NAME)
-                found = answer.groups[0] if hasattr(answer, "groups") else answer
-                check(found.error_code, subject)
-                return found.topics
-
-            topics = cluster.retried(ask)
-        return {
-            (topic.name, each.partition_index): Position(
-                each.committed_offset, epoch if (epoch := each.committed_leader_epoch) >= 0 else None
-            )
-            for topic in topics
-            for each in topic.partitions
-            if each.committed_offset >= 0
         }
 
     def set_positions(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, KafkaError | None]:
@@ -262,24 +245,24 @@ class GroupAdmin:
                 for name in dict.fromkeys(topic for topic, _ in places)
             ],
         }
-        with Cluster(self._connection, self._timeout_ms) as cluster:
+        with self._connection.brokers(self._timeout_ms) as brokers:
 
             def ask() -> Any:
-                answer = cluster.ask_coordinator("group", group, OFFSET_DELETE, request)
+                answer = brokers.ask_coordinator("group", group, OFFSET_DELETE, request)
                 advice = REFUSALS.get(answer.error_code, "")
                 check(answer.error_code, f"cannot delete positions of group '{group}'", None, advice)
                 return answer
 
-            answer = cluster.retried(ask)
+            answer = brokers.retried(ask)
         outcomes: dict[Place, Refused | None] = {}
         for topic in answer.topics:
             for each in topic.partitions:
-                refused = None
+                problem = None
                 if each.error_code is not ErrorCode.none:
                     place = f"{topic.name}-{each.partition_index}"
                     subject = f"cannot delete the position of group '{group}' for {place}"
-                    refused = Refused(subject, each.error_code, None, REFUSALS.get(each.error_code, ""))
-                outcomes[topic.name, each.partition_index] = refused
+                    problem = refused(subject, each.error_code, None, REFUSALS.get(each.error_code, ""))
+                outcomes[topic.name, each.partition_index] = problem
         return dict(sorted(outcomes.items()))
 
     # -------------------------------------------------------------------- logs

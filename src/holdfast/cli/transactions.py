@@ -23,7 +23,6 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.transactions_admin import ActiveProducer, Transaction, TransactionAdmin
-from holdfast.cli.wire import Cluster
 from holdfast.errors import ExitCode, UsageError
 
 app = typer.Typer(
@@ -401,8 +400,8 @@ def _admin(
     bootstrap_server: str, connect_timeout_ms: int, command_config: str | None
 ) -> Iterator[TransactionAdmin]:
     connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
-    with Cluster(connection) as cluster:
-        yield TransactionAdmin(cluster)
+    with connection.brokers() as brokers:
+        yield TransactionAdmin(brokers)
 
 
 def _no_such_id(transactional_id: str) -> CommandFailed:

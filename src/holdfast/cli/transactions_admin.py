@@ -16,15 +16,15 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.brokers import Brokers
+from holdfast.admin.errors import check
 from holdfast.cli.exits import CommandFailed
-from holdfast.cli.wire import (
+from holdfast.wire.api_keys import (
     DESCRIBE_PRODUCERS,
     DESCRIBE_TRANSACTIONS,
     INIT_PRODUCER_ID,
     LIST_TRANSACTIONS,
     WRITE_TXN_MARKERS,
-    Cluster,
-    check,
 )
 
 Place = tuple[str, int]
@@ -79,8 +79,8 @@ class ActiveProducer:
 class TransactionAdmin:
     """What can be asked about transactions and done to them."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, brokers: Brokers) -> None:
+        self.brokers = brokers
 
     def listings(
         self,
@@ -98,10 +98,10 @@ class TransactionAdmin:
             "transactional_id_pattern": pattern or None,
         }
         found: list[Listing] = []
-        for broker_id in self.cluster.broker_ids():
+        for broker_id in self.brokers.broker_ids():
 
             def ask(broker_id: int = broker_id) -> Any:
-                answer = self.cluster.ask_broker(broker_id, LIST_TRANSACTIONS, request)
+                answer = self.brokers.ask_broker(broker_id, LIST_TRANSACTIONS, request)
                 invalid = answer.error_code is ErrorCode.invalid_regular_expression
                 subject = f"broker {broker_id} cannot list its transactions"
                 advice = "--transactional-id-pattern takes the syntax of RE2" if invalid else ""
@@ -110,7 +110,7 @@ class TransactionAdmin:
 
             found += [
                 Listing(each.transactional_id, broker_id, each.producer_id, each.transaction_state)
-                for each in self.cluster.retried(ask).transaction_states
+                for each in self.brokers.retried(ask).transaction_states
             ]
         return sorted(found, key=lambda each: each.transactional_id)
 
@@ -119,25 +119,25 @@ class TransactionAdmin:
 
         def ask() -> Transaction | None:
             request = {"transactional_ids": [transactional_id]}
-            cluster = self.cluster
-            answer = cluster.ask_coordinator("transaction", transactional_id, DESCRIBE_TRANSACTIONS, request)
+            answer = self.brokers.ask_coordinator(
+                "transaction", transactional_id, DESCRIBE_TRANSACTIONS, request
+            )
             (state,) = answer.transaction_states
             if state.error_code is ErrorCode.transactional_id_not_found:
                 return None
             check(state.error_code, f"cannot describe transactional id '{transactional_id}'")
-            coordinator_id = cluster.coordinator_of("transaction", transactional_id).broker_id
-            return _transaction(state, coordinator_id)
+            return _transaction(state, self.brokers.coordinator_of("transaction", transactional_id))
 
-        return self.cluster.retried(ask)
+        return self.brokers.retried(ask)
 
     def producers(self, places: Collection[Place], broker_id: int | None = None) -> list[ActiveProducer]:
         """The producers that partitions remember: their leaders' word, or that of one broker."""
-        return self.cluster.retried(lambda: self._producers(places, broker_id))
+        return self.brokers.retried(lambda: self._producers(places, broker_id))
 
     def _producers(self, places: Collection[Place], broker_id: int | None) -> list[ActiveProducer]:
         by_broker: dict[int, list[Place]] = {}
         for topic, partition in places:
-            leader = self.cluster.leader_of(topic, partition)
+            leader = self.brokers.leader_of(topic, partition)
             by_broker.setdefault(leader if broker_id is None else broker_id, []).append((topic, partition))
         return [
             producer
@@ -148,7 +148,7 @@ class TransactionAdmin:
 
     def _producers_on(self, broker_id: int, places: Sequence[Place]) -> Iterator[ActiveProducer]:
         request = {"topics": _by_topic(places)}
-        answer = self.cluster.ask_broker(broker_id, DESCRIBE_PRODUCERS, request)
+        answer = self.brokers.ask_broker(broker_id, DESCRIBE_PRODUCERS, request)
         for topic in answer.topics:
             for each in topic.partitions:
                 subject = f"cannot describe the producers of {topic.name}-{each.partition_index}"
@@ -168,14 +168,15 @@ class TransactionAdmin:
         }
 
         def ask() -> None:
-            answer = self.cluster.ask_leader(topic, partition, WRITE_TXN_MARKERS, {"markers": [marker]})
+            leader = self.brokers.leader_of(topic, partition)
+            answer = self.brokers.ask_broker(leader, WRITE_TXN_MARKERS, {"markers": [marker]})
             subject = f"cannot abort the transaction of producer {producer_id} on {topic}-{partition}"
             for result in answer.markers:
                 for each in result.topics:
                     for outcome in each.partitions:
                         check(outcome.error_code, subject, None, _abort_advice(outcome.error_code))
 
-        self.cluster.retried(ask)
+        self.brokers.retried(ask)
 
     def fence(self, transactional_id: str) -> tuple[int, int]:
         """Take a transactional id over: its producer is fenced, its open transaction aborted.
@@ -190,28 +191,28 @@ class TransactionAdmin:
                 "producer_id": -1,
                 "producer_epoch": -1,
             }
-            cluster = self.cluster
-            answer = cluster.ask_coordinator("transaction", transactional_id, INIT_PRODUCER_ID, request)
+            answer = self.brokers.ask_coordinator("transaction", transactional_id, INIT_PRODUCER_ID, request)
             check(answer.error_code, f"cannot abort the transaction of '{transactional_id}'")
             return answer.producer_id, answer.producer_epoch
 
-        return self.cluster.retried(ask)
+        return self.brokers.retried(ask)
 
     # -------------------------------------------------------------------- hanging transactions
 
     def places(self, topic: str | None, partition: int | None, broker_id: int | None) -> list[Place]:
         """The partitions to search: of a topic or of all, and only those a broker keeps."""
-        topics = self.cluster.partitions() if topic is None else {topic: self.cluster.partitions_of(topic)}
-        if topic is not None and partition is not None and partition not in topics[topic]:
-            self.cluster.leader_of(topic, partition)  # says what is wrong with it
-        if broker_id is not None and broker_id not in self.cluster.broker_ids():
-            ids = ", ".join(map(str, self.cluster.broker_ids()))
+        topics = self.brokers.partitions()
+        if topic is not None and (topic not in topics or (partition or 0) not in topics[topic]):
+            self.brokers.leader_of(topic, partition or 0)  # says what is wrong with it
+        if broker_id is not None and broker_id not in self.brokers.broker_ids():
+            ids = ", ".join(map(str, self.brokers.broker_ids()))
             raise CommandFailed(f"broker {broker_id} is not in the cluster; its brokers are {ids}")
         return [
             (name, number)
             for name, partitions in sorted(topics.items())
             for number, each in sorted(partitions.items())
-            if (partition is None or number == partition)
+            if topic in (None, name)
+            and partition in (None, number)
             and (broker_id is None or broker_id in each.replica_nodes)
         ]
 

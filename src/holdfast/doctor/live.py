@@ -16,7 +16,7 @@ from dataclasses import replace
 from holdfast.doctor.client_settings import ClientSettings
 from holdfast.doctor.combinations import against_topics
 from holdfast.doctor.findings import ConfigChange, Examination, Finding, Severity
-from holdfast.doctor.live_ask import Cluster, ClusterUnreachable, alter_configs
+from holdfast.doctor.live_ask import Cluster, alter_configs
 from holdfast.doctor.live_cluster_rules import cluster_findings
 from holdfast.doctor.live_collect import collect
 from holdfast.doctor.live_group_rules import group_findings, new_partitions
@@ -24,7 +24,7 @@ from holdfast.doctor.live_history import append_looks, read_looks
 from holdfast.doctor.live_snapshot import Look, Snapshot
 from holdfast.doctor.live_transaction_rules import transaction_findings
 
-__all__ = ["ClusterUnreachable", "apply_fixes", "changes_of", "examine_cluster", "judge"]
+__all__ = ["apply_fixes", "changes_of", "examine_cluster", "judge"]
 
 
 def _wall_ms() -> int:
@@ -46,7 +46,7 @@ def examine_cluster(
     `settings` are a client's, with bootstrap.servers; `groups` the ones to look at, all by default. Earlier looks come
     from the file `history`, which this look is added to, and from `looks`, which it is appended to: a caller that
     watches passes the same list again. `command_flags` are added to the commands that findings propose.
-    Raises `ClusterUnreachable` when nobody answers.
+    Raises `holdfast.admin.errors.Unreachable` when nobody answers.
     """
     earlier, gaps = ([], []) if history is None else read_looks(history)
     with Cluster(settings) as cluster:
@@ -133,5 +133,4 @@ def apply_fixes(
 ) -> list[tuple[ConfigChange, str | None]]:
     """Make changes of settings; for each, what the cluster objected, or None."""
     with Cluster(settings) as cluster:
-        cluster.learn()
         return alter_configs(cluster, changes)

@@ -2,44 +2,27 @@
 
 The rules kept here:
 
-- Nobody answers at all: `ClusterUnreachable`. After somebody has, a broker that cannot be spoken to raises
-  `BrokerGone`, then and at once whenever it is asked again: a cluster that dies half-way costs one time-out, not one
-  for each question.
-- The version of a request is the newest both sides know, within what the caller can read.
+- A broker that cannot be spoken to raises, then and at once whenever it is asked again: a cluster that dies half-way
+  costs one time-out, not one for each question.
 - Nothing here changes a cluster but `alter_configs`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.brokers import ANY_VERSION, Brokers
+from holdfast.admin.connection import Address
+from holdfast.admin.errors import ClusterError, NotAuthorised, Unreachable, UnsupportedBroker
+from holdfast.admin.settings import parse_settings
 from holdfast.doctor.findings import ConfigChange
-from holdfast.errors import HoldfastError, PeerError
-from holdfast.reader.connection import Address, Connection, text_of, tls_context
-from holdfast.reader.errors import NotAuthorised, Unreachable, UnsupportedBroker
-from holdfast.reader.settings import parse_settings
 from holdfast.wire import error_table
-from holdfast.wire.messages import decode_response, encode_request
+from holdfast.wire.api_keys import INCREMENTAL_ALTER_CONFIGS
 
 T = TypeVar("T")
-
-LIST_OFFSETS: Final = 2
-METADATA: Final = 3
-OFFSET_FETCH: Final = 9
-FIND_COORDINATOR: Final = 10
-LIST_GROUPS: Final = 16
-DESCRIBE_CONFIGS: Final = 32
-INCREMENTAL_ALTER_CONFIGS: Final = 44
-DESCRIBE_CLUSTER: Final = 60
-DESCRIBE_PRODUCERS: Final = 61
-DESCRIBE_TRANSACTIONS: Final = 65
-LIST_TRANSACTIONS: Final = 66
-DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 RESOURCE_TYPES: Final[Mapping[str, int]] = {"topic": 2, "broker": 4, "group": 32}
 SET: Final = 0
@@ -57,104 +40,49 @@ DENIED: Final = frozenset(
 )
 
 
-class ClusterUnreachable(HoldfastError):
-    """No broker of the cluster answers, or none takes the credentials."""
-
-    exit_code = 3
-
-
-class BrokerGone(HoldfastError):
-    """A broker of a cluster that has answered before cannot be spoken to."""
-
-
 class Asker(Protocol):
-    """What the collector needs of a cluster."""
+    """What the collector needs of a cluster; whatever cannot be asked raises `ClusterError`."""
 
-    def any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
+    def metadata(self, topics: Iterable[str] | None, *, lowest: int = 1) -> Any:
+        """What the cluster says of itself and its topics."""
+
+    def ask_any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
         """An answer of whichever broker can be reached."""
 
-    def broker(
-        self, broker_id: int, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0, highest: int = 99
+    def ask_broker(
+        self,
+        broker_id: int,
+        api_key: int,
+        fields: Mapping[str, Any],
+        *,
+        lowest: int = 0,
+        highest: int = ANY_VERSION,
     ) -> Any:
         """An answer of one broker."""
 
-    def meet(self, brokers: Mapping[int, Address]) -> None:
-        """Where the brokers are."""
 
-
-class Cluster(AbstractContextManager["Cluster"]):
-    """The brokers of one cluster; belongs to one thread."""
+class Cluster(Brokers):
+    """The brokers of one cluster, each of which is gone once it could not be spoken to."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        self.settings = parse_settings({**DEFAULTS, **settings})
-        self._tls = tls_context(self.settings.tls)
-        self._connections: dict[Address, Connection] = {}
-        self._brokers: dict[int, Address] = {}
+        super().__init__(parse_settings({**DEFAULTS, **settings}))
         self._gone: dict[Address, str] = {}
-        self._answered = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for connection in self._connections.values():
-            connection.close()
-
-    def meet(self, brokers: Mapping[int, Address]) -> None:
-        self._brokers = dict(brokers)
-
-    def learn(self) -> None:
-        """Ask where the brokers are."""
-        answer = self.any(METADATA, {"topics": [], "allow_auto_topic_creation": False}, lowest=1)
-        self.meet({each.node_id: (each.host, each.port) for each in answer.brokers})
-
-    def any(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
-        addresses = dict.fromkeys([*self._brokers.values(), *self.settings.bootstrap_servers])
-        reasons = []
-        for address in addresses:
-            try:
-                return self._ask(address, api_key, fields, lowest, 99)
-            except BrokerGone as error:
-                reasons.append(str(error))
-            except UnsupportedBroker as error:
-                # Before anybody has answered it is the wrong port, a controller's say; after that it is one question.
-                if self._answered:
-                    raise
-                reasons.append(str(error))
-        problem = BrokerGone if self._answered else ClusterUnreachable
-        servers = ", ".join(text_of(each) for each in self.settings.bootstrap_servers)
-        raise problem(f"no broker of {servers} can be asked: {'; '.join(dict.fromkeys(reasons))}")
-
-    def broker(
-        self, broker_id: int, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0, highest: int = 99
-    ) -> Any:
-        address = self._brokers.get(broker_id)
-        if address is None:
-            raise BrokerGone(f"broker {broker_id} is not among the brokers of the cluster")
-        return self._ask(address, api_key, fields, lowest, highest)
 
     def _ask(
         self, address: Address, api_key: int, fields: Mapping[str, Any], lowest: int, highest: int
     ) -> Any:
         if address in self._gone:
-            raise BrokerGone(self._gone[address])
-        connection = self._connections.get(address)
-        if connection is None:
-            connection = self._connections[address] = Connection(address, self.settings, self._tls)
+            raise Unreachable(self._gone[address])
         try:
-            if not connection.is_open:
-                connection.open()
-            version = min(connection.version(api_key, lowest), highest)
-            sent = connection.send(api_key, version, encode_request(api_key, version, fields))
-            answer = decode_response(api_key, version, connection.receive(sent))
-        except (Unreachable, NotAuthorised, PeerError) as error:
-            connection.close()
+            return super()._ask(address, api_key, fields, lowest, highest)
+        except (Unreachable, NotAuthorised) as error:
             self._gone[address] = str(error)
-            raise BrokerGone(str(error)) from error
-        self._answered = True
-        return answer
+            raise Unreachable(str(error)) from error
+        except UnsupportedBroker as error:
+            # Before anybody has answered it is the wrong port, a controller's say; after that it is one question.
+            if self._last_good is not None:
+                raise
+            raise Unreachable(str(error)) from error
 
 
 def alter_configs(asker: Asker, changes: Sequence[ConfigChange]) -> list[tuple[ConfigChange, str | None]]:
@@ -169,11 +97,11 @@ def alter_configs(asker: Asker, changes: Sequence[ConfigChange]) -> list[tuple[C
         fields = {"resources": [resource], "validate_only": False}
         try:
             if change.resource_type == "broker" and change.resource_name:
-                answer = asker.broker(int(change.resource_name), INCREMENTAL_ALTER_CONFIGS, fields)
+                answer = asker.ask_broker(int(change.resource_name), INCREMENTAL_ALTER_CONFIGS, fields)
             else:
-                answer = asker.any(INCREMENTAL_ALTER_CONFIGS, fields)
+                answer = asker.ask_any(INCREMENTAL_ALTER_CONFIGS, fields)
             (result,) = answer.responses
-        except (BrokerGone, UnsupportedBroker) as error:
+        except ClusterError as error:
             outcomes.append((change, str(error)))
             continue
         refused = result.error_code is not ErrorCode.none

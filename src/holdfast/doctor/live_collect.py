@@ -20,26 +20,9 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.errors import ClusterError, UnsupportedBroker
 from holdfast.doctor.findings import Gap, GapKind
-from holdfast.doctor.live_ask import (
-    DENIED,
-    DESCRIBE_CLUSTER,
-    DESCRIBE_CONFIGS,
-    DESCRIBE_PRODUCERS,
-    DESCRIBE_TOPIC_PARTITIONS,
-    DESCRIBE_TRANSACTIONS,
-    FIND_COORDINATOR,
-    LIST_GROUPS,
-    LIST_OFFSETS,
-    LIST_TRANSACTIONS,
-    METADATA,
-    OFFSET_FETCH,
-    RESOURCE_TYPES,
-    Asker,
-    BrokerGone,
-    chunks,
-    described,
-)
+from holdfast.doctor.live_ask import DENIED, RESOURCE_TYPES, Asker, chunks, described
 from holdfast.doctor.live_hidden import UNSEEN, WITHOUT_DESCRIBE, hidden_topics, may_describe
 from holdfast.doctor.live_snapshot import (
     Bounds,
@@ -56,8 +39,19 @@ from holdfast.doctor.live_snapshot import (
     named,
     plain,
 )
-from holdfast.reader.errors import UnsupportedBroker
 from holdfast.wire import error_table
+from holdfast.wire.api_keys import (
+    DESCRIBE_CLUSTER,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    DESCRIBE_TRANSACTIONS,
+    FIND_COORDINATOR,
+    LIST_GROUPS,
+    LIST_OFFSETS,
+    LIST_TRANSACTIONS,
+    OFFSET_FETCH,
+)
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -127,6 +121,10 @@ def collect(asker: Asker, groups: Collection[str], now_ms: Callable[[], int]) ->
     return collector.finish()
 
 
+def _gap_kind(error: ClusterError) -> GapKind:
+    return "unsupported" if isinstance(error, UnsupportedBroker) else "connection"
+
+
 class _Collector:
     def __init__(self, asker: Asker, snapshot: Snapshot) -> None:
         self._asker = asker
@@ -152,11 +150,9 @@ class _Collector:
     ) -> Any:
         """A broker's answer, or None and a gap."""
         try:
-            return self._asker.broker(broker_id, api_key, fields, **versions)
-        except BrokerGone as error:
-            self._miss(what, f"broker {broker_id}", str(error), "connection")
-        except UnsupportedBroker as error:
-            self._miss(what, f"broker {broker_id}", str(error), "unsupported")
+            return self._asker.ask_broker(broker_id, api_key, fields, **versions)
+        except ClusterError as error:
+            self._miss(what, f"broker {broker_id}", str(error), _gap_kind(error))
         return None
 
     def finish(self) -> Snapshot:
@@ -170,13 +166,7 @@ class _Collector:
     # -------------------------------------------------------------------- brokers and topics
 
     def metadata(self) -> None:
-        fields = {
-            "topics": None,
-            "allow_auto_topic_creation": False,
-            "include_topic_authorized_operations": False,
-        }
-        answer = self._asker.any(METADATA, fields, lowest=1)
-        self._asker.meet({each.node_id: (each.host, each.port) for each in answer.brokers})
+        answer = self._asker.metadata(None)
         for each in answer.brokers:
             address = f"{each.host}:{each.port}"
             self.snapshot.brokers[each.node_id] = BrokerFacts(each.node_id, address, each.rack)
@@ -208,8 +198,8 @@ class _Collector:
             "cursor": None,
         }
         try:
-            answer = self._asker.any(DESCRIBE_TOPIC_PARTITIONS, fields)
-        except (BrokerGone, UnsupportedBroker):
+            answer = self._asker.ask_any(DESCRIBE_TOPIC_PARTITIONS, fields)
+        except ClusterError:
             return  # only the names of those to bring back become longer
         for found in answer.topics:
             topic = self.snapshot.topics.get(found.name or "")
@@ -240,8 +230,8 @@ class _Collector:
             "include_fenced_brokers": False,
         }
         try:
-            answer = self._asker.any(DESCRIBE_CLUSTER, fields)
-        except (BrokerGone, UnsupportedBroker):
+            answer = self._asker.ask_any(DESCRIBE_CLUSTER, fields)
+        except ClusterError:
             return  # an old broker cannot say; one that is gone is missed by the next question
         allowed = answer.cluster_authorized_operations
         if answer.error_code is not ErrorCode.none or allowed < 0:
@@ -267,11 +257,10 @@ class _Collector:
     def topic_settings(self) -> None:
         for names in chunks(list(self.snapshot.topics), TOPICS_PER_REQUEST):
             try:
-                answer = self._asker.any(DESCRIBE_CONFIGS, _configs("topic", names, TOPIC_SETTINGS))
-            except (BrokerGone, UnsupportedBroker) as error:
-                kind: GapKind = "connection" if isinstance(error, BrokerGone) else "unsupported"
+                answer = self._asker.ask_any(DESCRIBE_CONFIGS, _configs("topic", names, TOPIC_SETTINGS))
+            except ClusterError as error:
                 for name in names:
-                    self._miss("settings of topics", name, str(error), kind)
+                    self._miss("settings of topics", name, str(error), _gap_kind(error))
                 continue
             for result in answer.results:
                 name = result.resource_name
@@ -344,10 +333,12 @@ class _Collector:
             return
         code = ErrorCode.group_id_not_found
         try:
-            answer = self._asker.any(FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [name]}, lowest=4)
+            answer = self._asker.ask_any(
+                FIND_COORDINATOR, {"key_type": 0, "coordinator_keys": [name]}, lowest=4
+            )
             (found,) = answer.coordinators
             code = found.error_code if found.error_code in DENIED else code
-        except (BrokerGone, UnsupportedBroker) as error:
+        except ClusterError as error:
             self._miss("groups", name, str(error), "connection")
             return
         self._refuse("groups", name, code, "no broker knows it: 'holdfast groups list' shows those there are")

@@ -17,10 +17,10 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.doctor.live_ask import DENIED, METADATA, Asker, BrokerGone, chunks
-from holdfast.reader.errors import UnsupportedBroker
+from holdfast.admin.errors import ClusterError
+from holdfast.doctor.live_ask import DENIED, Asker, chunks
+from holdfast.wire.api_keys import DESCRIBE_LOG_DIRS
 
-DESCRIBE_LOG_DIRS: Final = 35
 DESCRIBE_BIT: Final = 1 << 8
 CLUSTER_ACTION_BIT: Final = 1 << 9
 NAMES_PER_REQUEST: Final = 500
@@ -43,14 +43,13 @@ def hidden_topics(
     names: set[str] = set()
     for broker_id in brokers:
         try:
-            answer = asker.broker(broker_id, DESCRIBE_LOG_DIRS, {"topics": None})
-        except (BrokerGone, UnsupportedBroker):
+            answer = asker.ask_broker(broker_id, DESCRIBE_LOG_DIRS, {"topics": None})
+        except ClusterError:
             continue  # what it does not tell now is missed by the questions that follow
         names.update(topic.name for result in answer.results for topic in result.topics)
     for some in chunks(sorted(names.difference(known)), NAMES_PER_REQUEST):
-        fields = {"topics": [{"name": name} for name in some], "allow_auto_topic_creation": False}
         try:
-            answer = asker.any(METADATA, fields, lowest=4)
-        except (BrokerGone, UnsupportedBroker):
+            answer = asker.metadata(some, lowest=4)
+        except ClusterError:
             return
         yield from ((str(each.name), each.error_code) for each in answer.topics if each.error_code in DENIED)

@@ -32,25 +32,16 @@ from holdfast.reader.model import (
 )
 
 if TYPE_CHECKING:
+    from holdfast.admin.errors import ClusterError, NotAuthorised, Refused, Unreachable, UnsupportedBroker
     from holdfast.reader.arrow import SCHEMA, warm
     from holdfast.reader.cluster import Cluster
-    from holdfast.reader.errors import (
-        CorruptBatch,
-        EndNotReached,
-        NotAuthorised,
-        OffsetGone,
-        ReaderError,
-        Refused,
-        TopicMissing,
-        TopicRecreated,
-        Unreachable,
-        UnsupportedBroker,
-    )
+    from holdfast.reader.errors import CorruptBatch, EndNotReached, OffsetGone, TopicMissing, TopicRecreated
     from holdfast.reader.topic_reader import ranges_of, read
 
 __all__ = [
     "SCHEMA",
     "Cluster",
+    "ClusterError",
     "CorruptBatch",
     "EndNotReached",
     "Isolation",
@@ -61,7 +52,6 @@ __all__ = [
     "PartitionInfo",
     "PartitionRange",
     "RangeReport",
-    "ReaderError",
     "Refused",
     "TopicInfo",
     "TopicMissing",
@@ -75,21 +65,21 @@ __all__ = [
 ]
 
 _PLACES: Final = {
-    "SCHEMA": "arrow",
-    "warm": "arrow",
-    "Cluster": "cluster",
-    "ranges_of": "topic_reader",
-    "read": "topic_reader",
-    "CorruptBatch": "errors",
-    "EndNotReached": "errors",
-    "NotAuthorised": "errors",
-    "OffsetGone": "errors",
-    "ReaderError": "errors",
-    "Refused": "errors",
-    "TopicMissing": "errors",
-    "TopicRecreated": "errors",
-    "Unreachable": "errors",
-    "UnsupportedBroker": "errors",
+    "SCHEMA": "reader.arrow",
+    "warm": "reader.arrow",
+    "Cluster": "reader.cluster",
+    "ranges_of": "reader.topic_reader",
+    "read": "reader.topic_reader",
+    "CorruptBatch": "reader.errors",
+    "EndNotReached": "reader.errors",
+    "OffsetGone": "reader.errors",
+    "TopicMissing": "reader.errors",
+    "TopicRecreated": "reader.errors",
+    "ClusterError": "admin.errors",
+    "NotAuthorised": "admin.errors",
+    "Refused": "admin.errors",
+    "Unreachable": "admin.errors",
+    "UnsupportedBroker": "admin.errors",
 }
 """Names whose modules are imported when they are first used."""
 
@@ -98,6 +88,6 @@ def __getattr__(name: str) -> Any:
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{place}"), name)
+    found = getattr(importlib.import_module(f"holdfast.{place}"), name)
     globals()[name] = found
     return found

@@ -2,12 +2,11 @@
 
 The rules kept here:
 
-- A question about a partition goes to the broker that leads it. Where that is, is remembered and asked for again when
-  a broker says it is somewhere else, or is gone.
+- A question about a partition goes to the broker that leads it (`Brokers`). Where that is, is remembered and asked for
+  again when a broker says it is somewhere else, or is gone.
 - What time may mend (an election, a broker that restarts, metadata that has not arrived everywhere) is asked again
   until `default.api.timeout.ms` has passed; what it cannot mend is raised at once. The first contact is different: if
   no bootstrap server answers within `socket.connection.setup.timeout.ms`, the address is taken to be wrong.
-- One connection per broker, opened when it is needed. A `Cluster` belongs to one thread.
 """
 
 from __future__ import annotations
@@ -15,23 +14,17 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.brokers import Brokers
+from holdfast.admin.connection import Connection
+from holdfast.admin.errors import ClusterError, NotAuthorised, Refused, Unreachable, UnsupportedBroker
+from holdfast.admin.settings import parse_settings
 from holdfast.errors import UsageError
-from holdfast.reader.connection import Address, Connection, tls_context
-from holdfast.reader.errors import (
-    NotAuthorised,
-    ReaderError,
-    Refused,
-    TopicMissing,
-    Unreachable,
-    UnsupportedBroker,
-)
+from holdfast.reader.errors import TopicMissing
 from holdfast.reader.model import (
     Isolation,
     OffsetAnswer,
@@ -42,17 +35,14 @@ from holdfast.reader.model import (
     TopicInfo,
     TopicPartition,
 )
-from holdfast.reader.settings import parse_settings
 from holdfast.wire import error_table
+from holdfast.wire.api_keys import LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
 
-LIST_OFFSETS: Final = 2
-METADATA: Final = 3
-OFFSET_FOR_LEADER_EPOCH: Final = 23
 METADATA_WITH_IDS: Final = 10
 LIST_OFFSETS_WITH_EPOCHS: Final = 4
 LIST_OFFSETS_WITH_LOCAL_STARTS: Final = 8
@@ -62,6 +52,8 @@ LATEST: Final = -1
 EARLIEST_LOCAL: Final = -4
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
+
+CLIENT_ID: Final = "holdfast-reader"
 
 BATCH_BYTES_USUAL_MAX: Final = 1 << 20
 """Larger batches are the exception: they are asked for one by one."""
@@ -78,31 +70,14 @@ DENIED: Final = frozenset(
 )
 
 
-class Cluster(AbstractContextManager["Cluster"]):
-    """The brokers of one cluster and what they know."""
+class Cluster(Brokers):
+    """The brokers of one cluster and what they know of its topics."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        self.settings = parse_settings(settings)
-        self._tls = tls_context(self.settings.tls)
-        self._connections: dict[Address, Connection] = {}
-        self._brokers: dict[int, Address] = {}
+        super().__init__(parse_settings({"client.id": CLIENT_ID, **settings}))
         self._leaders: dict[TopicPartition, PartitionInfo] = {}
-        self._last_good: Address | None = None
         self.batch_bytes: dict[str, int] = {}
         """By topic: how large the batches are that its producers write."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
 
     # -------------------------------------------------------------------- what there is
 
@@ -119,7 +94,7 @@ class Cluster(AbstractContextManager["Cluster"]):
             return self._named(names)
         matches = _matcher(pattern)
         found: dict[str, TopicInfo] = {}
-        for topic in self._metadata(None).topics:
+        for topic in self._asked(None).topics:
             is_going = topic.error_code is ErrorCode.unknown_topic_or_partition
             if not is_going and not topic.is_internal and matches(topic.name):
                 self._check_topic(topic)
@@ -249,7 +224,7 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def refresh(self, topics: Iterable[str]) -> dict[str, TopicInfo]:
         """Ask who leads what; topics that are not there are left out."""
-        answer = self._metadata(sorted(set(topics)))
+        answer = self._asked(sorted(set(topics)))
         found = {}
         for topic in answer.topics:
             if topic.error_code is ErrorCode.unknown_topic_or_partition:
@@ -260,10 +235,10 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def connection(self, broker_id: int) -> Connection:
         """An open connection to a broker."""
-        address = self._brokers.get(broker_id)
+        address = self._addresses.get(broker_id)
         if address is None:
             raise Unreachable(f"broker {broker_id} is not in the cluster's metadata")
-        return self._connected(address)
+        return self.connected(address)
 
     def note_batch_bytes(self, topic: str, size: int) -> None:
         """A batch of this size was seen: what is asked for of this topic should have room for one."""
@@ -271,7 +246,7 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def is_at(self, broker_id: int, connection: Connection) -> bool:
         """Whether this is the connection to that broker."""
-        return self._brokers.get(broker_id) == connection.address
+        return self._addresses.get(broker_id) == connection.address
 
     def retrying(self, attempt: Callable[[], T], deadline_ms: int | None = None) -> T:
         """What an attempt returns, made again while nobody can be reached."""
@@ -284,44 +259,12 @@ class Cluster(AbstractContextManager["Cluster"]):
                     raise
             self.back_off()
 
-    def back_off(self) -> None:
-        time.sleep(self.settings.retry_backoff_ms / 1000)
-
-    def _connected(self, address: Address) -> Connection:
-        connection = self._connections.get(address)
-        if connection is None:
-            connection = self._connections[address] = Connection(address, self.settings, self._tls)
-        if not connection.is_open:
-            connection.open()
-        return connection
-
-    def _metadata(self, names: Iterable[str] | None) -> Any:
-        fields = {
-            "topics": None if names is None else [{"topic_id": None, "name": name} for name in names],
-            "allow_auto_topic_creation": False,
-            "include_topic_authorized_operations": False,
-        }
-        is_first_contact = self._last_good is None
-        deadline_ms = self.settings.connect_timeout_ms if is_first_contact else self.settings.deadline_ms
-        answer = self.retrying(lambda: self._ask_any(METADATA, fields, METADATA_WITH_IDS), deadline_ms)
-        self._brokers = {each.node_id: (each.host, each.port) for each in answer.brokers}
-        return answer
-
-    def _ask_any(self, api_key: int, fields: Mapping[str, Any], lowest: int) -> Any:
-        """The answer of the broker that answered last, or of the first of all we know that can be reached."""
-        addresses = [*self.settings.bootstrap_servers, *self._brokers.values()]
-        if self._last_good is not None:
-            addresses.insert(0, self._last_good)
-        reasons: dict[Address, str] = {}
-        for address in dict.fromkeys(addresses):
-            try:
-                answer = self._connected(address).ask(api_key, fields, lowest=lowest)
-            except Unreachable as error:
-                reasons[address] = str(error)
-                continue
-            self._last_good = address
-            return answer
-        raise Unreachable("; ".join(reasons.values()))
+    def _asked(self, names: Iterable[str] | None) -> Any:
+        """The metadata of topics; nobody at all is waited for longer once somebody has answered."""
+        deadline_ms = (
+            self.settings.connect_timeout_ms if self._last_good is None else self.settings.deadline_ms
+        )
+        return self.retrying(lambda: self.metadata(names, lowest=METADATA_WITH_IDS), deadline_ms)
 
     def _check_topic(self, topic: Any) -> None:
         code = topic.error_code
@@ -364,7 +307,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         if any(self._leaderless(each) for each in wanted):
             self._locate(wanted)
         while True:
-            problem: ReaderError = Unreachable("no broker leads the partitions")
+            problem: ClusterError = Unreachable("no broker leads the partitions")
             for leader, asked in self._by_leader(each for each in wanted if each not in found).items():
                 try:
                     entity = self.connection(leader).ask(api_key, fields(asked), lowest=lowest)
@@ -385,7 +328,7 @@ class Cluster(AbstractContextManager["Cluster"]):
 
     def _leaderless(self, place: TopicPartition) -> bool:
         leader = self._leaders.get(place)
-        return leader is None or leader.leader not in self._brokers
+        return leader is None or leader.leader not in self._addresses
 
     def _locate(self, places: Iterable[TopicPartition]) -> None:
         places = list(places)
@@ -401,12 +344,12 @@ class Cluster(AbstractContextManager["Cluster"]):
         groups: dict[int, list[TopicPartition]] = {}
         for each in places:
             leader = self._leaders[each].leader
-            if leader in self._brokers:
+            if leader in self._addresses:
                 groups.setdefault(leader, []).append(each)
         return groups
 
 
-def _judge(place: TopicPartition, code: ErrorCode) -> ReaderError:
+def _judge(place: TopicPartition, code: ErrorCode) -> ClusterError:
     """What to raise should time run out; raised at once where time does not help."""
     name = f"{place.topic}-{place.partition}"
     if code in DENIED:

@@ -1,38 +1,28 @@
 """What can go wrong while reading, as a branch of holdfast's tree.
 
 HoldfastError
-└── ReaderError
+└── ClusterError             with what can go wrong at any cluster: `holdfast.admin.errors`
     ├── TopicMissing         no topic of that name, or it was deleted while it was read
     ├── TopicRecreated       the name now belongs to another topic: its offsets mean other records
     ├── OffsetGone           the log does not hold the offsets asked for
     ├── EndNotReached        the log, or its stable part, did not grow to the range's end in time
-    ├── CorruptBatch         bytes of the log that are no valid record batch
-    ├── Unreachable          no broker, or not the one that leads, answered in time
-    ├── NotAuthorised        the cluster refuses the credentials, or the principal may not read
-    ├── UnsupportedBroker    the broker is too old to be read by topic id
-    └── Refused              a broker answered with another error; carries its code
+    └── CorruptBatch         bytes of the log that are no valid record batch
 """
 
 from __future__ import annotations
 
-from kio.schema.errors import ErrorCode
-
-from holdfast.errors import HoldfastError
+from holdfast.admin.errors import ClusterError
 
 
-class ReaderError(HoldfastError):
-    """Whatever ends a read on purpose."""
-
-
-class TopicMissing(ReaderError):
+class TopicMissing(ClusterError):
     """There is no such topic."""
 
 
-class TopicRecreated(ReaderError):
+class TopicRecreated(ClusterError):
     """The topic was deleted and created again: same name, other records."""
 
 
-class OffsetGone(ReaderError):
+class OffsetGone(ClusterError):
     """Offsets that the log does not hold: deleted from its head, or cut off its tail."""
 
     def __init__(self, message: str, *, offset: int, log_start: int, log_end: int) -> None:
@@ -49,32 +39,9 @@ def _offset_gone(message: str, offset: int, log_start: int, log_end: int) -> Off
     return OffsetGone(message, offset=offset, log_start=log_start, log_end=log_end)
 
 
-class EndNotReached(ReaderError):
+class EndNotReached(ClusterError):
     """Records before the range's end are not there yet, or belong to a transaction still open."""
 
 
-class CorruptBatch(ReaderError):
+class CorruptBatch(ClusterError):
     """Bytes that no producer can have meant: damage in the log or on the way."""
-
-
-class Unreachable(ReaderError):
-    """Nobody who could answer did so in time."""
-
-
-class NotAuthorised(ReaderError):
-    """Credentials refused, or no permission."""
-
-
-class UnsupportedBroker(ReaderError):
-    """The broker lacks a request that reading needs."""
-
-
-class Refused(ReaderError):
-    """A broker answered with an error that asking again does not change."""
-
-    def __init__(self, message: str, code: ErrorCode) -> None:
-        super().__init__(message)
-        self.code = code
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return Refused, (str(self), self.code)

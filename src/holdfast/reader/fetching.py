@@ -32,20 +32,11 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.connection import Connection
+from holdfast.admin.errors import ClusterError, NotAuthorised, Refused, Unreachable
 from holdfast.errors import PeerError
 from holdfast.reader.arrow import Reading, Survey, decode, survey
-from holdfast.reader.connection import Connection
-from holdfast.reader.errors import (
-    CorruptBatch,
-    EndNotReached,
-    NotAuthorised,
-    OffsetGone,
-    ReaderError,
-    Refused,
-    TopicMissing,
-    TopicRecreated,
-    Unreachable,
-)
+from holdfast.reader.errors import CorruptBatch, EndNotReached, OffsetGone, TopicMissing, TopicRecreated
 from holdfast.reader.fetch_messages import (
     FETCH,
     LOWEST_VERSION,
@@ -117,7 +108,7 @@ class _Range:
     contradictions: int = 0
     """How often in a row the topic's name had no or another id."""
     needs_leader: bool = False
-    problem: ReaderError | None = None
+    problem: ClusterError | None = None
     """What to raise when its time is over."""
 
     @property
@@ -473,7 +464,7 @@ class RangesReader:
 
     # -------------------------------------------------------------------- trouble
 
-    def _lose(self, each: _Range, problem: ReaderError) -> None:
+    def _lose(self, each: _Range, problem: ClusterError) -> None:
         each.needs_leader = True
         each.problem = problem
 

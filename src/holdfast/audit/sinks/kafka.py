@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from holdfast.admin.errors import ClusterError
 from holdfast.audit.lineage import LineageBatch, as_ranges, split_columns
 from holdfast.audit.model import Fate, Finding, Unproven
 from holdfast.audit.record_walk import await_decided
@@ -30,7 +31,6 @@ from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.reader import Cluster, PartitionRange, RangeReport, TopicPartition
-from holdfast.reader.errors import ReaderError
 
 SOURCE: Final = "hf-source"
 BATCH_BYTES: Final = 8 << 20
@@ -70,7 +70,7 @@ class TopicReader:
                 self.is_exact = self._has_stood_still(cluster, ledger or [])
                 self._dropped = {each.partition: each.start for each in self._ranges or () if each.start > 0}
                 """By partition: how many offsets it no longer begins with."""
-        except ReaderError as error:
+        except ClusterError as error:
             raise SinkUnreadable(f"sink {name!r}: {error}") from error
 
     def _read_ledger(self, cluster: Cluster, ranges: Sequence[PartitionRange]) -> None:
@@ -147,7 +147,7 @@ class TopicReader:
         try:
             with Cluster(self._settings) as cluster:
                 yield from cluster.read(self._ranges, batch_bytes=BATCH_BYTES, reports=self.reports)
-        except ReaderError as error:
+        except ClusterError as error:
             raise SinkUnreadable(f"sink {self.name!r}: {error}") from error
 
     def places(self, batch: pa.RecordBatch) -> headers.Places:

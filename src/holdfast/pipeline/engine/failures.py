@@ -98,10 +98,11 @@ class Unbalanced(PipelineError):
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same batch may simply be tried again later: brokers restart, elections take time."""
+    from holdfast.admin.errors import Unreachable
     from holdfast.pipeline.formats.registry import RegistryUnavailable
     from holdfast.pipeline.sinks.base import SinkUnavailable
     from holdfast.pipeline.state.tables import LookupUnavailable
-    from holdfast.reader.errors import EndNotReached, Unreachable
+    from holdfast.reader.errors import EndNotReached
 
     return isinstance(
         error, Unreachable | EndNotReached | RegistryUnavailable | SinkUnavailable | LookupUnavailable
@@ -174,9 +175,10 @@ def _with_code(error: HoldfastError) -> HoldfastError:
 
 
 def _code_of(error: HoldfastError) -> int:
+    from holdfast.admin.errors import NotAuthorised, Unreachable
     from holdfast.errors import UsageError
     from holdfast.pipeline.formats.registry import RegistryUnavailable
-    from holdfast.reader.errors import NotAuthorised, TopicMissing, Unreachable
+    from holdfast.reader.errors import TopicMissing
 
     if isinstance(error, UsageError | TopicMissing):
         return USAGE

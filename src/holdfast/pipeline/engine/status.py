@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.admin.errors import Unreachable
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
@@ -32,7 +33,6 @@ from holdfast.pipeline.sinks.base import Sink, SinkContext
 from holdfast.pipeline.state.building import remembers
 from holdfast.pipeline.state.store import StateStore, state_path
 from holdfast.pipeline.state.watermarks import Clock, Watermarks
-from holdfast.reader.errors import Unreachable
 
 
 @dataclass(frozen=True)

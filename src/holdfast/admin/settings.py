@@ -1,7 +1,7 @@
 """How to reach a cluster, from Kafka's dotted names.
 
 Java's names and librdkafka's are both taken where they differ. Settings of consumers and producers that mean nothing
-to a reader of ranges are ignored: users pass one set to all their clients. Settings that would weaken or change the
+to this client are ignored: users pass one set to all their clients. Settings that would weaken or change the
 connection, and cannot be honoured, are errors.
 """
 
@@ -40,9 +40,9 @@ class SaslSettings:
 
 
 @dataclass(frozen=True)
-class ReaderSettings:
+class ConnectionSettings:
     bootstrap_servers: tuple[tuple[str, int], ...]
-    client_id: str = "holdfast-reader"
+    client_id: str = "holdfast-admin"
     tls: TlsSettings | None = None
     sasl: SaslSettings | None = None
     connect_timeout_ms: int = 10_000
@@ -54,24 +54,24 @@ class ReaderSettings:
     retry_backoff_ms: int = 100
 
 
-def parse_settings(given: Mapping[str, str]) -> ReaderSettings:
+def parse_settings(given: Mapping[str, str]) -> ConnectionSettings:
     settings = {name: str(value) for name, value in given.items()}
     protocol = settings.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in SECURITY_PROTOCOLS:
         raise ConfigError(f"security.protocol={protocol!r} is none of {', '.join(SECURITY_PROTOCOLS)}")
-    return ReaderSettings(
+    return ConnectionSettings(
         bootstrap_servers=_servers(settings),
-        client_id=settings.get("client.id", ReaderSettings.client_id),
+        client_id=settings.get("client.id", ConnectionSettings.client_id),
         tls=_tls(settings) if protocol.endswith("SSL") else None,
         sasl=_sasl(settings) if protocol.startswith("SASL") else None,
         connect_timeout_ms=_milliseconds(
-            settings, ("socket.connection.setup.timeout.ms",), ReaderSettings.connect_timeout_ms
+            settings, ("socket.connection.setup.timeout.ms",), ConnectionSettings.connect_timeout_ms
         ),
         request_timeout_ms=_milliseconds(
-            settings, ("request.timeout.ms", "socket.timeout.ms"), ReaderSettings.request_timeout_ms
+            settings, ("request.timeout.ms", "socket.timeout.ms"), ConnectionSettings.request_timeout_ms
         ),
-        deadline_ms=_milliseconds(settings, ("default.api.timeout.ms",), ReaderSettings.deadline_ms),
-        retry_backoff_ms=_milliseconds(settings, ("retry.backoff.ms",), ReaderSettings.retry_backoff_ms),
+        deadline_ms=_milliseconds(settings, ("default.api.timeout.ms",), ConnectionSettings.deadline_ms),
+        retry_backoff_ms=_milliseconds(settings, ("retry.backoff.ms",), ConnectionSettings.retry_backoff_ms),
     )
 
 

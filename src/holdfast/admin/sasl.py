@@ -14,8 +14,8 @@ import secrets
 from collections.abc import Generator
 from typing import Final
 
-from holdfast.reader.errors import NotAuthorised
-from holdfast.reader.settings import SaslSettings
+from holdfast.admin.errors import NotAuthorised
+from holdfast.admin.settings import SaslSettings
 
 _ITERATIONS_MIN: Final = 4096
 """RFC 7677's least: fewer would let a false server fish for weak proofs."""

@@ -18,16 +18,14 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.admin.errors import NotAuthorised, Unreachable, UnsupportedBroker
+from holdfast.admin.sasl import dialogue
+from holdfast.admin.settings import ConnectionSettings, TlsSettings
 from holdfast.errors import ConfigError, PeerError
-from holdfast.reader.errors import NotAuthorised, Unreachable, UnsupportedBroker
-from holdfast.reader.sasl import dialogue
-from holdfast.reader.settings import ReaderSettings, TlsSettings
 from holdfast.real import unfilled_buffer
 from holdfast.wire import apis
+from holdfast.wire.api_keys import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from holdfast.wire.messages import decode_response, encode_request, response_header_version
-
-SASL_HANDSHAKE: Final = 17
-SASL_AUTHENTICATE: Final = 36
 
 ANSWER_BYTES_MAX: Final = 1 << 30
 """No answer we ask for is larger: a batch unpacks to 256 MiB at most. A greater length is garbage."""
@@ -47,7 +45,9 @@ def text_of(address: Address) -> str:
 
 
 class Connection:
-    def __init__(self, address: Address, settings: ReaderSettings, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: Address, settings: ConnectionSettings, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.address = address
         self._tls = tls
         self._settings = settings
@@ -93,7 +93,7 @@ class Connection:
         except OSError as error:
             raise self._lost(error) from error
         # Version 0 of ApiVersions is the one every broker answers.
-        answer = self._ask(apis.API_VERSIONS, 0, {}, deadline_s)
+        answer = self._ask(API_VERSIONS, 0, {}, deadline_s)
         self._offered = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
         if self._settings.sasl is not None:
             self._authenticate(deadline_s)
@@ -129,10 +129,10 @@ class Connection:
             )
         return found
 
-    def ask(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0) -> Any:
+    def ask(self, api_key: int, fields: Mapping[str, Any], *, lowest: int = 0, highest: int = 99) -> Any:
         """Send one request and wait for its answer."""
         deadline_s = time.monotonic() + self._settings.request_timeout_ms / 1000
-        return self._ask(api_key, self.version(api_key, lowest), fields, deadline_s)
+        return self._ask(api_key, min(self.version(api_key, lowest), highest), fields, deadline_s)
 
     def send(self, api_key: int, version: int, body: bytes) -> int:
         """Send one request and do not wait; returns its correlation id."""
@@ -264,7 +264,7 @@ class Connection:
         # A broker that expects TLS hangs up on plain bytes, and one that does not answers TLS with nonsense.
         is_doubtful = not self._offered and isinstance(error, ConnectionResetError | ssl.SSLError)
         hint = "; is security.protocol right?" if is_doubtful else ""
-        return Unreachable(f"the broker at {text_of(self.address)} cannot be spoken to: {reason}{hint}")
+        return Unreachable(f"cannot reach the broker at {text_of(self.address)}: {reason}{hint}")
 
 
 def tls_context(tls: TlsSettings | None) -> ssl.SSLContext | None:
