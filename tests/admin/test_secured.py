@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
+from tests.support.certificates import local_certificate
+from tests.support.fake_cluster import FakeCluster
 
 from holdfast.audit.group import positions
 from holdfast.cli.app import run_command
@@ -17,8 +19,6 @@ from holdfast.cli.client import Connection
 from holdfast.doctor.live_ask import Cluster
 from holdfast.errors import ConfigError
 from holdfast.reader import TopicPartition
-from tests.support.certificates import local_certificate
-from tests.support.fake_cluster import FakeCluster
 from holdfast.wire import api_keys, apis
 
 CERTIFICATE, KEY = (str(path) for path in local_certificate())

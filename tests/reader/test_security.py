@@ -6,16 +6,16 @@ import ssl
 from collections.abc import Mapping
 
 import pytest
+from tests.support.certificates import local_certificate
+from tests.support.fake_cluster import FakeCluster
+from tests.support.reader_cases import rows_of
+from tests.support.reader_topics import whole
 
 from holdfast import reader
 from holdfast.admin import sasl
 from holdfast.admin.settings import SaslSettings, parse_settings
 from holdfast.errors import ConfigError
 from holdfast.reader import Cluster
-from tests.support.certificates import local_certificate
-from tests.support.fake_cluster import FakeCluster
-from tests.support.reader_cases import rows_of
-from tests.support.reader_topics import whole
 from holdfast.wire.batch import make_batch
 
 CERTIFICATE, KEY = (str(path) for path in local_certificate())
