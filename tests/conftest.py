@@ -1,4 +1,9 @@
-"""Options and settings of the test suite as a whole."""
+"""Options and settings of the test suite as a whole, and what the marks on tests mean.
+
+A test is in one of three tiers, by the nearest mark: `quick` (what `make test` runs; a test without a mark is quick),
+`check` (from `make check` on) or `long` (`make long` alone). A test beside Apache Kafka or Spark is in `check` unless
+it says otherwise, and one worker runs all that share such a JVM: whoever uses the fixture has the mark.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 import pytest
-from hypothesis import HealthCheck, settings
+from tests.support import tiers
 
+from holdfast.pipeline.java import JavaMissing, find_java
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.forked import open_process
-from holdfast.testing.kafka_fixtures import XDIST_GROUP
+from holdfast.testing.kafka_fixtures import XDIST_GROUP, unavailable
 
 # Hundreds of processes start here, and none compiles again what another has compiled.
 sys.dont_write_bytecode = False
@@ -26,101 +33,20 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Nor do the brokers among them import again what another has imported.
 BrokerProcess.open_process = staticmethod(open_process)
 
-# A shared machine is slow at times; a property does not fail for that.
-settings.register_profile(
-    "holdfast", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("holdfast")
-
 # A Spark that lives for minutes is sooner done without the second compiler and with one collector's thread. That the
 # options speak of sharing keeps runs from having an archive of classes made when they are over.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto")
 
-BESIDE_APACHE_KAFKA = (
-    "tests/cli/test_consume_groups.py",
-    "tests/cli/test_groups.py",
-    "tests/cli/test_transactions.py",
-    "tests/differential/",
-    "tests/doctor/test_live_permissions.py",
-    "tests/interop/",
-)
-"""These share one JVM and what it takes seconds to prepare, so one worker runs them all."""
-
-BESIDE_THREE_BROKERS = "tests/client/risks/test_replicated.py"
-"""These go through one outage of a cluster."""
-
-TOGETHER = (
-    "tests/client/test_serializers_registry.py",
-    "tests/endings/",
-    "tests/examples/",
-    "tests/golden/test_broker.py",
-    "tests/wheel/",
-)
-"""Each of these starts something of its own, a JVM that takes seconds or a broker on old files: one worker each."""
-
-BESIDE_SPARK = ("tests/pipeline/",)
-WITHOUT_SPARK = (
-    "tests/pipeline/definition/",
-    "tests/pipeline/formats/",
-    "tests/pipeline/state/test_keyed_turns.py",
-    "tests/pipeline/state/test_merging.py",
-    "tests/pipeline/state/test_power_loss.py",
-    "tests/pipeline/state/test_store.py",
-    "tests/pipeline/state/test_watermarks.py",
-    "tests/pipeline/changes/test_multisets.py",
-)
-WITH_SPARK_AFTER_ALL = ("tests/pipeline/definition/test_checking.py",)
-"""The same for tests of the pipeline and their Spark session, but for those that need none."""
-SPARK_OF_MEMORY = (
-    "tests/pipeline/changes/",
-    "tests/pipeline/risks/",
-    "tests/pipeline/state/",
-    "tests/pipeline/test_memory_guide.py",
-)
-"""Half of them: two sessions, or the one would be at work when all else is long done."""
-
-
-LONG = (
-    "tests/audit/foreign/test_checkpoint.py::test_any_flipped_byte_of_a_file_is_survived",
-    "tests/client/test_serializers_registry.py::test_a_real_registry_makes_no_difference",
-    "tests/client/test_spool_kill.py::test_everything_reported_stored_arrives_in_order_and_once[at-least-once]",
-    "tests/crash/test_client_chaos.py::test_a_sink_into_postgresql_stores_every_message_once[False]",
-    "tests/crash/test_client_chaos.py::test_every_message_is_handled_and_no_position_is_ahead_of_finished_work[range",
-    "tests/crash/test_client_chaos.py::test_a_processor_copies_every_message_once[cooperative-sticky]",
-    "tests/endings/test_endings.py::test_every_combination",
-    "tests/interop/test_groups_java.py",
-    "tests/interop/test_java_tools.py::test_settings_of_topics_and_brokers",
-    "tests/interop/test_transactions_java.py::test_the_tool_for_transactions",
-    "tests/interop/test_written_ahead.py::test_apache_kafka_cuts",
-    "tests/lab/test_split_networks.py",
-    "tests/broker/node/test_defects_in_timers.py::test_a_defect_everywhere",
-    "tests/pipeline/changes/test_backfilling.py::test_a_backfill_stopped",
-    "tests/pipeline/changes/test_rebuilding.py::test_the_state_is_the_one",
-    "tests/pipeline/engine/test_aside.py::test_a_batch_that_is_repeated",
-    "tests/pipeline/engine/test_aside.py::test_duplicates_and_late_rows",
-    "tests/pipeline/engine/test_memory_audited.py",
-    "tests/pipeline/risks/test_experiments.py::test_the_claim_holds[HF406]",
-    "tests/pipeline/risks/test_experiments.py::test_the_claim_holds[HF407]",
-    "tests/pipeline/risks/test_experiments.py::test_the_claim_holds[HF408]",
-    "tests/pipeline/sinks/test_kafka_apache.py",
-    "tests/pipeline/state/test_dedupe.py::test_a_memory_that",
-    "tests/pipeline/state/test_dedupe.py::test_telling_log",
-    "tests/pipeline/state/test_joins.py::test_telling_log",
-    "tests/pipeline/state/test_window_model.py::test_aggregates_that_need_the_rows",
-    "tests/pipeline/state/test_window_model.py::test_windows_are_those_of_one_query_over_everything[session-c",
-    "tests/pipeline/state/test_window_model.py::test_windows_are_those_of_one_query_over_everything[tumbling-c",
-    "tests/pipeline/test_audit_spark.py::test_an_undamaged_world",
-    "tests/pipeline/test_demo.py::test_three_kills",
-    "tests/pipeline/test_golden.py::test_a_database",
-    "tests/pipeline/test_golden.py::test_duplicates",
-    "tests/pipeline/test_golden.py::test_files",
-    "tests/pipeline/test_golden.py::test_joins",
-    "tests/pipeline/test_memory_guide.py",
-    "tests/simulator/test_absences.py::test_many_more",
-    "tests/simulator/test_ageing.py::test_many_more",
-    "tests/wheel/test_as_typed.py::test_the_examples_page",
-)
-"""Minutes of processor time together: `make long` runs them, and `make test` what is like them and shorter."""
+MARK_OF_FIXTURE: Final = {
+    "apache_kafka": "apache_kafka",
+    "compare": "apache_kafka",
+    "on_both": "apache_kafka",
+    "spark": "spark",
+    "outage": "apache_cluster",
+}
+"""A test that uses one of these shares its JVM with all others that do."""
+GROUP_OF_MARK: Final = {"apache_kafka": XDIST_GROUP, "apache_cluster": "apache-cluster", "spark": "spark"}
+MARKS_WITH_JAVA: Final = (*GROUP_OF_MARK, "java")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -136,15 +62,45 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.set_threshold(10_000, 10, 10)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        for item in items:
-            if item.nodeid.startswith(LONG):
-                item.add_marker(pytest.mark.skip(reason="takes long: `make long` runs it"))
+@pytest.hookimpl(wrapper=True)  # around the others, since xdist must see the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    for item in items:
+        for fixture in getattr(item, "fixturenames", ()):
+            if fixture in MARK_OF_FIXTURE:
+                item.add_marker(MARK_OF_FIXTURE[fixture])
+        for mark, group in GROUP_OF_MARK.items():
+            if item.get_closest_marker(mark) and not item.get_closest_marker("xdist_group"):
+                item.add_marker(pytest.mark.xdist_group(group))
+    if not any("::" in argument for argument in config.args):  # a test called by its name runs
+        tier = chosen_tier(config)
+        beyond = {item for item in items if tiers.TIERS.index(tier_of(item)) > tiers.TIERS.index(tier)}
+        config.hook.pytest_deselected(items=list(beyond))
+        items[:] = [item for item in items if item not in beyond]
+    yield
+
+
+def tier_of(item: pytest.Item) -> str:
+    for mark in item.iter_markers():
+        if mark.name in tiers.TIERS:
+            return mark.name
+    return "check" if any(item.get_closest_marker(mark) for mark in MARKS_WITH_JAVA) else "quick"
+
+
+def chosen_tier(config: pytest.Config) -> str:
+    return "long" if config.getoption("--long") else "quick" if config.getoption("--quick") else "check"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("spark") or item.get_closest_marker("java"):
+        try:
+            find_java()
+        except JavaMissing as missing:
+            unavailable(str(missing))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """A shell that starts this in the background has it ignore Ctrl-C, which the programs under test would inherit."""
+    tiers.choose(chosen_tier(config))
     if (
         signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         and threading.current_thread() is threading.main_thread()
@@ -161,6 +117,17 @@ def compile_once(config: pytest.Config) -> None:
     if sum(each.stem not in compiled for each in tests) > len(tests) // 2:
         command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *config.args]
         subprocess.run(command, stdout=subprocess.DEVNULL, cwd=config.rootpath, check=False)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name what could not run on this machine, and why: a skipped test is not a passed one."""
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    )
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"not run: {count} {'test' if count == 1 else 'tests'}: {reason}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -192,33 +159,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="both",
         help="which broker the scenarios of tests/interop run on (default: both, and compare)",
     )
-    group.addoption("--long", action="store_true", help="run the tests that take long as well")
+    group.addoption(
+        "--quick", action="store_true", help="only the tests without a mark `check` or `long`: make test"
+    )
+    group.addoption("--long", action="store_true", help="the tests marked `long` as well: make long")
     group.addoption("--crash-seed", type=int, default=None, help="repeat the choices of a crash test's seed")
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Group by directory: the marks of `xdist_group` get lost between xdist 3.8 and pytest 9.2."""
-    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
-
-    if config.getvalue("dist") != "loadgroup":
-        return None
-    scheduler = LoadGroupScheduling(config, log)
-    own_group = scheduler._split_scope
-
-    def group(nodeid: str) -> Any:
-        if nodeid.startswith(BESIDE_APACHE_KAFKA):
-            return XDIST_GROUP
-        if nodeid.startswith(WITH_SPARK_AFTER_ALL) or (
-            nodeid.startswith(BESIDE_SPARK) and not nodeid.startswith(WITHOUT_SPARK)
-        ):
-            return "spark-memory" if nodeid.startswith(SPARK_OF_MEMORY) else "spark"
-        if nodeid.endswith("]") and "apache" in nodeid[nodeid.rindex("[") :]:
-            return "apache-kafka-alike"
-        for alone in (BESIDE_THREE_BROKERS, *TOGETHER):
-            if nodeid.startswith(alone):
-                return alone
-        return own_group(nodeid)
-
-    scheduler._split_scope = group
-    return scheduler

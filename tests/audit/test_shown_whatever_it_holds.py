@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.audit import certificate, html, junit, text
 from holdfast.audit.model import (
@@ -117,7 +118,7 @@ class Markup(HTMLParser):
         raise AssertionError(f"a comment: {data!r}")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(reports())
 def test_a_page_has_no_markup_but_its_own(report: Report) -> None:
     found = Markup(html.page(report, certificate.certify(report, None)))
@@ -125,7 +126,7 @@ def test_a_page_has_no_markup_but_its_own(report: Report) -> None:
     assert not any(name.startswith("on") or name in ("src", "href", "style") for name in found.attributes)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(reports())
 def test_a_terminal_gets_no_command(report: Report) -> None:
     to = io.StringIO()
@@ -134,7 +135,7 @@ def test_a_terminal_gets_no_command(report: Report) -> None:
     assert to.getvalue().splitlines()[-1].startswith("lost ")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(reports())
 def test_xml_is_well_formed_and_agrees_with_the_verdict(report: Report) -> None:
     root = ElementTree.fromstring(junit.junit(report).encode("utf-8"))
@@ -142,7 +143,7 @@ def test_xml_is_well_formed_and_agrees_with_the_verdict(report: Report) -> None:
     assert is_good == (report.verdict == "proven")
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(reports())
 def test_a_certificate_gives_back_the_report_and_its_hash(report: Report) -> None:
     made = certificate.certify(report, None)

@@ -47,7 +47,7 @@ def bootstrap_servers(our_address: str) -> str:
     return our_address
 
 
-@pytest.fixture(scope="session", params=["holdfast", "apache"])
+@pytest.fixture(scope="session", params=["holdfast", pytest.param("apache", marks=pytest.mark.apache_kafka)])
 def engine_address(request: pytest.FixtureRequest) -> str:
     """Both engines, one after the other."""
     if os.environ.get("HOLDFAST_TEST_BOOTSTRAP") or request.param == "holdfast":

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.java]
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 SPARK_TIMEOUT_S = 300

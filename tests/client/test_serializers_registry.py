@@ -28,9 +28,12 @@ from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import unavailable
 from holdfast.testing.schema_registry import SchemaRegistry
 
-pytestmark = pytest.mark.holdfast(
-    settings={"auto.create.topics.enable": "true", "group.initial.rebalance.delay.ms": "0"}
-)
+pytestmark = [
+    pytest.mark.holdfast(
+        settings={"auto.create.topics.enable": "true", "group.initial.rebalance.delay.ms": "0"}
+    ),
+    pytest.mark.xdist_group("registry"),
+]
 AVRO = """{"type":"record","name":"Order","fields":[
     {"name":"id","type":"long"},{"name":"item","type":"string"}]}"""
 JSON = """{"$schema":"http://json-schema.org/draft-07/schema#","title":"Order","type":"object",
@@ -214,8 +217,8 @@ def real_registry() -> Iterator[str]:
         yield registry.url
 
 
+@pytest.mark.long
 @pytest.mark.interop
-@pytest.mark.xdist_group("apicurio")
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda each: each.name)
 def test_a_real_registry_makes_no_difference(
     holdfast_broker: BrokerProcess, real_registry: str, kind: Format
@@ -226,7 +229,6 @@ def test_a_real_registry_makes_no_difference(
 
 
 @pytest.mark.interop
-@pytest.mark.xdist_group("apicurio")
 def test_the_registry_for_tests_answers_as_a_real_one(
     real_registry: str, holdfast_schema_registry: SchemaRegistry
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.client.spool import format as frames
 from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, Headers, Message, Moved
@@ -81,7 +82,7 @@ def test_sequences_count_each_partition_of_each_topic_from_zero() -> None:
     assert following == {("orders", 0): 3, ("payments", 0): 1}
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     groups=st.lists(
         st.lists(
@@ -127,7 +128,7 @@ def test_a_spool_of_an_earlier_version_is_read_and_goes_on() -> None:
     assert read_all(store) == [*kept, after[0].as_message()]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     kind=st.sampled_from(frames.GROUPS),
     count=st.integers(0, 3) | st.just(2**32 - 1),
@@ -293,7 +294,7 @@ def test_a_segment_that_is_missing_in_the_middle_is_damage() -> None:
         SpoolStore(disk, HOME)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     groups=st.lists(st.lists(st.binary(max_size=60), min_size=1, max_size=4), min_size=1, max_size=12),
     unflushed=st.binary(max_size=300),

@@ -168,7 +168,12 @@ def test_every_message_reported_stored_arrives_in_order_and_once(
 
 
 @pytest.mark.parametrize(
-    ("assignor", "order"), [("range", "none"), ("cooperative-sticky", "key"), ("uniform", "partition")]
+    ("assignor", "order"),
+    [
+        pytest.param("range", "none", marks=pytest.mark.long),
+        ("cooperative-sticky", "key"),
+        ("uniform", "partition"),
+    ],
 )
 def test_every_message_is_handled_and_no_position_is_ahead_of_finished_work(
     assignor: str, order: str, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
@@ -192,7 +197,7 @@ def test_a_consumer_that_commits_by_time_is_caught(
         check_never_ahead(finished_by(chaos.swarm), chaos.observer.answered)
 
 
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("assignor", ["range", pytest.param("cooperative-sticky", marks=pytest.mark.long)])
 def test_a_processor_copies_every_message_once(
     assignor: str, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
 ) -> None:
@@ -263,7 +268,7 @@ def rows_of(url: str) -> list[Row]:
     return rows
 
 
-@pytest.mark.parametrize("pipeline", [False, True])
+@pytest.mark.parametrize("pipeline", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_sink_into_postgresql_stores_every_message_once(
     pipeline: bool, postgres: PostgresServer, shore: Shore, tmp_path: Path, chance: random.Random, kills: int
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,19 +19,16 @@ from tests.support.differential import (
 
 from holdfast.testing.apache import ApacheKafka
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.kafka_fixtures import COORDINATORS, XDIST_GROUP
+from holdfast.testing.kafka_fixtures import COORDINATORS
 
 HERE = Path(__file__).parent
 ALLOWED_FILE = HERE / "differences.toml"
 
 
-@pytest.hookimpl(wrapper=True)  # around the others, since xdist must see the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.interop)
-            item.add_marker(pytest.mark.xdist_group(XDIST_GROUP))
-    yield
 
 
 @pytest.fixture(scope="session")

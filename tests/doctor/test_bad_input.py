@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.doctor.client_defaults import Client
 from holdfast.doctor.files import Asked, examine_files
@@ -133,7 +134,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(PIECES, max_size=8))
 def test_any_program_is_examined_to_its_end(pieces: list[str]) -> None:
     program = parse_program("\n".join(pieces) + "\n", "x.py")
@@ -149,7 +150,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.lists(st.tuples(NAMES, VALUES)), st.sampled_from(list(Client)), st.booleans())
 def test_any_settings_are_judged_without_an_error(
     pairs: list[tuple[str, str]], client: Client, producer: bool
@@ -178,7 +179,7 @@ TREES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(st.dictionaries(KEYS, TREES, max_size=6), st.sampled_from([None, "producer", "broker"]))
 def test_any_document_is_examined_or_named_as_not_examined(
     document: dict[str, object], asked_as: str | None

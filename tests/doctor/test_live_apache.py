@@ -66,7 +66,7 @@ class Engine:
         return {"bootstrap.servers": self.server}
 
 
-@pytest.fixture(scope="module", params=["holdfast", "apache"])
+@pytest.fixture(scope="module", params=["holdfast", pytest.param("apache", marks=pytest.mark.apache_kafka)])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A broker with everything in EXPECTED, and a transaction that is open."""
     if request.param == "apache":
@@ -235,7 +235,7 @@ def test_a_cluster_that_dies_half_way_is_judged_by_what_it_said(engine: Engine) 
         assert what in missed
 
 
-@pytest.mark.parametrize("engine", ["apache"], indirect=True)
+@pytest.mark.parametrize("engine", [pytest.param("apache", marks=pytest.mark.apache_kafka)], indirect=True)
 def test_the_port_of_a_controller_is_exit_code_3(engine: Engine) -> None:
     result = doctor("--bootstrap-server", engine.controller)
     assert result.returncode == 3

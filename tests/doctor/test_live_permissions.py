@@ -28,6 +28,8 @@ from confluent_kafka.admin import (
 from holdfast.testing.apache import ApacheKafka, free_ports
 from holdfast.testing.kafka_fixtures import COORDINATORS, HEAP_OPTIONS, JVM_OPTIONS, require_apache_kafka
 
+pytestmark = [pytest.mark.java, pytest.mark.xdist_group("test_live_permissions")]
+
 USERS: Final = ("root", "auditor", "operator", "reader", "nobody")
 """`auditor` may look at everything, `operator` at the cluster and one topic, `reader` at one topic and its group."""
 SOUND: Final = {"retention.ms": "-1", "min.insync.replicas": "1"}

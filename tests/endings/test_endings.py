@@ -13,6 +13,8 @@ import pytest
 from tests.endings.axes import Combination, every, sample
 from tests.endings.judging import World, table
 
+pytestmark = [pytest.mark.check, pytest.mark.xdist_group("endings")]
+
 AT_A_TIME = 16
 """Most programs wait for most of their time."""
 
@@ -40,6 +42,7 @@ def test_nothing_is_lost_in_silence(each: Combination, faults: dict[Combination,
     assert faults[each] == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_every_combination(tmp_path: Path) -> None:
     with World(tmp_path) as world:

@@ -25,7 +25,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.testing.apache import ApacheKafka, die_with_parent
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.kafka_fixtures import XDIST_GROUP
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -39,6 +38,8 @@ pytestmark = [
     pytest.mark.holdfast(
         settings={"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "500"}
     ),
+    pytest.mark.check,
+    pytest.mark.xdist_group("examples"),
 ]
 
 RARELY = 0.25
@@ -179,7 +180,7 @@ def our_stage(holdfast_broker: BrokerProcess, tmp_path: Path) -> Iterator[Stage]
 @pytest.fixture(
     params=[
         "holdfast",
-        pytest.param("apache", marks=[pytest.mark.interop, pytest.mark.xdist_group(XDIST_GROUP)]),
+        pytest.param("apache", marks=[pytest.mark.interop, pytest.mark.apache_kafka]),
     ]
 )
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:

@@ -48,6 +48,8 @@ from holdfast.testing.wire_client import (
 )
 from holdfast.wire.batch import HEADER, Record, build_batch, iterate_records
 
+pytestmark = pytest.mark.xdist_group("golden")
+
 ARCHIVES = [path for generation in GENERATIONS for path in sorted(generation.glob(f"broker-*{PACKED}"))]
 KILLED = [path for path in ARCHIVES if path.name.startswith("broker-killed")]
 SEED = 4711

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import Engine, Scenario, run_on_all
-from holdfast.testing.kafka_fixtures import COORDINATORS, XDIST_GROUP
+from holdfast.testing.kafka_fixtures import COORDINATORS
 
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(wrapper=True)  # around the others, since xdist must see the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.interop)
-            item.add_marker(pytest.mark.xdist_group(XDIST_GROUP))
-    yield
 
 
 @pytest.fixture(scope="session")

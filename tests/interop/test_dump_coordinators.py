@@ -18,6 +18,8 @@ from holdfast.testing.apache import DUMP_LOG, run_tool
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
+pytestmark = [pytest.mark.check, pytest.mark.java]
+
 DEADLINE_S = 60.0
 SETTINGS = {
     "offsets.topic.num.partitions": "1",

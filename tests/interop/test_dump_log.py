@@ -15,6 +15,8 @@ from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 from holdfast.wire.codecs import Codec
 
+pytestmark = [pytest.mark.check, pytest.mark.java]
+
 SEGMENT_BYTES = 1 << 20
 VALUE_BYTES = 10_000
 BATCHES = 150

@@ -11,6 +11,8 @@ from tests.support.group_work import MESSAGES, Kind, Work
 
 from holdfast.testing.engines import Engine, NotComeAbout, Scenario
 
+pytestmark = pytest.mark.check
+
 OnBoth = Callable[[Scenario], Any]
 
 KINDS = (

@@ -18,6 +18,8 @@ from tests.support.group_work import Kind, Work
 
 from holdfast.testing.engines import Engine, Scenario
 
+pytestmark = pytest.mark.check
+
 OnBoth = Callable[[Scenario], Any]
 KINDS = (Kind("confluent-kafka", "range"), Kind("confluent-kafka", "uniform", "consumer"))
 

@@ -21,6 +21,8 @@ from holdfast.testing.apache import (
 )
 from holdfast.testing.engines import Engine, Scenario
 
+pytestmark = pytest.mark.long
+
 OnBoth = Callable[[Scenario], Any]
 JAVA = (
     Kind("java", "range"),

@@ -12,6 +12,8 @@ from tests.support.group_work import Kind, Work, happened
 
 from holdfast.testing.engines import Engine, Scenario
 
+pytestmark = pytest.mark.check
+
 OnBoth = Callable[[Scenario], Any]
 
 CLASSIC = Kind("confluent-kafka", "range")

@@ -23,6 +23,8 @@ from holdfast.testing.apache import (
 )
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
+pytestmark = [pytest.mark.check, pytest.mark.java]
+
 MakeTopic = Callable[..., str]
 LEADER_ELECTION = "org.apache.kafka.tools.LeaderElectionCommand"
 BROKER_API_VERSIONS = "org.apache.kafka.tools.BrokerApiVersionsCommand"
@@ -56,6 +58,7 @@ def test_topics_from_creation_to_deletion(bootstrap: str) -> None:
     assert b"does not exist" in again.stdout + again.stderr
 
 
+@pytest.mark.long
 def test_settings_of_topics_and_brokers(bootstrap: str, make_topic: MakeTopic) -> None:
     topic = make_topic("configured")
     on_topic = ("--entity-type", "topics", "--entity-name", topic)

@@ -16,6 +16,8 @@ from tests.support.clients import CLIENTS, Client, Message
 
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
+pytestmark = [pytest.mark.check, pytest.mark.java]
+
 MakeTopic = Callable[..., str]
 MEGABYTE = 1_000_000
 ROOMY: dict[str, dict[str, Any]] = {

@@ -21,6 +21,8 @@ from holdfast.testing.wire_client import FETCH, WireClient
 from holdfast.wire.batch import BatchHeader, iterate_records, read_header
 from holdfast.wire.codecs import Codec
 
+pytestmark = [pytest.mark.check, pytest.mark.java]
+
 CODECS = tuple(codec.name.lower() for codec in Codec)
 BASE_MS = 1_700_000_000_000
 MakeTopic = Callable[..., str]

@@ -20,6 +20,8 @@ from tests.support.reader_topics import (
 from holdfast.reader import Cluster, OffsetGone, TopicPartition, TopicRecreated
 from holdfast.testing.apache import ApacheKafka
 
+pytestmark = pytest.mark.check
+
 
 @pytest.fixture(scope="module")
 def admin(apache_kafka: ApacheKafka) -> AdminClient:

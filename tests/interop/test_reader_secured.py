@@ -19,6 +19,8 @@ from holdfast.reader import Cluster, NotAuthorised, Unreachable
 from holdfast.testing.apache import ApacheKafka, free_ports
 from holdfast.testing.kafka_fixtures import HEAP_OPTIONS, JVM_OPTIONS, PROPERTIES, require_apache_kafka
 
+pytestmark = [pytest.mark.check, pytest.mark.java, pytest.mark.xdist_group("test_reader_secured")]
+
 CERTIFICATE, KEY = local_certificate()
 SECURE = "listener.name.secure"
 PACKAGE = "org.apache.kafka.common.security"

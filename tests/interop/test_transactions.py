@@ -12,6 +12,8 @@ from tests.support.transaction_clients import PRODUCERS, Refused, TransactionalP
 
 from holdfast.testing.engines import Engine, NotComeAbout, Place, Scenario, wait_until
 
+pytestmark = pytest.mark.check
+
 OnBoth = Callable[[Scenario], Any]
 CLIENTS = ("confluent-kafka", "aiokafka", "kafka-python")
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
+import pytest
 from tests.support.transaction_clients import PRODUCERS, Refused
 
 from holdfast.testing.apache import (
@@ -18,6 +19,8 @@ from holdfast.testing.apache import (
     run_tool,
 )
 from holdfast.testing.engines import Engine, Scenario
+
+pytestmark = pytest.mark.check
 
 OnBoth = Callable[[Scenario], Any]
 
@@ -136,6 +139,7 @@ def the_tool(engine: Engine) -> Any:
     return {**seen, "committed": engine.read(topic, 2)}
 
 
+@pytest.mark.long
 def test_the_tool_for_transactions_shows_and_ends_them(on_both: OnBoth) -> None:
     seen = on_both(the_tool)
     assert seen["listed"] == [["tool-txn", "1", "Ongoing"]]

@@ -17,6 +17,8 @@ from holdfast.testing.apache import DUMP_LOG, run_tool
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import require_apache_kafka, running_apache_kafka
 
+pytestmark = [pytest.mark.check, pytest.mark.java]
+
 MESSAGES = 20
 NAME = f"{0:020d}.log"
 
@@ -56,6 +58,7 @@ def test_the_dump_tool_reads_every_batch_and_ends_at_the_zeros(segment: Path) ->
     assert b"Found record size 0" in done.stderr
 
 
+@pytest.mark.long
 def test_apache_kafka_cuts_the_zeros_off_and_goes_on(segment: Path) -> None:
     with running_apache_kafka() as kafka:
         create(kafka.bootstrap_servers)

@@ -12,6 +12,8 @@ from holdfast.lab.experiments import EXPERIMENTS
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 from holdfast.testing.networks import NetworkKind
 
+pytestmark = [pytest.mark.long, pytest.mark.java]
+
 
 @pytest.mark.parametrize("network", ["namespaces", "proxy"])
 def test_a_claim_about_a_split_holds_however_it_is_made(network: NetworkKind, tmp_path: Path) -> None:

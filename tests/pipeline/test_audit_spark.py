@@ -51,6 +51,7 @@ def named(report: Report) -> set[tuple[str, int, int]]:
     }
 
 
+@pytest.mark.long
 def test_an_undamaged_world_with_windows_has_the_same_report(
     writer: WorldWriter, spark: SparkSession
 ) -> None:

@@ -9,10 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DEMO = [sys.executable, "-m", "holdfast.cli", "demo", "--orders", "3000"]
 MARK = "HOLDFAST_DEMO_TEST"
 
 
+@pytest.mark.long
 def test_three_kills_lose_nothing_and_the_audit_proves_it(tmp_path: Path) -> None:
     kept, picture = tmp_path / "kept", tmp_path / "demo.svg"
     done = subprocess.run(

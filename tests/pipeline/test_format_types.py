@@ -4,13 +4,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from pyspark.sql import SparkSession
 
 from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats import compile_decoder
-
-pytestmark = pytest.mark.xdist_group("spark")
 
 TYPES = (
     *(

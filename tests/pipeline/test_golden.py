@@ -64,6 +64,7 @@ def test_a_batch_that_a_kill_interrupted_is_finished(pipelines: Pipelines, go_on
     proven(pipelines, "stopped")
 
 
+@pytest.mark.long
 def test_duplicates_are_recognised_and_windows_go_on(pipelines: Pipelines, go_on: GoOn) -> None:
     before = {row["id"] for row in pipelines.rows("out/sales")}
     known = len(pipelines.rows("out/copies"))
@@ -75,6 +76,7 @@ def test_duplicates_are_recognised_and_windows_go_on(pipelines: Pipelines, go_on
     assert len(starts) == len(set(starts))
 
 
+@pytest.mark.long
 def test_joins_and_states_by_key_find_what_came_before(pipelines: Pipelines, go_on: GoOn) -> None:
     go_on("joining")
     paid, alarms = joined_rows(pipelines.expected["parts"] + 1)
@@ -84,6 +86,7 @@ def test_joins_and_states_by_key_find_what_came_before(pipelines: Pipelines, go_
     proven(pipelines, "joining")
 
 
+@pytest.mark.long
 def test_files_tables_and_topics_grow_by_what_is_new(pipelines: Pipelines, go_on: GoOn) -> None:
     go_on("plain")
     kept = plain_rows(pipelines.expected["parts"] + 1)["kept"]
@@ -107,6 +110,7 @@ def database(pipelines: Pipelines, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield server.url
 
 
+@pytest.mark.long
 def test_a_database_goes_on_from_its_ledger(pipelines: Pipelines, database: str, go_on: GoOn) -> None:
     import psycopg
 

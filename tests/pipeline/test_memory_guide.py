@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.broker.server.embed import Broker
 
-pytestmark = [pytest.mark.holdfast(mode="thread"), pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.holdfast(mode="thread"), pytest.mark.long]
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "pipelines-with-memory.md"
 PARTITIONS = 3

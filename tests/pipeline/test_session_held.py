@@ -11,8 +11,6 @@ from holdfast.pipeline.session import FIXED, SettingFixed, refuse_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 def test_every_setting_we_hold_is_one_of_spark(spark: SparkSession) -> None:
     names = [name for name in FIXED if name.startswith("spark.sql.")]

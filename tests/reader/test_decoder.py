@@ -20,6 +20,7 @@ from tests.support.reader_cases import (
     random_run,
     rows_of,
 )
+from tests.support.tiers import examples
 
 from holdfast.reader import arrow, layout
 from holdfast.reader.errors import CorruptBatch
@@ -68,7 +69,7 @@ def runs(draw: st.DrawFn) -> tuple[bytes, int]:
     return b"".join(parts), offset
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(run=runs(), data=st.data())
 def test_machine_code_gives_what_the_reference_gives(run: tuple[bytes, int], data: st.DataObject) -> None:
     batches, behind = run
@@ -112,14 +113,14 @@ def test_damaged_bytes_never_crash_the_machine_code_nor_make_it_read_past_their_
     assert (run.returncode, run.stdout) == (0, "1500 rounds\n"), run.stderr
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.binary(max_size=400))
 def test_random_bytes_are_refused_or_empty(data: bytes) -> None:
     found = by_arrow(memoryview(data), 0, 1000, check_crc=False)
     assert found == by_reference(memoryview(data), 0, 1000, check_crc=False)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(body=st.binary(max_size=120), count=st.integers(-5, 20), delta=st.integers(-3, 30))
 def test_random_records_in_a_valid_batch_are_refused_unless_they_are_records(
     body: bytes, count: int, delta: int

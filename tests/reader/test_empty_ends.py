@@ -16,7 +16,7 @@ from holdfast.reader.fetch_messages import FetchAnswer, walk_fetch
 from .conftest import topic_maker
 
 
-@pytest.fixture(params=["ours", "apache"])
+@pytest.fixture(params=["ours", pytest.param("apache", marks=pytest.mark.apache_kafka)])
 def servers(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "ours":
         yield request.getfixturevalue("bootstrap")

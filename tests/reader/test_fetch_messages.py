@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.errors import MalformedFrame
 from holdfast.reader.fetch_messages import FETCH, LOWEST_VERSION, Asked, pack_fetch, walk_fetch
@@ -112,7 +113,7 @@ def test_requests_are_packed_as_the_schemas_read_them(version: int) -> None:
     assert (request.forgotten_topics_data, request.rack_id) == ((), "")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(seed=st.integers(0, 10**6), data=st.data())
 def test_damaged_answers_are_malformed_or_read_within_their_bytes(seed: int, data: st.DataObject) -> None:
     body = bytearray(encode_response(FETCH, 17, random_answer(random.Random(seed))))

@@ -17,6 +17,7 @@ def test_what_is_away_is_missed_and_never_replaced(kind: str) -> None:
         play(seed, (kind,), rounds=1)
 
 
+@pytest.mark.long
 @pytest.mark.sim
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_more_things_are_away(kind: str) -> None:

@@ -15,6 +15,7 @@ def test_what_was_acknowledged_goes_only_by_what_its_topic_says() -> None:
         play(seed)
 
 
+@pytest.mark.long
 @pytest.mark.sim
 def test_many_more_topics_grow_old() -> None:
     """With `make long`."""

@@ -45,6 +45,8 @@ def test_missing_and_surplus_jars_are_refused(tmp_path: Path) -> None:
     assert problem == "missing ['a.jar'], not expected ['b.jar']"
 
 
+@pytest.mark.java
+@pytest.mark.check
 @pytest.mark.interop
 @pytest.mark.usefixtures("jars")
 def test_a_broker_serves_survives_a_kill_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -62,6 +64,8 @@ def test_a_broker_serves_survives_a_kill_and_leaves_nothing_behind(tmp_path: Pat
     assert not any(os.path.exists(f"/proc/{pid}") for pid in (first, second))
 
 
+@pytest.mark.java
+@pytest.mark.check
 @pytest.mark.interop
 @pytest.mark.usefixtures("jars")
 def test_a_broker_that_cannot_start_quotes_its_log(tmp_path: Path) -> None:

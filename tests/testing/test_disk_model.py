@@ -9,6 +9,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.support.tiers import examples
 
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.disk_pages import PAGE_BYTES, SECTOR_BYTES
@@ -137,5 +138,8 @@ class DiskMachine(RuleBasedStateMachine):
 assert PAGE_BYTES % SECTOR_BYTES == 0
 TestDisk = DiskMachine.TestCase
 TestDisk.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(60),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

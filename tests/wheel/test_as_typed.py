@@ -23,6 +23,8 @@ from tests.support.wheels import ROOT, Installed
 from holdfast.testing import plugin
 from holdfast.testing.apache import die_with_parent
 
+pytestmark = [pytest.mark.check, pytest.mark.xdist_group("wheel")]
+
 Install = Callable[..., Installed]
 
 WAIT_SECONDS_MAX = 280.0
@@ -181,6 +183,7 @@ def test_readme(newcomer: Newcomer) -> None:
     newcomer.read((ROOT / "README.md").read_text())
 
 
+@pytest.mark.long
 def test_the_examples_page(newcomer: Newcomer) -> None:
     newcomer.read((ROOT / "examples" / "README.md").read_text())
 

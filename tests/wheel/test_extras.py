@@ -15,6 +15,8 @@ from tests.support.wheels import ROOT, Installed
 
 from holdfast.cli.exits import EXTRAS
 
+pytestmark = [pytest.mark.check, pytest.mark.xdist_group("wheel")]
+
 Install = Callable[..., Installed]
 MODULES = {"attrs": "attr", "googleapis-common-protos": "google", "protobuf": "google"}
 """Where a distribution has another name than what is imported."""

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
+from tests.support.tiers import examples
 
 from holdfast.errors import InvalidRecords
 from holdfast.wire.batch import (
@@ -70,7 +71,7 @@ def test_a_cut_batch_never_passes(records: list[Record], data: st.DataObject) ->
         check_batch(batch[:length])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(record_lists(), st.data())
 def test_any_flipped_bit_under_the_checksum_is_noticed(records: list[Record], data: st.DataObject) -> None:
     batch = bytearray(build_batch(records, codec=data.draw(st.sampled_from(list(Codec)))))

@@ -14,6 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
+from tests.support.tiers import examples
 
 from holdfast.errors import InvalidRecords
 from holdfast.wire.codecs import Codec, compress, decompress
@@ -182,7 +183,7 @@ def test_garbage_after_the_stream_is_refused(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", PACKED)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     data=st.binary(max_size=60)
     | st.binary(max_size=30).map(lambda tail: b"\x82SNAPPY\0\0\0\0\1\0\0\0\1" + tail)
@@ -192,7 +193,7 @@ def test_garbage_is_refused_or_read_but_nothing_else(codec: Codec, data: bytes) 
 
 
 @pytest.mark.parametrize("codec", PACKED)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(chance=st.randoms(use_true_random=False))
 def test_damaged_streams_are_refused_or_read_but_nothing_else(codec: Codec, chance: random.Random) -> None:
     packed = bytearray(compress(codec, TEXT * 3))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
+from tests.support.tiers import examples
 
 from holdfast.wire.consumer_protocol import (
     ConsumerAssignment,
@@ -39,7 +40,7 @@ def test_what_librdkafka_wrote_is_read_and_written_back() -> None:
     ("kind", "decode"),
     [(ConsumerSubscription, decode_subscription), (ConsumerAssignment, decode_assignment)],
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_they_are_those_of_the_schemas(made: Any, kind: Any, decode: Any, version: int, data: Any) -> None:
     name = "consumer_protocol_" + kind.__name__.removeprefix("Consumer").lower()

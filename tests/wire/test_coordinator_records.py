@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.errors import CorruptLog
 from holdfast.wire.control_records import EndTransactionMarker, decode_end_marker
@@ -257,7 +258,7 @@ def test_every_cut_and_every_extension_is_refused(
 
 
 @pytest.mark.parametrize(("decode", "key_type", "value_type", "version"), ALL_VERSIONS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_every_record_comes_back(
     made: Any, decode: Any, key_type: Any, value_type: Any, version: int, data: Any
@@ -273,7 +274,7 @@ def test_every_record_comes_back(
     assert decode(encoded[0], None) == (key, None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(kind=st.sampled_from(ALL_VERSIONS), chance=st.randoms(use_true_random=False), data=st.data())
 def test_damaged_records_are_refused_or_read_but_nothing_else(
     made: Any, kind: Any, chance: random.Random, data: Any

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
+from tests.support.tiers import examples
 
 from holdfast.errors import ApiError, MalformedFrame
 from holdfast.wire import apis, messages
@@ -54,7 +55,7 @@ def test_any_message_is_encoded_as_kio_does_and_decoded_to_the_same(made: Any, a
     assert made.decoder(kind)(api.key, version, b"head" + encoded, 4) == entity
 
 
-@settings(FEW, max_examples=100)
+@settings(FEW, max_examples=examples(100))
 @given(data=st.data())
 def test_damaged_frames_are_refused_or_read_but_nothing_else(made: Any, data: Any) -> None:
     kind, key, version, entity_type = data.draw(st.sampled_from(list(made.every_type())))

@@ -19,6 +19,7 @@ from kio.schema.snapshot_footer_record.v0.data import SnapshotFooterRecord
 from kio.schema.snapshot_header_record.v0.data import SnapshotHeaderRecord
 from kio.schema.voters_record.v0.data import VotersRecord
 from kio.serial import entity_reader, entity_writer
+from tests.support.tiers import examples
 
 from holdfast.errors import CorruptLog
 from holdfast.wire import control_records
@@ -161,7 +162,7 @@ def test_what_kafka_wrote_is_read_and_written_back(digits: str, record: Metadata
 
 
 @pytest.mark.parametrize(("kind", "version"), ALL_VERSIONS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_every_record_comes_back(made: Any, kind: type[MetadataRecord], version: int, data: Any) -> None:
     record = dataclasses.replace(data.draw(made.record(kind, version)), version=version)
@@ -173,7 +174,7 @@ def test_every_record_comes_back(made: Any, kind: type[MetadataRecord], version:
     assert decode_metadata_record(memoryview(value)) == record
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(kind=st.sampled_from(list(KINDS.values())), chance=st.randoms(use_true_random=False), data=st.data())
 def test_damaged_records_are_refused_or_read_but_nothing_else(
     made: Any, kind: type[MetadataRecord], chance: random.Random, data: Any
@@ -274,7 +275,7 @@ def test_control_records_kafka_wrote_are_read_and_written_back(
         (Voters, 0, VotersRecord),
     ],
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_control_records_are_those_of_the_schemas(
     made: Any, kind: type[ControlRecord], version: int, schema: Any, data: Any

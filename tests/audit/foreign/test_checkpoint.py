@@ -306,6 +306,7 @@ def test_files_that_cannot_be_read_are_named_and_what_was_in_them_is_lost(simple
     assert sum(each.count for each in report.findings if each.fate is Fate.LOST) == 16
 
 
+@pytest.mark.long
 def test_any_flipped_byte_of_a_file_is_survived(world: World) -> None:
     world.send_orders(range(5))
     world.batches({0: 5}, start={0: 0})

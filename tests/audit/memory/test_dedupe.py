@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.audit.memory.dedupe import judge
 from holdfast.audit.model import Fate
@@ -34,7 +35,7 @@ def outcome(rows: Events, within_ms: int) -> tuple[list[bool], list[bool]]:
     return went_on, [not each for each in went_on]
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=examples(150))
 @given(
     rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30)), min_size=1, max_size=25), data=st.data()
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import assume, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.audit.model import Fate
 from holdfast.pipeline.definition.model import (
@@ -24,7 +25,7 @@ from holdfast.pipeline.definition.model import (
 if TYPE_CHECKING:
     from .conftest import Reader, Sent, World
 
-EXAMPLES = hypothesis_settings(max_examples=60)
+EXAMPLES = hypothesis_settings(max_examples=examples(60))
 TUMBLING = Window("totals", {"total": "sum(amount)"}, size="4s", key=("customer",))
 SLIDING = replace(TUMBLING, kind="sliding", every="1s")
 SESSION = replace(TUMBLING, kind="session", size=None, gap="2s")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
 from tests.support.group_world import GroupWorld
+from tests.support.tiers import examples
 
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.model import (
@@ -321,4 +322,4 @@ class ClassicMachine(RuleBasedStateMachine):
 
 
 TestClassicGroup = ClassicMachine.TestCase
-TestClassicGroup.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestClassicGroup.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 )
 from kio.schema.errors import ErrorCode
 from tests.support.group_world import GroupWorld
+from tests.support.tiers import examples
 
 from holdfast.broker.groups.consumer_group import ConsumerGroup
 from holdfast.broker.groups.consumer_model import ConsumerReply
@@ -334,5 +335,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         assert set(used) == {(topic, index) for topic, count in wanted.items() for index in range(count)}
 
 
-ConsumerGroupMachine.TestCase.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)
+ConsumerGroupMachine.TestCase.settings = settings(
+    max_examples=examples(400), stateful_step_count=50, deadline=None
+)
 TestConsumerGroup = ConsumerGroupMachine.TestCase

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 )
 from kio.schema.errors import ErrorCode
 from tests.support.group_world import GroupWorld
+from tests.support.tiers import examples
 
 from holdfast.broker.groups.classic import ClassicGroup
 from holdfast.broker.groups.consumer_group import ConsumerGroup
@@ -336,5 +337,7 @@ class MigrationMachine(RuleBasedStateMachine):
         assert isinstance(group, ConsumerGroup if Consumer in kinds else ClassicGroup)
 
 
-MigrationMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+MigrationMachine.TestCase.settings = settings(
+    max_examples=examples(300), stateful_step_count=50, deadline=None
+)
 TestMigration = MigrationMachine.TestCase

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kio.schema.errors import ErrorCode
 from tests.support.compacting import compacted
 from tests.support.group_world import GroupWorld
+from tests.support.tiers import examples
 
 from holdfast.broker.groups.model import CommitRequest, PartitionCommit, TopicCommit, TransactionalCommit
 from holdfast.errors import ApiError
@@ -184,4 +185,4 @@ class Positions(RuleBasedStateMachine):
 
 
 TestPositions = Positions.TestCase
-TestPositions.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPositions.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -15,6 +15,7 @@ from tests.support.compacted_log import (
     compacted,
     latest,
 )
+from tests.support.tiers import examples
 
 from holdfast.broker.log.compaction import Swap, examine, is_due
 from holdfast.broker.log.transaction_index import TransactionIndex
@@ -476,7 +477,7 @@ def append_raw(subject: CompactedLog, bodies: list[bytes]) -> int:
     return subject.log.append(read_header(batch), batch, 0, subject.now).base_offset
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.lists(st.binary(max_size=20), min_size=1, max_size=3), min_size=1, max_size=3))
 def test_records_that_make_no_sense_stay_and_stop_nothing(batches: list[list[bytes]]) -> None:
     subject = CompactedLog()
@@ -508,7 +509,7 @@ def test_a_batch_that_cannot_be_read_to_its_end_replaces_nothing() -> None:
 LONGS = st.sampled_from([0, 1, 1_000, 2**31 - 1, 2**31, 2**62, 2**63 - 1])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from([-(2**63), -5_000, -1, 0, 1, START_MS, 2**63 - 1]),
     st.lists(st.sampled_from([-(2**63), -1, 0, 1, 2**62, 2**63 - 1]), min_size=1, max_size=3),

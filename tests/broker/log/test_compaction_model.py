@@ -17,6 +17,7 @@ from tests.support.compacted_log import (
     latest,
     read_all,
 )
+from tests.support.tiers import examples
 
 from holdfast.broker.log.compaction import Swap
 from holdfast.broker.log.index_sums import IndexSums
@@ -89,7 +90,7 @@ class Model:
                 assert self.subject.now_ms >= cleaned_ms + DELETE_RETENTION_MS
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps)
 def test_any_history_reads_back_as_its_latest_values(history: list[tuple[str, list[Pair], Codec]]) -> None:
     model = Model()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.broker.log.dump import dump_path
 from holdfast.broker.log.dump_batches import DumpOptions, Event
@@ -132,7 +133,7 @@ def test_nothing_is_written(segment: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_flipped_bit_under_a_checksum_is_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -152,7 +153,7 @@ def test_any_flipped_bit_under_a_checksum_is_found(
 
 
 @given(length=st.integers(0, len(LOG)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_cut_anywhere_but_between_batches_is_a_torn_tail(
     tmp_path_factory: pytest.TempPathFactory, length: int
 ) -> None:
@@ -175,7 +176,7 @@ def test_what_recovery_cut_off_is_shown_when_asked_for_by_name(tmp_path: Path, s
 
 
 @given(content=st.binary(max_size=400))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_bytes_that_are_no_log_never_crash_it(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:

@@ -19,6 +19,7 @@ from tests.support.plain_log import (
     state_of,
     topic_config,
 )
+from tests.support.tiers import examples
 
 from holdfast.broker.log.log import LOADED_MAX, Log
 from holdfast.seams import Now
@@ -279,7 +280,7 @@ timestamps = st.lists(st.integers(-1, 60), min_size=1, max_size=40)
 
 
 @given(timestamps, st.integers(0, 300))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_the_first_batch_of_a_time_or_later_is_found(times: list[int], interval_bytes: int) -> None:
     disk = SimulatedDisk()
     disk.prepare("/data")
@@ -294,7 +295,7 @@ def test_the_first_batch_of_a_time_or_later_is_found(times: list[int], interval_
 
 
 @given(st.lists(st.integers(0, 4), max_size=60), st.integers(200, 900))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_whatever_is_done_what_is_read_is_what_was_appended(script: list[int], segment_bytes: int) -> None:
     """Appends, rolls, flushes, new starts and restarts in any order, beside a list."""
     config = topic_config(internal_segment_bytes=str(segment_bytes))
@@ -333,7 +334,7 @@ def test_whatever_is_done_what_is_read_is_what_was_appended(script: list[int], s
 times = st.lists(st.integers(-1, 30), min_size=1, max_size=40)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(times, st.data())
 def test_the_newest_batch_below_any_end_is_found(timestamps: list[int], data: st.DataObject) -> None:
     disk = SimulatedDisk()

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from kio.schema.errors import ErrorCode
+from tests.support.tiers import examples
 
 from holdfast.broker.log.producer_snapshot import SnapshotEntry, decode_snapshot, encode_snapshot
 from holdfast.broker.log.producer_state import (
@@ -531,4 +532,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestHistories.settings = settings(max_examples=examples(100), stateful_step_count=60, deadline=None)

@@ -27,6 +27,7 @@ from tests.support.plain_log import (
     state_of,
     topic_config,
 )
+from tests.support.tiers import examples
 
 from holdfast.broker.log.log import Log
 from holdfast.testing.disk import Fault, PowerLost, SimulatedDisk
@@ -230,7 +231,7 @@ steps = st.lists(st.one_of(batches, st.sampled_from(["flush", "roll", "reopen", 
 
 
 @given(steps, st.integers(150, 800), st.integers(1, 400))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_clean_start_and_a_recovery_find_the_same_log(
     script: list[Batch | str], segment_bytes: int, interval_bytes: int
 ) -> None:

@@ -30,6 +30,7 @@ from tests.support.plain_log import (
     state_of,
     topic_config,
 )
+from tests.support.tiers import examples
 
 from holdfast.broker.log.log import Log
 from holdfast.errors import CorruptLog
@@ -227,7 +228,7 @@ def test_what_was_flushed_is_never_cut_whatever_bit_is_flipped(written: Written)
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_any_damage_at_all_leaves_whole_unchanged_batches_or_a_refusal(data: st.DataObject) -> None:
     written = Written()
     disk = written.disk

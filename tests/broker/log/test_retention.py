@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.broker.log.log import Log
 from holdfast.broker.log.recovery import Trust, open_log
@@ -173,7 +174,7 @@ def test_a_compacted_segment_rolls_in_time_for_the_longest_lag() -> None:
 # ---- settings at their limits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.sampled_from([-(2**63), -1, 0, 1, START_MS, 2**63 - 1]), min_size=1, max_size=3),
     st.sampled_from([-1, 0, 1, 2**63 - 1]),

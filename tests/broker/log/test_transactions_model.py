@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.support.compacted_log import DELETE_RETENTION_MS, compacted
 from tests.support.plain_log import topic_config
+from tests.support.tiers import examples
 from tests.support.transactional_log import TransactionalLog
 
 from holdfast.broker.log.end_markers import replay_batch
@@ -125,7 +126,7 @@ CONFIGS = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(sorted(CONFIGS)),
     st.lists(writes | writes | ends | quiet | deletes | losses, min_size=10, max_size=40),
@@ -175,7 +176,7 @@ COMPACTED: dict[str, TopicConfig] = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(sorted(COMPACTED)),
     st.lists(

@@ -29,6 +29,7 @@ from tests.support.plain_log import (
     state_of,
     topic_config,
 )
+from tests.support.tiers import examples
 
 from holdfast.broker.log.dump import dump_path
 from holdfast.broker.log.dump_batches import DumpOptions, Event
@@ -431,7 +432,7 @@ def test_a_bit_flipped_in_a_batch_ends_the_log_there_or_has_it_refused(written: 
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_a_batch_torn_in_any_way_over_zeros_is_whole_or_not_there(data: st.DataObject) -> None:
     """Power loss over space that was on disk: of each piece the old zeros or the new bytes."""
     written = Written()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kio.schema.errors import ErrorCode
 from tests.support.registering import change_registration
+from tests.support.tiers import examples
 
 from holdfast.broker.metadata import changes, snapshot
 from holdfast.broker.metadata.image import BrokerImage, ClusterImage, EndPoint, Resource, ResourceType
@@ -175,5 +176,5 @@ class Changes(RuleBasedStateMachine):
             assert [partition.index for partition in topic.partitions] == list(range(len(topic.partitions)))
 
 
-Changes.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Changes.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=25, deadline=None)
 TestChanges = Changes.TestCase

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.compacted_log import read_all
 from tests.support.quiet_broker import QuietBroker
+from tests.support.tiers import examples
 
 from holdfast.broker.log.producer_state import Duplicate
 from holdfast.broker.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_offset
@@ -249,7 +250,7 @@ scripts = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     scripts,
     st.sampled_from(["delete", "compact", "compact,delete"]),

@@ -20,6 +20,7 @@ def test_a_defect_anywhere_in_a_tick_ends_nothing_else() -> None:
     assert check_every(13, first=5) > 400
 
 
+@pytest.mark.long
 def test_a_defect_everywhere_in_a_tick_ends_nothing_else() -> None:
     """Every call, one by one: with `make long`."""
     assert check_every(1) > 400

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
+from tests.support.tiers import examples
 
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.wire_client import frame
@@ -197,7 +198,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps)
 def test_both_ways_answer_and_store_the_same(script: list[Send | Settle | Pass]) -> None:
     short, general = World(), World(is_short=False)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from tests.support.compacted_log import read_all
 from tests.support.quiet_broker import QuietBroker
+from tests.support.tiers import examples
 
 from holdfast.broker.node.troubles import Troubles
 from holdfast.broker.node.wall_clock import AWAY_MS, CLOCK_FILE, GAIN, STEP_MS, WallClock
@@ -143,7 +144,7 @@ moves = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(moves)
 def test_the_proven_time_never_runs_ahead(script: list[tuple[int, int, str]]) -> None:
     watched = Watched(settle_ms=1_000 * DAY_MS)

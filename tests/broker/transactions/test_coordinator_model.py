@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kio.schema.errors import ErrorCode
 from tests.support.compacting import compacted
+from tests.support.tiers import examples
 from tests.support.transaction_world import Answers, TransactionWorld
 
 from holdfast.broker.transactions.model import (
@@ -358,7 +359,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
 
 TestCoordinatorModel = CoordinatorMachine.TestCase
-TestCoordinatorModel.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestCoordinatorModel.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 
 
 WALKS = 25

@@ -180,7 +180,7 @@ def ids(directory: Path) -> list[int]:
     return sorted(number for table in found for number in table.column("id").to_pylist())
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.long
 def test_a_backfill_stopped_goes_on_and_touches_nothing_of_the_live_pipeline(
     live: PipelineDefinition, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.pipeline.changes.multisets import GONE, ORDER, Differences, Heap, as_bytes, compare
 
@@ -78,7 +79,9 @@ def test_examples_are_few_however_much_differs(tmp_path: Path) -> None:
     assert (found.only_a, len(found.examples_a)) == (100, 5)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     a=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["x", "y", None])), max_size=12),
     b=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["x", "y", None])), max_size=12),
@@ -103,7 +106,7 @@ def test_the_differences_are_those_of_counters(
     assert found.differing == (pairs if has_key else 0)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), unique_by=lambda row: row[1]

@@ -65,7 +65,7 @@ def remembered(definition: PipelineDefinition) -> dict[str, Counter[str]]:
 # ---------------------------------------------------------------------------- with Spark
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.long
 def test_the_state_is_the_one_that_the_new_definition_would_have_made(
     shop: Shop, spark: SparkSession
 ) -> None:
@@ -125,7 +125,6 @@ def _run_in_these_batches(definition: PipelineDefinition, cuts: tuple[Any, ...],
         )
 
 
-@pytest.mark.xdist_group("spark")
 def test_a_pipeline_without_a_memory_gets_one_as_if_it_had_always_had_it(
     shop: Shop, spark: SparkSession
 ) -> None:

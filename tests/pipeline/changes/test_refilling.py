@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from .conftest import Shop
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 class Killed(BaseException):
     """The driver is gone: nothing of it may catch this."""

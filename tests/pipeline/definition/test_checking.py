@@ -15,7 +15,6 @@ from holdfast.pipeline.definition.loading import load_pipeline
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
 
 BASE = Pipeline("p").read(
     "t",

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.pipeline.definition.documents import Findings, from_yaml
 from holdfast.pipeline.definition.errors import DefinitionError
@@ -168,7 +169,7 @@ def changed(document: Any, path: tuple[Any, ...], value: Any, key: str | None) -
     return copy
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.sampled_from(places(FULL)[1:]),
     st.sampled_from(REPLACEMENTS),

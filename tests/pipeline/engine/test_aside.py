@@ -146,6 +146,7 @@ def test_a_batch_whose_rows_all_stayed_writes_nothing(bench: Bench) -> None:
     assert not os.path.exists(aside.aside_path(bench.definition.home))
 
 
+@pytest.mark.long
 def test_a_batch_that_is_repeated_gives_the_same_file(bench: Bench, crash_at: CrashAt) -> None:
     bench.change(steps=STEPS)
     bench.produce_orders(40)
@@ -184,6 +185,7 @@ def test_rows_that_change_when_asked_again_stop_the_batch(
     assert not bench.sinks["main"].content
 
 
+@pytest.mark.long
 def test_duplicates_and_late_rows_are_recorded_and_those_late_for_a_tap_apart(bench: Bench) -> None:
     source = replace(
         bench.definition.source,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -37,6 +38,8 @@ from holdfast.reader import Cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.long
 
 T0 = 1_767_225_600_000
 FIELDS = (Field("id", "long"), Field("customer", "string"), Field("amount", "long"), Field("at", "timestamp"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.pipeline.engine.planning import (
     Limits,
@@ -231,7 +232,7 @@ class World:
                 assert not span.start < at < span.end
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 3))
 def test_every_offset_reaches_every_sink_exactly_once_whatever_crashed(
     seed: int, sinks: int, partitions: int

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats import Decoder, FormatError, compile_decoder
@@ -187,7 +188,7 @@ def test_bytes_that_are_not_exactly_one_value_are_errors() -> None:
     assert all(each[:-1] == (None, None, None) for each in found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=80), st.integers(0, 80), st.binary(max_size=3))
 def test_any_bytes_are_a_row_or_an_error(noise: bytes, place: int, inserted: bytes) -> None:
     good = encode(EVERY, VALUE)

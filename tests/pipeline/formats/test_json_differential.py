@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.pipeline.definition.model import Decoding, Field, Unknown
 from holdfast.pipeline.formats import compile_columns, compile_decoder
@@ -270,7 +271,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return bytes(document)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.one_of(documents(), mutated(), st.none()), max_size=6), POLICIES, st.integers(0, 2))
 def test_generated_and_mutated_documents_are_read_the_same(
     values: list[bytes | None], unknown: str, slice_from: int
@@ -278,7 +279,7 @@ def test_generated_and_mutated_documents_are_read_the_same(
     assert_same(values, unknown, slice_from=slice_from)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=5), POLICIES)
 @example(
     [b"", b" ", b"{", b"}", b'{"', b'{"id', b'{"id"', b'{"id":', b'{"id":1', b'{"id":1,', b"\xef\xbb\xbf{}"],

@@ -16,6 +16,7 @@ from confluent_kafka.schema_registry import SchemaReference, SchemaRegistryClien
 from google.protobuf import descriptor_pb2, message_factory
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import examples
 
 from holdfast.pipeline.definition.model import Decoding, Field
 from holdfast.pipeline.formats import Decoder, FormatError, compile_decoder
@@ -182,7 +183,7 @@ def test_bytes_that_are_no_such_message_are_errors() -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=60), st.integers(0, 120))
 def test_any_bytes_are_a_row_or_an_error(noise: bytes, place: int) -> None:
     good = full_order().SerializeToString()
@@ -276,7 +277,7 @@ def test_a_text_that_cannot_be_used_says_why(text: str, reason: str) -> None:
 
 
 @example(ORDER.index("map<") + 3, "")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.integers(0, len(ORDER)), st.sampled_from(["", "{", "}", ";", '"', "map<", "[", "=", "message", "\x00"])
 )

@@ -23,7 +23,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         yield made
 
 
-@pytest.mark.parametrize("risk", WITH_SPARK)
+TAKE_LONG = ("HF406", "HF407", "HF408")
+
+
+@pytest.mark.parametrize(
+    "risk", [pytest.param(each, marks=pytest.mark.long if each in TAKE_LONG else ()) for each in WITH_SPARK]
+)
 def test_the_claim_holds(risk: str, engines: Engines, plain_spark: SparkSession) -> None:
     engines.adopt(plain_spark)
     result = run_experiment(EXPERIMENTS[risk], engines, "holdfast")

@@ -222,7 +222,6 @@ def test_a_sink_without_files_is_refused_by_name() -> None:
         compact(pipeline, sink="kafka")
 
 
-@pytest.mark.xdist_group("spark")
 def test_small_files_of_a_delta_table_are_merged_in_one_commit(
     tmp_path: Path, rows: Any, batches: Any, context: SinkContext, spark: Any
 ) -> None:

@@ -20,7 +20,7 @@ from holdfast.pipeline.sinks.building import build_dead_letter
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.holdfast(mode="thread")]
+pytestmark = [pytest.mark.holdfast(mode="thread")]
 
 
 def dlq(bootstrap: str, *arguments: str) -> Any:

@@ -21,7 +21,6 @@ from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
 
 Make = Callable[..., DeltaSinkWriter]
 

@@ -22,7 +22,7 @@ from holdfast.pipeline.sinks.kafka_writer import Writer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.holdfast(mode="thread")]
+pytestmark = [pytest.mark.holdfast(mode="thread")]
 
 
 def committed(bootstrap: str, topic: str) -> list[Any]:

@@ -19,7 +19,7 @@ from holdfast.testing.decided import await_decided
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = [pytest.mark.long]
 
 
 def committed(bootstrap: str, topic: str) -> list[int]:

@@ -21,8 +21,6 @@ from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 @pytest.fixture
 def table(tmp_path: Path) -> str:

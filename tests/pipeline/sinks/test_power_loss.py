@@ -27,8 +27,6 @@ from holdfast.pipeline.sinks.parquet import ParquetSinkWriter, ParquetStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 class Forgetful(Disk):
     """The real disk, with a journal; it goes to Spark's workers as it is."""

@@ -148,6 +148,7 @@ TELLING = [
 CUTS = [4, 7]
 
 
+@pytest.mark.long
 def test_telling_log(player: Player, spark: SparkSession) -> None:
     played = player.play(once(), TELLING, CUTS)
 
@@ -157,12 +158,14 @@ def test_telling_log(player: Player, spark: SparkSession) -> None:
     assert [row["n"] for row in played.rows] == [1] * 5
 
 
+@pytest.mark.long
 def test_a_memory_that_forgets_is_found_out(player: Player, spark: SparkSession) -> None:
     played = player.play(once(), TELLING, CUTS, forgets=True)
 
     assert as_expected(played, spark) != expected(TELLING)
 
 
+@pytest.mark.long
 def test_a_memory_that_lets_go_too_early_is_found_out(
     player: Player, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,7 @@ TELLING = [
 CUTS = [6, 13]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["inner", "left"])
 def test_telling_log(player: Player, spark: SparkSession, kind: str) -> None:
     played = player.play(operator(kind), TELLING, CUTS)

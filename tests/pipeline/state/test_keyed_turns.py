@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.state_turns import TOPIC_ID, Placed, Record, placed
+from tests.support.tiers import examples
 
 from holdfast.pipeline.engine.failures import EnvironmentFails, StepError
 from holdfast.pipeline.engine.python_steps import pickled
@@ -308,7 +309,7 @@ def as_log(parts: Sequence[tuple[str | None, int, int]]) -> list[Record]:
 
 @pytest.mark.parametrize("function", [total, sessions, ticking], ids=["total", "sessions", "ticking"])
 @settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -365,7 +366,7 @@ def reminded(key: tuple[str], row: dict[str, Any] | None, state: KeyState) -> di
 
 
 @settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

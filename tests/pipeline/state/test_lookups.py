@@ -408,7 +408,6 @@ def test_what_becomes_of_rows_without_an_answer_is_a_rule(csv: Path) -> None:
     assert lookups.rule_of(countries(csv, missing="fail")) == Expect("countries", flag, "fail")
 
 
-@pytest.mark.xdist_group("spark")
 def test_every_row_stays_once_with_what_the_table_has_for_it(
     spark: SparkSession, home: str, csv: Path
 ) -> None:
@@ -428,7 +427,6 @@ def test_every_row_stays_once_with_what_the_table_has_for_it(
     }
 
 
-@pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize(
     ("kind", "values", "keys"),
     [
@@ -459,7 +457,6 @@ def _texts(values: list[Any]) -> dict[Any, str]:
     return {value: value.decode("latin-1") if isinstance(value, bytes) else str(value) for value in values}
 
 
-@pytest.mark.xdist_group("spark")
 def test_rows_that_cannot_be_joined_are_refused(spark: SparkSession, home: str, csv: Path) -> None:
     step = countries(csv)
     version = pin(step, 0, home)

@@ -22,7 +22,6 @@ from holdfast.pipeline.state.store import StateStore
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
 
 SCHEMA = "key string, total bigint, _until bigint"
 ADDED_UP = "SELECT key, sum(total) AS total, max(_until) AS _until FROM {rows} GROUP BY key"

@@ -217,7 +217,10 @@ def player(spark: SparkSession, tmp_path: Path) -> Player:
     return Player(spark, str(tmp_path), DDL, DELAY_MS)
 
 
-@pytest.mark.parametrize(("kind", "mode"), PLAYED)
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [pytest.param(kind, mode, marks=() if kind == "sliding" else pytest.mark.long) for kind, mode in PLAYED],
+)
 @settings(
     max_examples=GAMES,
     deadline=None,
@@ -238,6 +241,7 @@ def test_windows_are_those_of_one_query_over_everything(
     assert as_expected(spark, step, played) == expected(spark, step, log, played.watermark_ms)
 
 
+@pytest.mark.long
 def test_aggregates_that_need_the_rows_are_those_of_one_query_too(
     player: Player, spark: SparkSession
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
+from tests.support.tiers import examples
 
 from holdfast.broker.groups.consumer_model import ConsumerReply
 from holdfast.broker.node.handlers.k68_consumer_group_heartbeat import _fields, pack_nothing_new
@@ -222,7 +223,7 @@ def test_a_group_is_deleted_when_nobody_is_in_it(node: BareNode) -> None:
     ends=st.sampled_from(["kill", "lose_power", "stop"]),
     unanswered=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_what_was_answered_is_there_after_any_end(
     steps: list[tuple[str, str]], ends: str, unanswered: bool
 ) -> None:
