@@ -30,6 +30,9 @@ from holdfast.testing.kafka_fixtures import XDIST_GROUP, unavailable
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What tests need was fetched by `make setup`, or is named at the end as missing.
+os.environ["HOLDFAST_OFFLINE"] = "1"
+
 # Nor do the brokers among them import again what another has imported.
 BrokerProcess.open_process = staticmethod(open_process)
 

@@ -32,6 +32,7 @@ from holdfast.testing.apache import (
     exclusive_lock,
     free_ports,
     java_executable,
+    maven_executable,
 )
 
 VERSION: Final = "3.0.9"
@@ -73,9 +74,7 @@ def application() -> Path:
 
 
 def _download(aside: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise NoApicurio("Maven, which downloads Apicurio Registry, was not found: 'mvn' is not on the PATH")
+    maven = maven_executable("Apicurio Registry", NoApicurio)
     command = [maven, "-B", "-q", MAVEN_GOAL, f"-Dartifact={ARTIFACT}", "-Dtransitive=false"]
     # In a repository of its own, where the one file is easily found.
     command.append(f"-Dmaven.repo.local={aside / 'repository'}")

@@ -27,7 +27,14 @@ def test_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         apache.java_executable()
 
 
+def test_nothing_is_fetched_where_that_is_forbidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOLDFAST_OFFLINE", "1")
+    with pytest.raises(ApacheKafkaUnavailable, match="make setup"):
+        apache._download(tmp_path / "jars", {})
+
+
 def test_missing_maven_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("HOLDFAST_OFFLINE")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ApacheKafkaUnavailable, match="'mvn' is not on the PATH"):
         apache._download(tmp_path / "jars", {})

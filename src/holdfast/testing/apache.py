@@ -156,6 +156,21 @@ def exclusive_lock(path: Path) -> Iterator[None]:
         yield
 
 
+def maven_executable(to_fetch: str, unavailable: type[HoldfastError]) -> str:
+    """Maven, unless there is none or HOLDFAST_OFFLINE forbids to fetch: then the error says so."""
+    if os.environ.get("HOLDFAST_OFFLINE"):
+        raise unavailable(
+            f"{to_fetch} is not here, and is not fetched now (HOLDFAST_OFFLINE): run `make setup`"
+        )
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise unavailable(
+            f"{to_fetch} is not here, and Maven, which fetches it, was not found: "
+            "'mvn' is not on the PATH (Debian: apt-get install maven)"
+        )
+    return maven
+
+
 def _expected_sums() -> dict[str, str]:
     lines = (RESOURCES / "SHA256SUMS").read_text(encoding="ascii").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines)}
@@ -175,12 +190,7 @@ def _integrity_problem(directory: Path, expected: Mapping[str, str]) -> str | No
 
 
 def _download(target: Path, expected: Mapping[str, str]) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise ApacheKafkaUnavailable(
-            f"Apache Kafka {KAFKA_VERSION} is not in {target} and Maven, which downloads it, was not found: "
-            "'mvn' is not on the PATH (Debian: apt-get install maven)"
-        )
+    maven = maven_executable(f"Apache Kafka {KAFKA_VERSION}", ApacheKafkaUnavailable)
     aside = Path(tempfile.mkdtemp(prefix="download-", dir=target.parent))
     try:
         shutil.copy(RESOURCES / "pom.xml", aside / "pom.xml")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.errors import HoldfastError
-from holdfast.testing.apache import cache_directory, exclusive_lock
+from holdfast.testing.apache import cache_directory, exclusive_lock, maven_executable
 
 CONNECTOR_VERSION: Final = "4.2.0"
 CONNECTOR: Final = (
@@ -41,9 +41,7 @@ def connector_jars() -> list[Path]:
 
 
 def _fetch(target: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise ConnectorUnavailable("Spark's Kafka connector is fetched by Maven: 'mvn' is not on the PATH")
+    maven = maven_executable("Spark's Kafka connector", ConnectorUnavailable)
     aside = Path(tempfile.mkdtemp(prefix="spark-connector-", dir=target.parent))
     try:
         for artifact in CONNECTOR:
