@@ -56,6 +56,8 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
             "Inside the broker",
         ),
         ("broker/node/timers.py", "import holdfast.broker.server.run", "Inside the broker"),
+        ("broker/log/scan.py", "import holdfast.broker.dump.path", "Inside the broker"),
+        ("broker/node/timers.py", "import holdfast.broker.dump.path", "Inside the broker"),
         ("broker/node/timers.py", "import holdfast.real", "Pure packages"),
         ("real.py", "import holdfast.testing.clock", "Imports point downwards"),
         ("testing/clock.py", "import holdfast.cli.output", "Imports point downwards"),

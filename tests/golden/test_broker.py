@@ -27,8 +27,8 @@ from tests.golden.opening import (
     unpack,
 )
 
-from holdfast.broker.log.dump import dump_path
-from holdfast.broker.log.dump_batches import DumpOptions
+from holdfast.broker.dump.batches import DumpOptions
+from holdfast.broker.dump.path import dump_path
 from holdfast.real import RealFileSystem
 from holdfast.saying import Level, Line
 from holdfast.testing.committed_reader import read_through, whole_batches

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit
 
-from holdfast.broker.log.dump import dump_path
-from holdfast.broker.log.dump_batches import INT32_MAX, Decoder, DumpOptions, Event
-from holdfast.broker.log.dump_decoders import decode_cluster_metadata, decode_offsets, decode_transactions
+from holdfast.broker.dump.batches import INT32_MAX, Decoder, DumpOptions, Event
+from holdfast.broker.dump.decoders import decode_cluster_metadata, decode_offsets, decode_transactions
+from holdfast.broker.dump.path import dump_path
 from holdfast.cli.dump_text import as_line
 from holdfast.cli.exits import complain, stop_when_unread
 from holdfast.cli.options import examples

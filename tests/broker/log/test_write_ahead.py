@@ -31,8 +31,8 @@ from tests.support.plain_log import (
 )
 from tests.support.tiers import examples
 
-from holdfast.broker.log.dump import dump_path
-from holdfast.broker.log.dump_batches import DumpOptions, Event
+from holdfast.broker.dump.batches import DumpOptions, Event
+from holdfast.broker.dump.path import dump_path
 from holdfast.broker.log.log import Log
 from holdfast.broker.log.write_ahead import (
     FIRST_BYTES,

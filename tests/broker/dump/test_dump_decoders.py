@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from holdfast.broker.log.dump_decoders import Undecodable, decode_offsets, decode_transactions
+from holdfast.broker.dump.decoders import Undecodable, decode_offsets, decode_transactions
 from holdfast.cli.dump_text import as_line
 from holdfast.wire.consumer_protocol import ConsumerAssignment, ConsumerSubscription, OwnedPartitions
 from holdfast.wire.coordinator_records import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from holdfast.atomic import read_whole
-from holdfast.broker.log.dump_batches import DumpOptions, Event, finding
+from holdfast.broker.dump.batches import DumpOptions, Event, finding
 from holdfast.broker.log.index import OffsetIndex, TimeIndex
 from holdfast.broker.log.scan import Found, scan_headers
 from holdfast.broker.log.transaction_index import TransactionIndex

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.log.dump_decoders import Decoded, Undecodable, decode_raft_control
+from holdfast.broker.dump.decoders import Decoded, Undecodable, decode_raft_control
 from holdfast.broker.log.scan import CHUNK_BYTES, find_later_batch
 from holdfast.broker.log.write_ahead import content_end
 from holdfast.errors import CorruptLog, InvalidRecords

@@ -1,7 +1,7 @@
 """Any file of a log directory as a stream of events: what it holds and what is wrong with it.
 
-    .log .checkpoint .cut        record batches                        dump_batches
-    .index .timeindex .txnindex  index entries, checked against .log   dump_indexes
+    .log .checkpoint .cut        record batches                        batches
+    .index .timeindex .txnindex  index entries, checked against .log   indexes
     .snapshot                    producers
     leader-epoch-checkpoint, partition.metadata, meta.properties, *-offset-checkpoint
 
@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from holdfast.atomic import read_whole
+from holdfast.broker.dump.batches import DumpOptions, Event, dump_batches, finding
+from holdfast.broker.dump.decoders import url_safe
+from holdfast.broker.dump.indexes import dump_offset_index, dump_time_index, dump_transaction_index
 from holdfast.broker.log.checkpoints import (
     CLEANER_FILE,
     LOG_START_FILE,
@@ -27,9 +30,6 @@ from holdfast.broker.log.checkpoints import (
     decode_partition_metadata,
 )
 from holdfast.broker.log.cut_bytes import CUT_SUFFIX
-from holdfast.broker.log.dump_batches import DumpOptions, Event, dump_batches, finding
-from holdfast.broker.log.dump_decoders import url_safe
-from holdfast.broker.log.dump_indexes import dump_offset_index, dump_time_index, dump_transaction_index
 from holdfast.broker.log.leader_epochs import LEADER_EPOCH_FILE, LeaderEpochs
 from holdfast.broker.log.producer_snapshot import decode_snapshot
 from holdfast.errors import ConfigError, CorruptLog, UsageError

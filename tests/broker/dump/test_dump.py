@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import examples
 
-from holdfast.broker.log.dump import dump_path
-from holdfast.broker.log.dump_batches import DumpOptions, Event
-from holdfast.broker.log.dump_decoders import (
+from holdfast.broker.dump.batches import DumpOptions, Event
+from holdfast.broker.dump.decoders import (
     Undecodable,
     decode_cluster_metadata,
     decode_offsets,
     decode_transactions,
 )
+from holdfast.broker.dump.path import dump_path
 from holdfast.broker.log.index import OffsetIndex, TimeIndex
 from holdfast.broker.log.leader_epochs import EpochStart, LeaderEpochs
 from holdfast.broker.log.producer_snapshot import SnapshotEntry, encode_snapshot
