@@ -12,6 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
+FOR_TYPES = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    "
+"""Before an import that only the type checker sees: it is bound like any other."""
+
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
@@ -57,6 +60,8 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
         ),
         ("broker/node/timers.py", "import holdfast.broker.server.run", "Inside the broker"),
         ("broker/log/scan.py", "import holdfast.broker.dump.path", "Inside the broker"),
+        ("broker/log/scan.py", f"{FOR_TYPES}import holdfast.broker.node.timers", "Inside the broker"),
+        ("broker/groups/names.py", f"{FOR_TYPES}import holdfast.broker.metadata.image", "Inside the broker"),
         ("broker/node/timers.py", "import holdfast.broker.dump.path", "Inside the broker"),
         ("broker/node/timers.py", "import holdfast.real", "Pure packages"),
         ("real.py", "import holdfast.testing.clock", "Imports point downwards"),

@@ -37,14 +37,8 @@ class Api(NamedTuple):
     flexible_from: int | None
     """The first version with tagged fields; None when no version has them."""
 
-    def is_advertised(self, version: int) -> bool:
-        return self.min <= version <= self.max
-
     def is_served(self, version: int) -> bool:
         return self.served_from <= version <= self.max
-
-    def is_flexible(self, version: int) -> bool:
-        return self.flexible_from is not None and version >= self.flexible_from
 
 
 class Feature(NamedTuple):

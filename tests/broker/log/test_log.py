@@ -208,7 +208,7 @@ def test_every_offset_is_found_in_whichever_segment_it_is(log: Log) -> None:
         piece = log.read(offset, 1, log.end_position, at_least_one=True)
         assert piece is not None
         assert piece.file.pread(piece.length, piece.position) == stored[offset].data
-    loaded = sum(segment.indexes_loaded for segment in log.segments)
+    loaded = sum(segment._index is not None for segment in log.segments)
     assert loaded <= LOADED_MAX + 1, "indexes of cold segments are not kept in memory"
 
 

@@ -155,8 +155,6 @@ class Cleaned(NamedTuple):
     """Everything below is clean: the next round's dirty part begins here."""
     resume_base: int | None
     """Where the next part of the round goes on; None when this was the last one."""
-    bytes_read: int
-    bytes_written: int
     unreadable: list[int]
     """Base offsets of the batches in the dirty part whose records make no sense."""
 
@@ -202,7 +200,6 @@ class _Cleaner:
         self._offsets: dict[bytes, int] = {}
         self._survey = Survey()
         self._unreadable: list[int] = []
-        self._bytes_read = 0
         self._bytes_written = 0
 
     def close(self) -> None:
@@ -229,9 +226,7 @@ class _Cleaner:
                 segments.append(cleaned)
         if segments:
             self._fs.flush_directory(asked.directory)
-        return Cleaned(
-            segments, end_offset, resume_base, self._bytes_read, self._bytes_written, self._unreadable
-        )
+        return Cleaned(segments, end_offset, resume_base, self._unreadable)
 
     # The map
 
@@ -259,7 +254,6 @@ class _Cleaner:
                     self._unreadable.append(header.base_offset)
                 else:
                     offsets.update(found)
-            self._bytes_read += source.size
         return asked.bound
 
     # Grouping
@@ -303,7 +297,6 @@ class _Cleaner:
             last_offset = self._last_offset(group)
             has_changes = False
             for source in group:
-                self._bytes_read += source.size
                 for batch in read_batches(self._files[source.base_offset], source.size):
                     header = batch.header
                     if header.base_offset >= end_offset:

@@ -358,10 +358,6 @@ class Segment:
         if not self._is_adopted:
             self.forget_file()
 
-    @property
-    def indexes_loaded(self) -> bool:
-        return self._index is not None
-
     # Reading
 
     def append(

@@ -17,7 +17,7 @@ from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk
 from holdfast.testing.fakes import InlineWorker, ManualFlusher, SeededRandomness
 from holdfast.wire import messages
-from holdfast.wire.apis import BY_KEY
+from holdfast.wire.apis import BY_KEY, FLEXIBLE_FROM
 
 BASE = {"node.id": "1", "log.dirs": "/data", "listeners": "PLAINTEXT://127.0.0.1:9092"}
 
@@ -66,7 +66,7 @@ class Desk:
 
     def begin(self, api_key: int, version: int, **fields: Any) -> None:
         """Send a request; nothing is flushed yet."""
-        flexible = BY_KEY[api_key].is_flexible(version)
+        flexible = version >= FLEXIBLE_FROM[api_key]
         header = api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + (5).to_bytes(4, "big")
         header += (4).to_bytes(2, "big") + b"desk" + (b"\0" if flexible else b"")
         body = messages.encode_request(api_key, version, fields)
