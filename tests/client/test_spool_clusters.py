@@ -101,8 +101,10 @@ def test_at_another_cluster_the_spool_waits_and_says_so(
     wait_until(lambda: (home / sender.id / "waiting.json").exists(), "it is noted")
     assert not any(delivery.is_settled for delivery in waiting)
     assert cluster.values("orders") == [b"0"]
-    state = SpoolPeek(RealFileSystem(), str(home / sender.id)).state(sender.id, is_in_use=True)
-    assert (state.left, state.cluster_id) == (3, "the-cluster")
+    peek = SpoolPeek(RealFileSystem(), str(home / sender.id))
+    wait_until(lambda: peek.state(sender.id, is_in_use=True).left == 3, "all of it is stored")
+    state = peek.state(sender.id, is_in_use=True)
+    assert state.cluster_id == "the-cluster"
     for (line,) in (state.waiting, sender.waiting):
         assert "belong to cluster another" in line
     cluster.cluster_id = "the-cluster"
@@ -118,7 +120,7 @@ def test_what_another_cluster_confirmed_is_sent_to_the_right_one_again(
 ) -> None:
     sender = open_sender()
     send(sender, b"0").wait(30)
-    wait_until(lambda: sender._own.deliverer._written.prefix > 0, "it is written down")
+    wait_until(lambda: sender._own.deliverer._notes.progress.prefix > 0, "it is written down")
     monkeypatch.setattr(deliverer_module, "PROGRESS_SECONDS", 1000.0)
     # Somebody else answers at the address, and nobody has looked yet.
     mine, cluster.logs = cluster.logs, {}

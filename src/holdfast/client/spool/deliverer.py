@@ -18,28 +18,25 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
-from holdfast.atomic import write_atomically
 from holdfast.client.bell import Bell
 from holdfast.client.delivery import Failures, Waiting
-from holdfast.client.direct import failure
-from holdfast.client.errors import DeliveryFailed, DeliveryStopped
+from holdfast.client.errors import DeliveryStopped
 from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
 from holdfast.client.spool.feed import Feed
-from holdfast.client.spool.format import RETRIED, UNDECIDED, Message
-from holdfast.client.spool.groups import FailedItems, SpooledDelivery, StoredGroup
-from holdfast.client.spool.home import REFUSED_DIRECTORY
+from holdfast.client.spool.format import UNDECIDED, Message
+from holdfast.client.spool.groups import SpooledDelivery, StoredGroup
+from holdfast.client.spool.home_cluster import HomeCluster
 from holdfast.client.spool.identity import IdentityFile
-from holdfast.client.spool.progress import Progress, merged, moved, read_progress, stored, write_progress
-from holdfast.client.spool.refused import Refused, RefusedMessages
+from holdfast.client.spool.progress import Notes, Progress, moved, stored
+from holdfast.client.spool.refused import Refused
+from holdfast.client.spool.set_aside import SetAside
 from holdfast.client.spool.store import NO_ROOM, SpoolStore
 from holdfast.client.spool.topics import Place, SpoolTopics, name_of
 from holdfast.client.spool.verdicts import NO_TOPIC_CODES, REFUSED_CODES, TOPIC_CODES
@@ -56,10 +53,8 @@ PURGE_SECONDS: Final = 5.0
 """How long a broken producer may take to report on what it had under way."""
 ANSWER_SECONDS: Final = 1.0
 """How long a broker may take to answer: closing waits for whoever asks."""
-SAY_SECONDS: Final = 60.0
-"""Between two lines about messages that were set aside, and about another cluster."""
-WAITING_FILE: Final = "waiting.json"
-"""What waits and why, for whoever looks from outside."""
+ROOM_SECONDS: Final = 60.0
+"""Until room is made again, when there was none on disk to set messages aside."""
 
 
 class Answer(NamedTuple):
@@ -94,54 +89,30 @@ class Deliverer(ABC):
         say: Callable[[str], None] = lambda line: None,
         make: Callable[[Settings], Any] = logged_producer,
     ) -> None:
-        self._fs = fs
         self._store = store
         self.spool_id = spool_id
-        self._id = spool_id.encode()
         self._settings = settings
         self._waiting = waiting
         self._topics = topics
-        self._identity = identity
+        self._home = HomeCluster(identity, settings.get("bootstrap.servers"), self.say)
         self._max_bytes = max_bytes
         self._on_progress = on_progress
         self._say_line = say
         self._make = make
-        self._aside = RefusedMessages(fs, store.directory)
-        self._aside_ids = self._aside.ids()
-        self._passed_over = frozenset(self._aside_ids)
+        self._aside = SetAside(fs, store, self.say)
+        self._passed_over = frozenset(self._aside.ids)
         """Those that are in no group of the window, since they were set aside before."""
-        self.set_aside = sum(1 for _ in islice(self._aside, store.counters.get(RETRIED, 0), None))
-        """How many messages are set aside, and were not stored again since."""
-        self._said_aside_at = float("-inf")
         # What the spool has let go of was done, whether or not the note of it came to be written.
         counted = Progress(store.start, stored(store.trimmed) | moved(store.counters))
-        self._written = merged(read_progress(fs, store.directory), counted)
-        """What is done, and confirmed by the right cluster."""
-        self._window = Window(self._written)
-        self._feed = Feed(store, self._written, self._aside_ids, waiting, topics)
+        self._notes = Notes(fs, store.directory, counted)
+        self._window = Window(self._notes.progress)
+        self._feed = Feed(store, self._notes.progress, self._aside.ids, waiting, topics)
         self._save_due = 0.0
-        self._failures: FailedItems = deque()
-        """Reports of failures, not looked at yet."""
-        self._to_set_aside: list[tuple[SpooledDelivery, Refused]] = []
-        """Refused for good; the disk had no room for them yet."""
-        self._aside_due = 0.0
         self._to_hold: dict[Place, str] = {}
         """What cannot take messages now, and why; to be held."""
-        self._is_checked = False
-        """Whether brokers have said that they are the cluster that the messages are for."""
-        self._elsewhere: str | None = None
-        """The cluster that brokers belong to, when it is another."""
-        self._is_astray = False
-        """Whether messages may have been confirmed by another cluster since progress was written down last."""
-        self._said_elsewhere_at = float("-inf")
         self._asking: Any = None
         """Answers questions about topics, also while there is no producer to send with."""
-        self._said_waiting = "?"
         self._room_due = 0.0
-        self._serving = threading.Lock()
-        """Held by the thread of ours that hears reports or settles messages."""
-        self.refused = Failures()
-        self._refused_count = 0
         self.sends = 0
         """How many messages the application has sent; it counts them itself."""
         self.is_due = False
@@ -167,7 +138,7 @@ class Deliverer(ABC):
 
     def stored_again(self, group: StoredGroup) -> None:
         """A group of what was set aside is on disk once more: deliver it."""
-        self.set_aside -= len(group.items)
+        self._aside.count -= len(group.items)
         self.stored(group)
 
     def hurry(self) -> None:
@@ -181,7 +152,21 @@ class Deliverer(ABC):
 
     @property
     def delivered(self) -> int:
-        return self._window.done - self._refused_count
+        return self._window.done - self._aside.refused_count
+
+    @property
+    def set_aside(self) -> int:
+        """How many messages are set aside, and were not stored again since."""
+        return self._aside.count
+
+    @property
+    def refused(self) -> Failures:
+        return self._aside.failures
+
+    @property
+    def elsewhere(self) -> str | None:
+        """Why nothing is sent, while the brokers belong to another cluster."""
+        return self._home.elsewhere
 
     @property
     def prefix(self) -> int:
@@ -217,7 +202,7 @@ class Deliverer(ABC):
             metadata = self._metadata(topic, timeout)
         except KafkaException:
             return _UNHEARD
-        if metadata is None or not self._is_home(metadata.cluster_id):
+        if metadata is None or not self._home.is_home(metadata.cluster_id):
             return _UNHEARD
         found = metadata.topics[topic]
         if found.error is None:
@@ -285,31 +270,6 @@ class Deliverer(ABC):
 
     # The right cluster
 
-    def _is_home(self, cluster_id: str | None) -> bool:
-        """Whether brokers that say this of themselves are those that the messages are for."""
-        if self._identity.is_of(cluster_id):
-            if self._elsewhere is not None:
-                self._elsewhere, self._said_elsewhere_at = None, float("-inf")
-                self.say(f"the brokers are of cluster {cluster_id} again: sending what waits")
-            return True
-        self._elsewhere, self._is_checked, self._is_astray = cluster_id, False, True
-        if time.monotonic() - self._said_elsewhere_at >= SAY_SECONDS:
-            self._said_elsewhere_at = time.monotonic()
-            self.say(self.elsewhere or "")
-        return False
-
-    @property
-    def elsewhere(self) -> str | None:
-        """Why nothing is sent, while the brokers belong to another cluster."""
-        if self._elsewhere is None:
-            return None
-        return (
-            f"its messages are for cluster {self._identity.cluster_id}, and the brokers at "
-            f"{self._settings.get('bootstrap.servers')} belong to cluster {self._elsewhere}: nothing is sent there, "
-            "and the messages wait. If that cluster is the right one now, end the producer and call "
-            "`holdfast spool accept-cluster`"
-        )
-
     @property
     def reasons(self) -> list[str]:
         """Why messages wait, while brokers answer."""
@@ -323,15 +283,9 @@ class Deliverer(ABC):
             metadata = self._metadata(topic, ANSWER_SECONDS)
         except KafkaException:
             return False
-        if metadata is None or not self._is_home(metadata.cluster_id):
+        if metadata is None or not self._home.is_home(metadata.cluster_id):
             return False
-        try:
-            # Before the first message is sent: whoever opens the spool next must know where it went.
-            self._identity.expect(metadata.cluster_id)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-        self._is_checked = True
+        self._home.expect(metadata.cluster_id)
         return True
 
     def _is_confirmed(self) -> bool:
@@ -372,7 +326,7 @@ class Deliverer(ABC):
         if progress is None:
             progress = self._window.progress()
         self._feed.rewind(progress, self._window.rewind(progress))
-        self._passed_over = frozenset(self._aside_ids)
+        self._passed_over = frozenset(self._aside.ids)
 
     def _hold_and_release(self, released: Sequence[Place], hopeless: Mapping[str, KafkaError]) -> None:
         """Begin again without what has to wait, and with what need not any longer. Nothing may be under way."""
@@ -408,7 +362,7 @@ class Deliverer(ABC):
             self._window.prefix + self._max_bytes // 4,
         )
         if not is_done:
-            self._room_due = time.monotonic() + SAY_SECONDS
+            self._room_due = time.monotonic() + ROOM_SECONDS
 
     def _give_up(
         self, is_meant: Callable[[Message], bool], code: str, reason: str, until: int | None = None
@@ -426,75 +380,26 @@ class Deliverer(ABC):
                 for message in group.messages
                 if is_meant(message) and not self._feed.is_done(message, group.position)
             ]
-            try:
-                self._aside.add(refused)
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                self.say(f"no room to set aside messages that wait; it is tried again: {error}")
+            if not self._aside.keep(refused):
                 return False
             for each in refused:
-                self._settle_refused(self._feed.claim(each.message), each)
+                self._aside.settle(self._feed.claim(each.message), each)
             if refused:
-                self._tell_aside(refused[-1])
+                self._aside.tell(refused[-1])
+                self._waiting.wake()
             position = following
-        self._passed_over = frozenset(self._aside_ids)
+        self._passed_over = frozenset(self._aside.ids)
         return True
 
-    # Set aside
-
     def _refuse(self, refused: Sequence[tuple[SpooledDelivery, KafkaError]]) -> None:
-        """No attempt can succeed: keep the messages and the reasons, and let go of them. Needs `_serving`."""
-        now_ms = time.time_ns() // 1_000_000
-        waiting = {item for item, _ in self._to_set_aside}
-        for item, error in refused:
-            if not item.is_settled and item not in waiting:
-                said = failure(error, item.topic, item.partition)
-                self._to_set_aside.append((item, Refused(item.as_message(), said.code, said.reason, now_ms)))
-        self._set_aside()
+        """No attempt can succeed: set the messages aside."""
+        self._aside.refuse(refused)
+        self._waiting.wake()
 
     def _to_send_again(self) -> list[SpooledDelivery]:
         """Everything that is not confirmed, in order."""
-        waiting = {item for item, _ in self._to_set_aside}
-        return [item for item in self._window.unsettled() if item not in waiting]
-
-    def _set_aside(self) -> None:
-        if not self._to_set_aside or time.monotonic() < self._aside_due:
-            return
-        try:
-            self._aside.add([refused for _, refused in self._to_set_aside])
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            self.say(f"no room to set refused messages aside; it is tried again: {error}")
-            self._aside_due = time.monotonic() + PROGRESS_SECONDS
-            return
-        done, self._to_set_aside = self._to_set_aside, []
-        self._refused_count += len(done)
-        for item, refused in done:
-            assert item.group is not None, "a message is stored before it is sent"
-            item.group.left -= 1
-            self._settle_refused(item, refused)
-        self._tell_aside(done[-1][1])
-
-    def _settle_refused(self, item: SpooledDelivery, refused: Refused) -> None:
-        message = refused.message
-        self._aside_ids.add((message.topic, message.partition, message.sequence))
-        self.set_aside += 1
-        item.set_failed(_final_failure(refused))
-        item.value = None
-        self.refused.add(item)
-
-    def _tell_aside(self, last: Refused) -> None:
-        self._waiting.wake()
-        if time.monotonic() - self._said_aside_at >= SAY_SECONDS:
-            self._said_aside_at = time.monotonic()
-            count = f"{self.set_aside} message{' is' if self.set_aside == 1 else 's are'}"
-            self.say(
-                f"{count} set aside in {self._store.directory}/{REFUSED_DIRECTORY}, and not delivered; the last one "
-                f"for {last.message.topic}: {last.reason} (`holdfast spool inspect --refused` shows them, "
-                "`holdfast spool retry --refused` sends them again)"
-            )
+        pending = self._aside.pending
+        return [item for item in self._window.unsettled() if item not in pending]
 
     # Progress
 
@@ -503,9 +408,7 @@ class Deliverer(ABC):
         if now < self._save_due:
             return
         self._save_due = now + PROGRESS_SECONDS
-        if self._to_set_aside:
-            with self._serving:
-                self._set_aside()
+        self._aside.try_again()
         self._note_waiting()
         try:
             self._save_if_confirmed(durably=False)
@@ -518,14 +421,13 @@ class Deliverer(ABC):
     def _save_if_confirmed(self, *, durably: bool) -> None:
         self._window.advance()
         progress = self._window.progress()
-        if progress != self._written:
+        if progress != self._notes.progress:
             # At the end nobody may answer any more; those who confirmed it were the right ones a second ago.
-            if (not self._is_confirmed() and not durably) or self._is_astray:
+            if (not self._is_confirmed() and not durably) or self._home.is_astray:
                 return
-            self._identity.note()
-        if progress != self._written or durably:
-            write_progress(self._fs, self._store.directory, progress, durably=durably)
-            self._written = progress
+            self._home.identity.note()
+        if progress != self._notes.progress or durably:
+            self._notes.write(progress, durably=durably)
         self._window.forget()
         self._let_go(progress.prefix)
         self._waiting.wake()
@@ -537,16 +439,9 @@ class Deliverer(ABC):
     def _note_waiting(self) -> None:
         """Have whoever looks at the spool from outside know what waits, and why."""
         places = self._topics.as_json()
-        said = json.dumps({"elsewhere": self.elsewhere, "held": places}) if places or self._elsewhere else ""
-        if said == self._said_waiting:
-            return
-        path = f"{self._store.directory}/{WAITING_FILE}"
+        said = json.dumps({"elsewhere": self.elsewhere, "held": places}) if places or self.elsewhere else ""
         try:
-            if said:
-                write_atomically(self._fs, path, said.encode())
-            elif self._fs.exists(path):
-                self._fs.remove(path)
-            self._said_waiting = said
+            self._notes.note_waiting(said)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -560,14 +455,3 @@ def _is_held(message: Message, held: Collection[Place]) -> bool:
     if message.partition == UNDECIDED:
         return any(topic == message.topic for topic, _ in held)
     return (message.topic, None) in held or (message.topic, message.partition) in held
-
-
-def _final_failure(refused: Refused) -> DeliveryFailed:
-    message = refused.message
-    return DeliveryFailed(
-        refused.reason,
-        code=refused.code,
-        is_final=True,
-        topic=message.topic,
-        partition=message.partition if message.partition >= 0 else None,
-    )

@@ -88,6 +88,8 @@ class IdempotentDeliverer(Deliverer):
         self._items: Sequence[SpooledDelivery] = ()
         self._at = 0
         """What is handed over next: `_items[_at]`."""
+        self._failures: FailedItems = deque()
+        """Reports of failures, not looked at yet."""
         self._refused_at_once: FailedItems = deque()
         """What the producer did not take, not looked at yet."""
         self._broken: str | None = None
@@ -141,10 +143,10 @@ class IdempotentDeliverer(Deliverer):
             self._save_when_due()
             if self._failures or self._refused_at_once:
                 self._look_at_failures()
-            if not self._is_checked and self._feed.has_more and not self._check_cluster():
+            if not self._home.is_checked and self._feed.has_more and not self._check_cluster():
                 self._closing.wait(IDLE_SECONDS)
             released, hopeless = self._look_at_held() if self._topics.held else ((), {})
-            if self._is_astray:
+            if self._home.is_astray:
                 self._leave_cluster()
             elif self._broken is not None or self._suspects or released or hopeless or self._is_room_short():
                 self._begin_again(released, hopeless)
@@ -195,7 +197,7 @@ class IdempotentDeliverer(Deliverer):
         self._take_turn(ASIDE_SECONDS)
 
     def _release(self) -> None:
-        with self._sending, self._serving:
+        with self._sending:
             producer, self._producer = self._producer, None
             if producer is not None:
                 self._empty(producer, 0.0)
@@ -222,7 +224,7 @@ class IdempotentDeliverer(Deliverer):
         """Whether nothing has happened that our thread must look at first."""
         return (
             self._broken is None
-            and self._is_checked
+            and self._home.is_checked
             and not self._suspects
             and not self._failures
             and not self._refused_at_once
@@ -253,9 +255,8 @@ class IdempotentDeliverer(Deliverer):
             group.failures = self._failures
             self._window.add(group)
             self._items, self._at = group.items, 0
-            if self._to_set_aside:
-                waiting = {item for item, _ in self._to_set_aside}
-                self._items = [item for item in group.items if item not in waiting]
+            if pending := self._aside.pending:
+                self._items = [item for item in group.items if item not in pending]
         return True
 
     def _hand_over(self, stop: int) -> int:
@@ -297,10 +298,9 @@ class IdempotentDeliverer(Deliverer):
 
     def _serve(self, seconds: float, forget: int | None = None) -> None:
         """Hear reports; and forget what is done, or so many messages of it."""
-        with self._serving:
-            if self._producer is not None:
-                self._poll(self._producer, seconds)
-            self._window.advance()
+        if self._producer is not None:
+            self._poll(self._producer, seconds)
+        self._window.advance()
         self._window.forget(forget)
         if self._failures or self._broken is not None:
             self._wake.ring()
@@ -313,33 +313,30 @@ class IdempotentDeliverer(Deliverer):
             self._broken = self._broken or error.args[0].str()
 
     def _look_at_failures(self) -> None:
-        with self._serving:
-            refused: list[tuple[SpooledDelivery, KafkaError]] = []
-            while self._refused_at_once:
-                item, error = self._refused_at_once.popleft()
-                if not self._is_to_wait(item, error):
-                    if error.code() in FINAL_CODES and not is_fatal(error):
-                        refused.append((item, error))
-                    else:
-                        self._broken = self._broken or error.str()
-            failed = [self._failures.popleft() for _ in range(len(self._failures))]
-            # A broker refuses a batch for the sake of one timestamp: only if all are right here, it is for its clock's.
-            misdated = misdated_places(failed)
-            for item, error in failed:
-                code = error.code()
-                is_misdated = (
-                    code == KafkaError.INVALID_TIMESTAMP and (item.topic, item.partition) in misdated
-                )
-                if item.is_settled or (not is_misdated and self._is_to_wait(item, error)):
-                    continue
-                if code in REFUSED_CODES:
+        refused: list[tuple[SpooledDelivery, KafkaError]] = []
+        while self._refused_at_once:
+            item, error = self._refused_at_once.popleft()
+            if not self._is_to_wait(item, error):
+                if error.code() in FINAL_CODES and not is_fatal(error):
                     refused.append((item, error))
-                elif code in BATCH_CODES:
-                    self._suspects.append((item, error))
-                elif code not in _PURGED:
+                else:
                     self._broken = self._broken or error.str()
-            self._refuse(refused)
-            self._window.advance()
+        failed = [self._failures.popleft() for _ in range(len(self._failures))]
+        # A broker refuses a batch for the sake of one timestamp: only if all are right here, it is for its clock's.
+        misdated = misdated_places(failed)
+        for item, error in failed:
+            code = error.code()
+            is_misdated = code == KafkaError.INVALID_TIMESTAMP and (item.topic, item.partition) in misdated
+            if item.is_settled or (not is_misdated and self._is_to_wait(item, error)):
+                continue
+            if code in REFUSED_CODES:
+                refused.append((item, error))
+            elif code in BATCH_CODES:
+                self._suspects.append((item, error))
+            elif code not in _PURGED:
+                self._broken = self._broken or error.str()
+        self._refuse(refused)
+        self._window.advance()
 
     def _is_to_wait(self, item: SpooledDelivery, error: KafkaError) -> bool:
         """Whether a message waits from now on for what may pass; those behind it in its partition do too."""
@@ -355,14 +352,13 @@ class IdempotentDeliverer(Deliverer):
     def _leave_cluster(self) -> None:
         """The brokers are of another cluster: what they confirmed counts for nothing, and nothing more goes there."""
         with self._sending:
-            with self._serving:
-                producer, self._producer = self._producer, None
-                self._empty(producer, 0.0)
+            producer, self._producer = self._producer, None
+            self._empty(producer, 0.0)
             self._look_at_failures()
             self._suspects, self._broken = [], None
             self._to_hold.clear()
-            self._rewind(self._written)
-            self._is_astray = False
+            self._rewind(self._notes.progress)
+            self._home.is_astray = False
             self._producer = self._make_producer()
 
     def _rewind(self, progress: Progress | None = None) -> None:
@@ -392,9 +388,8 @@ class IdempotentDeliverer(Deliverer):
 
     def _end_producer(self) -> None:
         """Hear all that the broken producer has to say, so that none of it is taken for the next one's."""
-        with self._serving:
-            producer, self._producer = self._producer, None
-            self._empty(producer, PURGE_SECONDS)
+        producer, self._producer = self._producer, None
+        self._empty(producer, PURGE_SECONDS)
         self._look_at_failures()
 
     def _empty(self, producer: Any, seconds: float) -> None:
@@ -415,8 +410,7 @@ class IdempotentDeliverer(Deliverer):
         """Set aside what was refused alone; returns what has to be tried one by one."""
         together = Counter((item.topic, item.partition) for item, _ in suspects)
         alone = [each for each in suspects if together[each[0].topic, each[0].partition] == 1]
-        with self._serving:
-            self._refuse(alone)
+        self._refuse(alone)
         others = [each for each in suspects if together[each[0].topic, each[0].partition] > 1]
         if any(error.code() in _SIZE_CODES for _, error in others) and self._batch_bytes > BATCH_BYTES_MIN:
             self._batch_bytes = max(BATCH_BYTES_MIN, self._batch_bytes // 4)
@@ -444,8 +438,7 @@ class IdempotentDeliverer(Deliverer):
             self._hand_over_one(item)
             self._drain()
             guilty, self._suspects = self._suspects, []
-            with self._serving:
-                self._refuse(guilty)
+            self._refuse(guilty)
             if not self._is_whole:
                 break
         self._end_producer()

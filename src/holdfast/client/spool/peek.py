@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from holdfast.atomic import read_whole
 from holdfast.client.spool import format as frames
-from holdfast.client.spool.deliverer import WAITING_FILE
 from holdfast.client.spool.format import MOVED, RETRIED, UNDECIDED, Body, Message, PartitionKey, counters_of
 from holdfast.client.spool.home import SpoolHome, read_manner
 from holdfast.client.spool.identity import read_identity
-from holdfast.client.spool.progress import Progress, merged, messages_left, moved, read_progress
+from holdfast.client.spool.progress import WAITING_FILE, Progress, merged, messages_left, moved, read_progress
 from holdfast.client.spool.refused import Refused, RefusedMessages
 from holdfast.client.spool.store import list_segments, scan
 from holdfast.seams import File, FileSystem

@@ -17,6 +17,8 @@ from holdfast.client.spool.format import MOVED, UNDECIDED, DamagedSpool, Partiti
 from holdfast.seams import FileSystem
 
 PROGRESS_FILE: Final = "progress"
+WAITING_FILE: Final = "waiting.json"
+"""What waits and why, for whoever looks from outside."""
 _POSITION: Final = Struct(">q")
 
 
@@ -99,3 +101,29 @@ def moved(counters: Mapping[PartitionKey, int]) -> dict[PartitionKey, int]:
     return {
         (topic, UNDECIDED): through for (topic, line), through in counters.items() if line == MOVED and topic
     }
+
+
+class Notes:
+    """What a spool writes down beside its messages: how far they are delivered, and what waits and why."""
+
+    def __init__(self, fs: FileSystem, directory: str, counted: Progress) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.progress = merged(read_progress(fs, directory), counted)
+        """What is done, and confirmed by the right cluster."""
+        self._said_waiting = "?"
+
+    def write(self, progress: Progress, *, durably: bool) -> None:
+        write_progress(self._fs, self._directory, progress, durably=durably)
+        self.progress = progress
+
+    def note_waiting(self, said: str) -> None:
+        """Have whoever looks at the spool from outside know what waits; nothing does when it is empty."""
+        if said == self._said_waiting:
+            return
+        path = f"{self._directory}/{WAITING_FILE}"
+        if said:
+            write_atomically(self._fs, path, said.encode())
+        elif self._fs.exists(path):
+            self._fs.remove(path)
+        self._said_waiting = said

@@ -97,7 +97,7 @@ class TransactionalDeliverer(Deliverer):
 
     def _is_confirmed(self) -> bool:
         """A transaction is committed by the cluster that it was begun with: `_take_over` has looked."""
-        self._is_astray = False
+        self._home.is_astray = False
         return True
 
     def _release(self) -> None:
@@ -153,7 +153,7 @@ class TransactionalDeliverer(Deliverer):
 
     def _resume(self, told: Told) -> None:
         """What the brokers know to be delivered is done, whatever was noted here."""
-        known, openings = told.progress, self._identity.now.openings
+        known, openings = told.progress, self._home.identity.now.openings
         if told.opening and told.opening not in openings:
             self._refuse_old_copy("a process that is not known here has delivered from it")
         later = openings[openings.index(told.opening) + 1 :] if told.opening else openings
@@ -163,7 +163,7 @@ class TransactionalDeliverer(Deliverer):
                 self._refuse_old_copy(
                     f"message {following - 1} for {where[0]} was delivered, and is not known here"
                 )
-        self._identity.told(told.opening)
+        self._home.identity.told(told.opening)
         for item in self._window.unsettled():
             if item.sequence < known.confirmed.get(item.where, 0):
                 self._settle_delivered(item)
@@ -200,7 +200,7 @@ class TransactionalDeliverer(Deliverer):
     def _look_at_places(self) -> None:
         """Hold what takes no messages now, and release what takes them again."""
         released, hopeless = self._look_at_held() if self._topics.held else ((), {})
-        if self._elsewhere is not None:
+        if self.elsewhere is not None:
             raise _Broken("the brokers are of another cluster")
         self._look_due = time.monotonic() + LOOK_SECONDS
         if self._to_hold or released or hopeless or self._is_room_short():
@@ -226,10 +226,9 @@ class TransactionalDeliverer(Deliverer):
         refused_here: list[tuple[SpooledDelivery, KafkaError]] = []
         for item in batch:
             self._produce(item, refused_here)
-        with self._serving:
-            self._refuse(refused_here)
+        self._refuse(refused_here)
         # What could not be set aside for want of room is not counted as done.
-        done = {item for item in batch if not item.is_settled} - {item for item, _ in self._to_set_aside}
+        done = {item for item in batch if not item.is_settled} - self._aside.pending
         after = self._window.progress_with(done)
         self._produce_progress(after)
         self._wait_for_reports(len(done))
@@ -276,8 +275,8 @@ class TransactionalDeliverer(Deliverer):
             try:
                 self._producer.produce(
                     PROGRESS_TOPIC,
-                    encode_told(Told(progress, self._identity.opening)),
-                    self._id,
+                    encode_told(Told(progress, self._home.identity.opening)),
+                    self.spool_id.encode(),
                     on_delivery=self._progress_reported,
                 )
             except BufferError:
@@ -320,7 +319,7 @@ class TransactionalDeliverer(Deliverer):
         if time.monotonic() >= self._look_due:
             self._check_cluster()
             self._look_due = time.monotonic() + LOOK_SECONDS
-        if self._elsewhere is not None:
+        if self.elsewhere is not None:
             raise _Broken("the brokers are of another cluster")
 
     def _look_at_doubts(self) -> None:
@@ -397,8 +396,7 @@ class TransactionalDeliverer(Deliverer):
             )
         ]
         if meant:
-            with self._serving:
-                self._refuse(meant)
+            self._refuse(meant)
             self._after_settling()
         elif self._refusals and not self._to_hold:
             self._messages_max = max(1, len(batch) // 2)
