@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_END, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.caught_up import has_caught_up
 
@@ -34,6 +35,7 @@ RUNNING = ROOT / "docs" / "guides" / "running-the-broker.md"
 TOPICS = re.compile(r"holdfast topics create --topic (\S+) --partitions (\d+)")
 """A guide says which topics its programs need, and they get no others."""
 FILLED = {"orders", "payments"}
+ADDRESS = "postgresql://app@localhost/shop"
 WAIT_SECONDS_MAX = 100.0
 LOOK_SECONDS = 0.2
 
@@ -47,11 +49,15 @@ def fill(bootstrap_servers: str, guide: str) -> None:
     made = admin.create_topics([NewTopic(name, int(count), 1) for name, count in TOPICS.findall(guide)])
     for future in made.values():
         future.result(60)
-    producer = Producer({"bootstrap.servers": bootstrap_servers})
     for topic in made.keys() & FILLED:
-        for number in range(30):
-            order = {"id": number, "customer": f"customer-{number % 5}"}
-            producer.produce(topic, json.dumps(order), str(number))
+        send(bootstrap_servers, topic, range(30))
+
+
+def send(bootstrap_servers: str, topic: str, numbers: Iterable[int]) -> None:
+    producer = Producer({"bootstrap.servers": bootstrap_servers})
+    for number in numbers:
+        order = {"id": number, "customer": f"customer-{number % 5}"}
+        producer.produce(topic, json.dumps(order), str(number))
     assert producer.flush(60) == 0
 
 
@@ -85,8 +91,8 @@ def test_every_program_of_a_guide_runs(
         "localhost:9092": holdfast_broker.bootstrap_servers,
         "http://localhost:8081": holdfast_schema_registry.url,
     }
-    if "postgresql://app@localhost/shop" in guide.read_text():
-        addresses["postgresql://app@localhost/shop"] = request.getfixturevalue("database")
+    if ADDRESS in guide.read_text():
+        addresses[ADDRESS] = request.getfixturevalue("database")
         migrate("shop.sqlite", tmp_path)
     fill(holdfast_broker.bootstrap_servers, guide.read_text())
     found = programs(guide)
@@ -97,7 +103,14 @@ def test_every_program_of_a_guide_runs(
         run(text, holdfast_broker, tmp_path)
 
 
-def run(text: str, broker: BrokerProcess, directory: Path) -> None:
+def run(
+    text: str,
+    broker: BrokerProcess,
+    directory: Path,
+    *,
+    is_done: Callable[[], bool] | None = None,
+    code: int = 0,
+) -> str:
     """To its end; a program that has none is interrupted when there is nothing left to do for its group."""
     errors = directory / "errors.txt"
     with errors.open("w") as log:
@@ -112,16 +125,63 @@ def run(text: str, broker: BrokerProcess, directory: Path) -> None:
         groups = re.findall(r'group="([^"]+)"', text)
         topics = re.findall(r'(?:topics=\[|@app.handler\()"([^"]+)"', text)
         deadline = time.monotonic() + WAIT_SECONDS_MAX
+        has_ended = is_done or (
+            lambda: all(has_caught_up(broker.bootstrap_servers, group, topics) for group in groups)
+        )
         while program.poll() is None and groups:
             assert time.monotonic() < deadline, f"{text}\n{errors.read_text()}"
-            if all(has_caught_up(broker.bootstrap_servers, group, topics) for group in groups):
+            if has_ended():
                 program.send_signal(signal.SIGINT)
                 break
             time.sleep(LOOK_SECONDS)
-        assert program.wait(WAIT_SECONDS_MAX) == 0, f"{text}\n{errors.read_text()}"
+        assert program.wait(WAIT_SECONDS_MAX) == code, f"{text}\n{errors.read_text()}"
+        return errors.read_text()
     finally:
         program.kill()
         program.wait()
+
+
+@pytest.mark.check
+@pytest.mark.holdfast(settings={"group.initial.rebalance.delay.ms": "0"})
+def test_a_database_restored_from_an_earlier_backup_gets_every_order_once(
+    holdfast_broker: BrokerProcess, database: str, tmp_path: Path
+) -> None:
+    """Where the log no longer holds what is to be read again, the program stops and says so."""
+    guide = (ROOT / "docs" / "guides" / "exactly-once-into-postgresql.md").read_text()
+    assert "restored from a backup that is older than the broker's retention" in guide
+    program = programs(ROOT / "docs" / "guides" / "exactly-once-into-postgresql.md")[0]
+    for written, real in (("localhost:9092", holdfast_broker.bootstrap_servers), (ADDRESS, database)):
+        program = program.replace(written, real)
+
+    def sales() -> list[int]:
+        with psycopg.connect(database) as connection:
+            return [number for (number,) in connection.execute("select id from sales order by id")]
+
+    def restore() -> None:
+        subprocess.run(["psql", "-q", "-v", "ON_ERROR_STOP=1", "-d", database, "-f", backup], check=True)
+        assert sales() == list(range(30))
+
+    def has_all() -> bool:
+        """Half of them are in a backup that is made meanwhile."""
+        if not backup.exists() and len(sales()) == 30:
+            subprocess.run(["pg_dump", "--clean", "-f", backup, database], check=True)
+            send(holdfast_broker.bootstrap_servers, "orders", range(30, 60))
+        return len(sales()) >= 60
+
+    backup = tmp_path / "backup.sql"
+    with psycopg.connect(database) as connection:  # the program does it too, but is asked before it has
+        connection.execute("create table sales (id bigint, customer text)")
+    fill(holdfast_broker.bootstrap_servers, guide)
+    for _ in range(2):
+        run(program, holdfast_broker, tmp_path, is_done=has_all)
+        assert sales() == list(range(60))
+        restore()
+    admin = AdminClient({"bootstrap.servers": holdfast_broker.bootstrap_servers})
+    ends = [TopicPartition("orders", partition, OFFSET_END) for partition in range(3)]
+    for future in admin.delete_records(ends).values():
+        future.result(60)
+    assert "PositionLost" in run(program, holdfast_broker, tmp_path, is_done=lambda: False, code=1)
+    assert sales() == list(range(30))
 
 
 def test_every_guide_ends_with_what_it_does_not_protect_against() -> None:

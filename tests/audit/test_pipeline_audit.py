@@ -80,12 +80,15 @@ class Shop:
         ]
         self.log.append(build_batch(records, base_timestamp=TIME_MS + start * 100))
 
-    def open(self, at: int = 0, sinks: Sequence[str] = ("dead-letter", "parquet")) -> None:
+    def open(
+        self, at: int = 0, sinks: Sequence[str] = ("dead-letter", "parquet"), generation: int = 0
+    ) -> None:
         """The opening entries of these sinks."""
         for name in sinks:
             self.ledgers[name] = Ledger("shop", name, fingerprint(self.definition))
             self.builders[name] = self._builder(name)
-            self._commit(name, self.ledgers[name].opening({self.place: at}), [])
+            opening = self.ledgers[name].opening({self.place: at})
+            self._commit(name, replace(opening, generation=generation), [])
 
     def _builder(self, name: str) -> Any:
         topics = FakeTopics(self.cluster)
@@ -442,6 +445,39 @@ def test_a_sink_that_was_added_later_owes_only_what_came_since(shop: Shop) -> No
     report = shop.audit()
     assert report.verdict is Verdict.PROVEN
     assert any("'more' begins at 4" in note for note in report.notes)
+
+
+def test_what_a_sink_had_before_it_began_anew_is_a_gap(shop: Shop) -> None:
+    sinks = (*shop.definition.sinks, ParquetSink("more", name="more"))
+    shop.definition = replace(shop.definition, sinks=sinks)
+    shop.send(8)
+    shop.open()
+    shop.batch(0, 4)
+    shop.open(4, ["more"], generation=1)
+    shop.batch(4, 8, sinks=("dead-letter", "parquet", "more"))
+    report = shop.audit()
+    assert report.verdict is Verdict.INCONCLUSIVE
+    assert any("what sink 'more' had before" in reason for reason in report.reasons)
+
+
+def test_a_sink_that_had_come_further_is_an_older_copy_and_has_lost_the_rest(shop: Shop) -> None:
+    shop.send(10)
+    shop.open()
+    shop.batch(0, 4)
+    shop.batch(4, 10, dead=[9], sinks=("dead-letter",))
+    note = Path(shop.directory, ".holdfast", "shop", "sinks.json")
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text('{"version": 1, "sinks": {"parquet": {"generation": 0, "number": 1}}}')
+    assert shop.audit().verdict is Verdict.PROVEN  # it lags
+    note.write_text('{"version": 1, "sinks": {"parquet": {"generation": 0, "number": 2}}}')
+    report = shop.audit()
+    assert report.verdict is Verdict.FAILED
+    (finding,) = report.findings
+    assert (finding.fate, finding.sink, finding.count) == (Fate.LOST, "parquet", 5)
+    assert "its ledger has 2 entries, and had 3: it is an older copy" in finding.detail
+    note.write_text("{")
+    with pytest.raises(AuditError, match=r"sinks\.json .* cannot be read"):
+        shop.audit()
 
 
 def test_only_what_is_new_is_read_after_an_earlier_proof(shop: Shop) -> None:

@@ -7,6 +7,8 @@ each range continuing the one before, positions that follow from both. What entr
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.audit.model import Examined, Fate, Finding, Unproven
+from holdfast.audit.model import AuditError, Examined, Fate, Finding, Unproven
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, Positions
 
@@ -36,6 +38,8 @@ class Chain:
     """Partitions whose beginning is not kept."""
     positions: Positions
     examined: Examined = field(default_factory=Examined)
+    begins_anew: bool = False
+    """It had a ledger before this one, which was forgotten or lost, and that was said to be meant."""
 
 
 def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Chain:
@@ -79,6 +83,7 @@ def follow(sink: str, kind: str, pipeline: str, entries: Sequence[Entry]) -> Cha
         frozenset(unsure),
         standing or Positions({}),
         Examined(tuple(found), tuple(unproven)),
+        begins_anew=bool(entries) and entries[0].generation > 0,
     )
 
 
@@ -133,6 +138,19 @@ def _pruned(sink: str, first: int, last: int) -> Unproven:
         f"what the entries {first} to {last} of the ledger of {sink!r} counted",
         "they are not kept; the rows of those batches are compared with the log all the same",
     )
+
+
+def reached(home: str) -> dict[str, tuple[int, int]]:
+    """Generation and number of the newest entry that each sink had; a home from before there was this file has none."""
+    path = os.path.join(home, "sinks.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            sinks = json.load(file)["sinks"]
+        return {name: (each["generation"], each["number"]) for name, each in sinks.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AuditError(f"{path} says how far each sink had come, and cannot be read ({error})") from error
 
 
 # ---------------------------------------------------------------------------- which entry is about which offset

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 ROUTES: Final = {FILTERED: Fate.FILTERED, DUPLICATE: Fate.DUPLICATE, LATE: Fate.LATE}
 PARSE: Final = "parse"
 """The reason of a dead letter that could not be decoded."""
+REJECTED_BY: Final = "sink:"
+"""Begins the reason of a dead letter of which a sink did not take a row."""
 
 Span = tuple[int, int]
 Offsets = npt.NDArray[np.int64]
@@ -101,7 +103,7 @@ def read_left(
     try:
         recorded = read_all(home, wanted)
     except (AsideDamaged, OSError) as error:
-        left.unrecorded = [entry for entry in entries if _leaving(entry)]
+        left.unrecorded = [entry for entry in entries if leaving(entry)]
         if listener is not None:
             listener.not_recorded("the pipeline's record of rows that left cannot be read")
         detail = f"the pipeline's record of rows that left: {error}"
@@ -116,7 +118,7 @@ def read_left(
         seen.add(batch.name)
         _take(table, left, listener)
         counts = counts_of(table)
-        found.extend(_against(wanted[batch.name], counts))
+        found.extend(against(wanted[batch.name], counts))
         late_for = {step: count for (route, step), count in counts.items() if route == LATE_FOR}
         said = _late_for(definition, wanted[batch.name])
         found.extend(
@@ -125,8 +127,8 @@ def read_left(
             if said.get(step, 0) != late_for.get(step, 0)
         )
     missing = [entry for name, entry in wanted.items() if name not in seen]
-    left.unrecorded = [entry for entry in missing if _leaving(entry)]
-    if listener is not None and any(_leaving(entry) or _late_for(definition, entry) for entry in missing):
+    left.unrecorded = [entry for entry in missing if leaving(entry)]
+    if listener is not None and any(leaving(entry) or _late_for(definition, entry) for entry in missing):
         listener.not_recorded(
             "the pipeline's home has no record of which records left or were late in some batches"
         )
@@ -155,7 +157,7 @@ def _take(table: pa.Table, left: Left, listener: Listener | None) -> None:
                 listener.left(rows.topic, rows.partition, rows.offsets, step, route=route)
 
 
-def _leaving(entry: Entry) -> int:
+def leaving(entry: Entry) -> int:
     return sum(entry.routes.filtered.values()) + entry.routes.duplicate + entry.routes.late
 
 
@@ -165,7 +167,7 @@ def _late_for(definition: PipelineDefinition, entry: Entry) -> dict[str, int]:
     return {name: late for name in taps if (late := entry.taps.get(name, {}).get("late", 0))}
 
 
-def _against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> list[Finding]:
+def against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> list[Finding]:
     """By step, what the record and the ledger's entry count."""
     said = {(FILTERED, step): count for step, count in entry.routes.filtered.items() if count}
     recorded = {key: count for key, count in counts.items() if key[0] == FILTERED}
@@ -196,7 +198,7 @@ def _unrecorded(
 ) -> list[Unproven]:
     if not entries:
         return []
-    rows = sum(_leaving(entry) for entry in entries)
+    rows = sum(leaving(entry) for entry in entries)
     numbers = f"{entries[0].number}" if len(entries) == 1 else f"{entries[0].number} to {entries[-1].number}"
     return [
         Unproven(

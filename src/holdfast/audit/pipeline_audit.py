@@ -2,7 +2,8 @@
 
 The order matters, since source and sinks may move while they are read:
 
-1. every sink is opened, which takes its snapshot: ledger first, rows of that moment after it;
+1. the home is asked how far each sink had come; then every sink is opened, which takes its snapshot: ledger first,
+   rows of that moment after it;
 2. the logs' ends are asked for. They are not below any position, and what comes later is nobody's loss;
 3. the scope follows from both, and stays;
 4. what left the steps is read (dead letters, the home's record), then the log is walked once, with everybody looking on
@@ -27,7 +28,7 @@ from holdfast.audit import ledgers, reporting
 from holdfast.audit.compare import Holding
 from holdfast.audit.content_check import ContentCheck
 from holdfast.audit.decoding import Observer, SourceDecoder
-from holdfast.audit.left import PARSE, Left, Routes, expands, read_dead_letters, read_left
+from holdfast.audit.left import PARSE, REJECTED_BY, Left, Routes, expands, read_dead_letters, read_left
 from holdfast.audit.model import AuditError, Examined, Fate, Finding, Report, Unproven
 from holdfast.audit.proven import TopicStart
 from holdfast.audit.scope import PipelineScope, decide_scope, start_ms
@@ -86,12 +87,13 @@ def audit_pipeline(
     with ExitStack() as stack:
         cluster = stack.enter_context(Cluster(settings))
         cluster.refresh(expanded.source.topics)  # a cluster that is not there should be named as the source
+        reached = ledgers.reached(home_of(expanded))
         readers = open_readers(expanded, settings, stack)
         for name, start in (options.topic_starts if options.since is not None else {}).items():
             reader = readers.get(name)
             if isinstance(reader, TopicReader):
                 reader.start_at(start.offsets, start.since)
-        audit = PipelineAudit(expanded, fingerprint(definition), cluster, readers, options)
+        audit = PipelineAudit(expanded, fingerprint(definition), cluster, readers, options, reached)
         report = audit.run()
     took_ms = round((time.time() - started) * 1000)
     return stamped(report, round(started * 1000), took_ms)
@@ -133,6 +135,8 @@ class PipelineAudit:
     cluster: Cluster
     readers: Mapping[str, SinkReader]
     options: AuditOptions = field(default_factory=AuditOptions)
+    reached: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """How far each sink had come, as the home said before the readers were opened."""
 
     examined: Examined = field(init=False, default_factory=Examined)
     scope: PipelineScope = field(init=False)
@@ -215,7 +219,7 @@ class PipelineAudit:
         )
         self.rows = SinkRows(self.scope.spans, expands(self.definition))
         self.examined += Examined((), tuple(self.scope.unproven), (), tuple(self.scope.notes))
-        self.examined += self._absent()
+        self.examined += self._absent() + self._older()
         self.examined += self._emptiness()
 
     def _emptiness(self) -> Examined:
@@ -266,9 +270,7 @@ class PipelineAudit:
                 continue
             if ran_as_it_stands:
                 detail = "it has no ledger, and the pipeline has run with it: it was emptied or is elsewhere"
-                routes = [entry.routes for entry in ledgers.cover(self.entries, self.scope.spans)]
-                is_dead_letter = name == DEAD_LETTER_NAME
-                rows = sum(sum(each.dead_letter.values()) if is_dead_letter else each.main for each in routes)
+                rows = _rows_of(name, ledgers.cover(self.entries, self.scope.spans))
                 found.append(Finding(Fate.LOST if rows else Fate.ALTERED, name, count=rows, detail=detail))
             else:
                 unproven.append(
@@ -279,6 +281,20 @@ class PipelineAudit:
                     )
                 )
         return Examined(tuple(found), tuple(unproven))
+
+    def _older(self) -> Examined:
+        """Sinks that had come further than their ledgers say: older copies of what they were."""
+        found: list[Finding] = []
+        fullest = max(self.entries.values(), key=lambda entries: sum(each.routes.total for each in entries))
+        for name, (generation, number) in self.reached.items():
+            last = self.entries[name][-1] if self.entries.get(name) else None
+            if last is not None and (last.generation, last.number) < (generation, number):
+                rows = _rows_of(name, [entry for entry in fullest if not _has(last, entry)])
+                detail = (
+                    f"its ledger has {last.number + 1} entries, and had {number + 1}: it is an older copy"
+                )
+                found.append(Finding(Fate.LOST, name, count=max(1, rows), detail=detail))
+        return Examined(tuple(found))
 
     def _memory(self, decoder: SourceDecoder) -> tuple[MemoryCheck | None, Observer | None]:
         from holdfast.audit.memory import MemoryCheck
@@ -362,7 +378,20 @@ class PipelineAudit:
                 )
                 for verb, counts in (("filter", filtered), ("turn away", turned_away))
                 for step, count in sorted(counts.items())
-                if count
+                if count and not step.startswith(REJECTED_BY)
+            )
+        )
+        self._rejections(judge.batches)
+
+    def _rejections(self, batches: Sequence[Entry]) -> None:
+        counts = Counter(each.sink for entry in batches for each in entry.rejected)
+        self.examined += Examined(
+            unproven=tuple(
+                Unproven(
+                    f"that sink {sink!r} could not take the rows of {count:,} records",
+                    "only the sink can tell, and an audit writes nothing; they are dead letters, and in no sink",
+                )
+                for sink, count in sorted(counts.items())
             )
         )
 
@@ -399,6 +428,18 @@ class PipelineAudit:
             notes=self.examined.notes,
             fingerprint=self.fingerprint,
         )
+
+
+def _has(newest: Entry, entry: Entry) -> bool:
+    """Whether a sink with this newest entry has the batch of that entry."""
+    ends = {place: at.offset for place, at in newest.positions.at.items()}
+    return all(span.end <= ends.get(place, 0) for place, span in entry.range.spans.items())
+
+
+def _rows_of(sink: str, entries: Sequence[Entry]) -> int:
+    """That these batches had for the sink, as they count them."""
+    routes = [entry.routes for entry in entries]
+    return sum(sum(each.dead_letter.values()) if sink == DEAD_LETTER_NAME else each.main for each in routes)
 
 
 __all__ = ["AuditOptions", "PipelineAudit", "audit_pipeline", "open_readers"]

@@ -103,9 +103,14 @@ def decide_scope(
             own = chain.starts.get(place, end)
             if place not in chain.unsure and own > start:
                 scope.sink_starts.setdefault(name, {})[place] = own
-                scope.notes.append(
-                    f"sink {name!r} begins at {own} of {place.topic}-{place.partition}: it was added later"
-                )
+                begins = f"sink {name!r} begins at {own} of {place.topic}-{place.partition}"
+                if chain.begins_anew:
+                    why = (
+                        f"it was reset, or lost, and that was meant: {begins}; --from audits what came since"
+                    )
+                    scope.unproven.append(Unproven(f"what sink {name!r} had before", why, is_gap=True))
+                else:
+                    scope.notes.append(f"{begins}: it was added later")
     _note_unread(scope, places, logs)
     return scope
 

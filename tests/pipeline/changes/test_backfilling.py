@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -61,6 +62,24 @@ def test_every_place_carries_the_name() -> None:
         "db": "table public.orders_jan_2026",
         "out": "topic big.jan.2026",
     }
+
+
+def test_the_guides_places_carry_the_name_as_it_says() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "changing-a-pipeline.md").read_text()
+    [(name, made)] = re.findall(r"--into (\S+)\n\nruns .*? as a pipeline of its own, `(\S+)`", guide)
+    becomes = dict(re.findall(r"`(\S+)`\s+becomes\s+`(\S+)`", guide))
+    lake, table, topic = becomes
+    definition = replace(
+        ALL, sinks=(ParquetSink(lake), PostgresSink("postgresql://h/d", table), KafkaSink(topic))
+    )
+    derived = derive(definition, name)
+    assert derived.name == made
+    assert list(destinations(derived).values()) == [
+        f"topic {made.partition('.')[0]}-dlt.{name}",
+        f"parquet {becomes[lake]}",
+        f"table public.{becomes[table]}",
+        f"topic {becomes[topic]}",
+    ]
 
 
 def test_nothing_of_the_live_pipeline_is_shared() -> None:

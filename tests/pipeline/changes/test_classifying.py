@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,6 +306,77 @@ def test_another_cluster_is_refused_and_another_address_of_it_is_not() -> None:
         ("refused", "source.bootstrap")
     ]
     assert changes(PLAIN, lambda it: it, Facts(is_same_cluster=False)) == [("refused", "source.bootstrap")]
+
+
+# ---------------------------------------------------------------------------- the guide's table
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "changing-a-pipeline.md").read_text()
+OF_THE_GUIDE: dict[str, list[tuple[PipelineDefinition, Alter]]] = {
+    "when batches run, how large they are, the monitoring group": [
+        (STATEFUL, lambda it: replace(it, trigger="10s", monitoring_group="g")),
+        (STATEFUL, source(batch_records=5)),
+    ],
+    "a new sink": [(STATEFUL, sinks(*STATEFUL.sinks, KafkaSink("t")))],
+    "a sink left out": [(STATEFUL, sinks(LAKE))],
+    "a new or changed rule, filter, query, function, lookup behind every step with a memory": [
+        (STATEFUL, steps(CLEAN, TOTALS, Expect("positive", "id > 0"))),
+        (STATEFUL, steps(CLEAN, TOTALS, Filter("odd", "id % 2 = 1"))),
+        (STATEFUL, steps(CLEAN, TOTALS, Sql("s", "SELECT _hf, id FROM input"))),
+        (STATEFUL, steps(CLEAN, TOTALS, Lookup("names", "names.csv", {"id": "id"}, ("name",)))),
+    ],
+    "a rule that only warns": [(STATEFUL, steps(CLEAN, Expect("odd", "id > 0", otherwise="warn"), TOTALS))],
+    "a new topic, more partitions": [(STATEFUL, source(topics=("orders", "more")))],
+    "another address of the same cluster": [(STATEFUL, source(bootstrap="two:9092"))],
+    "a new path of a file sink, a new topic of a Kafka sink": [
+        (PLAIN, sinks(replace(LAKE, path="elsewhere"))),
+        (replace(PLAIN, sinks=(KafkaSink("t"),)), sinks(KafkaSink("u"))),
+    ],
+    "a new or removed column": [
+        (PLAIN, value(fields=(*VALUE.fields, Field("more", "string")))),
+        (PLAIN, value(fields=VALUE.fields[:1])),
+    ],
+    "windows, deduplication, joins, keyed functions: anything about them, or a new one": [
+        (STATEFUL, steps(CLEAN, replace(TOTALS, size="2h"))),
+        (STATEFUL, steps(CLEAN, TOTALS, Dedupe("once", ("id",)))),
+        (STATEFUL, steps(CLEAN, TOTALS, Join("both", "orders", "more", {"id": "id"}, select={"a": "l.id"}))),
+    ],
+    "`event_time`": [(STATEFUL, source(event_time=EventTime("at", delay="1h")))],
+    "a step before one with a memory, or how records are decoded": [
+        (STATEFUL, steps(replace(CLEAN, where="amount > 1"), TOTALS)),
+        (STATEFUL, value(unknown="reject")),
+    ],
+    "the pipeline's name": [(PLAIN, lambda it: replace(it, name="q"))],
+    "another cluster, a topic no longer read": [(PLAIN, source(topics=("others",)))],
+    "a sink renamed at its place, two sinks that change places, another kind of sink under a name": [
+        (PLAIN, sinks(replace(LAKE, name="renamed"))),
+        (
+            replace(PLAIN, sinks=(LAKE, ParquetSink("b", name="other"))),
+            sinks(replace(LAKE, path="b"), ParquetSink("out", name="other")),
+        ),
+        (PLAIN, sinks(DeltaSink("out", name="lake"))),
+    ],
+    "`partition_by`; an upsert's mode, key or table; other `rows` of a sink that holds columns": [
+        (PLAIN, sinks(replace(LAKE, partition_by=("id",)))),
+        *(
+            (replace(PLAIN, sinks=(POSTGRES,)), sinks(replace(POSTGRES, **change)))
+            for change in ({"mode": "append", "key": ()}, {"key": ("amount",)}, {"table": "t"})
+        ),
+        (STATEFUL, sinks(STATEFUL.sinks[0], replace(STATEFUL.sinks[1], rows=""))),
+    ],
+    "the type of a column that sinks hold": [
+        (PLAIN, value(fields=(Field("id", "string"), VALUE.fields[1]))),
+    ],
+}
+
+
+def test_every_row_of_the_guides_table_is_so() -> None:
+    table = re.findall(r"^\| (.+?) \| (–|safe|rebuild|refused) \|", GUIDE, re.MULTILINE)
+    assert [change for change, _ in table] == list(OF_THE_GUIDE)
+    order = ["–", "safe", "rebuild", "refused"]
+    for change, level in table:
+        for before, alter in OF_THE_GUIDE[change]:
+            levels = ["–", *(each for each, _ in changes(before, alter))]
+            assert max(levels, key=order.index) == level, change
 
 
 # ---------------------------------------------------------------------------- what a run does with it

@@ -21,6 +21,7 @@ import pyarrow as pa
 import holdfast
 from holdfast.audit import ledgers
 from holdfast.audit.decoding import SourceDecoder
+from holdfast.audit.left import against, leaving
 from holdfast.audit.model import (
     Examined,
     Fate,
@@ -45,7 +46,7 @@ from holdfast.audit.spool import SpoolFiles, judge
 from holdfast.audit.spool_numbers import SpoolLines
 from holdfast.pipeline.aside import AsideDamaged, batch_name, counts_of, read_all
 from holdfast.pipeline.definition.fingerprint import fingerprint
-from holdfast.pipeline.definition.model import PipelineDefinition, PostgresSink
+from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.digest import join_halves
@@ -84,9 +85,10 @@ def audit_with_spark(
             stack.callback(spark.stop)
         else:
             refuse_session(spark)
+        reached = ledgers.reached(home_of(expanded))
         readers = open_readers(expanded, settings, stack)
         cluster = stack.enter_context(Cluster(settings))
-        audit = SparkAudit(expanded, fingerprint(definition), cluster, readers, options)
+        audit = SparkAudit(expanded, fingerprint(definition), cluster, readers, options, reached)
         report = audit.run_by(spark, settings, directory)
         versions = {
             "holdfast": holdfast.__version__,
@@ -119,7 +121,8 @@ class SparkAudit(PipelineAudit):
         tell("reading what left the steps")
         aside = self._aside(scratch, batches)
         tell("evaluating the steps again")
-        evaluated = evaluate(spark, self.definition, source.where("kind = 'record' AND is_current"), aside)
+        records = _undecoded(source.where("kind = 'record' AND is_current"), batches)
+        evaluated = evaluate(spark, self.definition, records, aside)
         tell("comparing the sinks")
         dead, sinks = self._held(spark, scratch)
         is_known = not evaluated.unknown
@@ -147,6 +150,7 @@ class SparkAudit(PipelineAudit):
         for reader in self._opened().values():
             self.examined += Examined(tuple(reader.problems()), tuple(reader.gaps()))
         self._say(evaluated)
+        self._rejections(batches)
         tell("")
         return self._made(source, places, sinks)
 
@@ -154,19 +158,6 @@ class SparkAudit(PipelineAudit):
 
     def _by_name(self) -> dict[tuple[str, int], Place]:
         return {(place.topic, place.partition): place for place in self.scope.spans}
-
-    def _mains(self) -> dict[str, SinkReader]:
-        """Sinks that keep every row of the end of the steps."""
-        upserts = {
-            sink.name
-            for sink in self.definition.sinks
-            if isinstance(sink, PostgresSink) and sink.mode == "upsert"
-        }
-        return {
-            name: reader
-            for name, reader in self._opened().items()
-            if reader.kind != "dead_letter" and not reader.takes and name not in upserts
-        }
 
     def _remember(self) -> bool:
         """Windows, duplicates, late rows and upserts, by the audit in memory, places too; whether there were any."""
@@ -202,12 +193,12 @@ class SparkAudit(PipelineAudit):
         wanted = {batch_name(entry.range, entry.fingerprint): entry for entry in batches}
         found: list[Finding] = []
         tables: list[pa.Table] = []
-        missing = {name: entry for name, entry in wanted.items() if _leaving(entry)}
+        missing = {name: entry for name, entry in wanted.items() if leaving(entry)}
         try:
             for batch, table in read_all(home_of(self.definition), wanted):
                 missing.pop(batch.name, None)
                 tables.append(table)
-                found += _against(wanted[batch.name], counts_of(table))
+                found += against(wanted[batch.name], counts_of(table))
         except (AsideDamaged, OSError) as error:
             tables = []
             found = [
@@ -215,7 +206,7 @@ class SparkAudit(PipelineAudit):
             ]
         gaps = (
             Unproven(
-                f"which {sum(map(_leaving, missing.values())):,} records left by a filter, as duplicates or late",
+                f"which {sum(map(leaving, missing.values())):,} records left by a filter, as duplicates or late",
                 "the pipeline's home has no record of them",
                 is_gap=True,
             ),
@@ -413,6 +404,19 @@ class SparkAudit(PipelineAudit):
         return tuple(found)
 
 
+def _undecoded(records: DataFrame, batches: list[Entry]) -> DataFrame:
+    """Records of which a sink did not take a row never reach the steps, as if they could not be decoded."""
+    from pyspark.sql import functions
+
+    found = [(*each[:3], each.why) for entry in batches for each in entry.rejected]
+    if not found:
+        return records
+    ddl = "topic string, partition int, offset bigint, _rejected string"
+    rejected = functions.broadcast(records.sparkSession.createDataFrame(found, ddl))
+    errors = functions.coalesce("_error", "_rejected")
+    return records.join(rejected, list(PLACE), "left").withColumn("_error", errors).drop("_rejected")
+
+
 def _places(rows: DataFrame) -> DataFrame:
     return rows.selectExpr(*(f"_hf.{name} AS {name}" for name in PLACE))
 
@@ -449,32 +453,3 @@ def _first(finding: Finding) -> list[int]:
     return [
         offset for first, last in finding.ranges[:5] for offset in range(first, min(last, first + 4) + 1)
     ][:5]
-
-
-def _leaving(entry: Entry) -> int:
-    return sum(entry.routes.filtered.values()) + entry.routes.duplicate + entry.routes.late
-
-
-def _against(entry: Entry, counts: Mapping[tuple[str, str], int]) -> list[Finding]:
-    """The record's rows of one batch, as the ledger counts them."""
-    said = {
-        **{("filtered", step): count for step, count in entry.routes.filtered.items()},
-        ("duplicate", ""): entry.routes.duplicate,
-        ("late", ""): entry.routes.late,
-    }
-    there: dict[tuple[str, str], int] = {}
-    for (route, step), count in counts.items():
-        if route != "late-for":
-            key = (route, step if route == "filtered" else "")
-            there[key] = there.get(key, 0) + count
-    return [
-        Finding(
-            Fate.ALTERED,
-            "",
-            count=abs(said.get(key, 0) - there.get(key, 0)),
-            detail=f"entry {entry.number} of the ledger of {entry.sink!r} counts {said.get(key, 0)} rows as "
-            f"{' '.join(each for each in key if each)}, and the pipeline's record has {there.get(key, 0)}",
-        )
-        for key in sorted(said.keys() | there.keys())
-        if said.get(key, 0) != there.get(key, 0)
-    ]
