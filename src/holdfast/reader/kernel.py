@@ -27,18 +27,14 @@ import numpy as np
 
 from holdfast.errors import NotInstalled
 
-NAMES: Final = ("survey", "parse", "gather", "fill_headers")
 CACHE_DIRECTORY: Final = "HOLDFAST_CACHE_DIR"
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 _SOURCES: Final = ("kernel_source.py", "layout.py")
 _DIGEST_BYTES: Final = 32
-_PARAMETERS: Final = 24
-_RETURNED: Final = 22
-"""Where in a block of parameters the machine code leaves its status, and behind it an error it never raises."""
 
 
 class Kernel(NamedTuple):
-    """The functions of `kernel_source` as machine code; each takes a block of parameters and returns a status."""
+    """The functions of `kernel_source` as machine code; each takes integers of 64 bits and returns a status."""
 
     survey: Function
     parse: Function
@@ -49,41 +45,44 @@ class Kernel(NamedTuple):
 class Function:
     """One function of the machine code. The interpreter's lock is free while it runs."""
 
-    __slots__ = ("_call", "_name")
-
-    _prototype: Final = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+    __slots__ = ("_address", "_name")
 
     def __init__(self, name: str, address: int) -> None:
         self._name = name
-        self._call = self._prototype(address)
+        self._address = address
 
     def __call__(self, *parameters: int) -> int:
-        assert len(parameters) <= _RETURNED
-        block = np.zeros(_PARAMETERS, np.int64)
-        block[: len(parameters)] = parameters
-        address = block.ctypes.data
-        if self._call(address + _RETURNED * 8, address + (_RETURNED + 1) * 8, address):
+        left = np.zeros(2, np.int64)
+        address = left.ctypes.data
+        call = _prototype(len(parameters))(self._address)
+        if call(address, address + 8, *map(int, parameters)):
             raise RuntimeError(f"the machine code of {self._name} failed")
-        return int(block[_RETURNED])
+        return int(left[0])
+
+
+@cache
+def _prototype(parameters: int) -> Any:
+    """Before its parameters, the code is told where to leave its status, and an error that it never raises."""
+    return ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * (2 + parameters))
 
 
 @cache
 def load() -> Kernel:
     """The reader's machine code."""
-    return Kernel(*load_functions("kernel", NAMES, _SOURCES, _reader_functions))
+    return Kernel(*load_functions("kernel", Kernel._fields, _SOURCES, _reader_functions))
 
 
-def _reader_functions() -> Mapping[str, Callable[[int], int]]:
-    from holdfast.reader.kernel_source import FUNCTIONS
+def _reader_functions() -> Mapping[str, Callable[..., int]]:
+    from holdfast.reader import kernel_source
 
-    return FUNCTIONS
+    return vars(kernel_source)
 
 
 def load_functions(
     label: str,
     names: Sequence[str],
     sources: Sequence[str],
-    functions: Callable[[], Mapping[str, Callable[[int], int]]],
+    functions: Callable[[], Mapping[str, Callable[..., int]]],
 ) -> list[Function]:
     """Machine code of the functions so named: from disk where it was kept, else made now and kept where that works.
 
@@ -144,13 +143,16 @@ def _symbol(name: str) -> str:
     return f"holdfast_reader_{name}"
 
 
-def compile_object(functions: Mapping[str, Callable[[int], int]]) -> bytes:
+def compile_object(functions: Mapping[str, Callable[..., int]]) -> bytes:
     """The object code of every function, made by numba."""
+    from inspect import signature
+
     from numba import cfunc, types
 
     module = None
     for name, function in functions.items():
-        compiled: Any = cfunc(types.int64(types.int64))(function)
+        parameters = [types.int64] * len(signature(function).parameters)
+        compiled: Any = cfunc(types.int64(*parameters))(function)
         text = _standing_alone(str(compiled._library.get_llvm_str()), compiled.native_name, _symbol(name))
         part = llvm.parse_assembly(text)
         if module is None:

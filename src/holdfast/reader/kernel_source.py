@@ -1,7 +1,7 @@
 """The decoder's inner loops, written in the part of Python that numba turns into machine code.
 
-They work on addresses, not on arrays: one address of a block of parameters comes in, a status comes out. So the code
-that results depends on nothing but itself: it is kept on disk and loaded without numba (`kernel`). What would be one
+They work on addresses and numbers, not on arrays: integers of 64 bits come in, a status comes out. So the code that
+results depends on nothing but itself: it is kept on disk and loaded without numba (`kernel`). What would be one
 mistake away from a crash in such code is kept safe by a few rules:
 
 - Bytes of a batch are read at an address only after it was compared with the end of that batch.
@@ -11,7 +11,7 @@ mistake away from a crash in such code is kept safe by a few rules:
 - What `parse` has proven of the lengths, `gather` and `fill_headers` rely on: they walk the same bytes, which nobody
   else can reach meanwhile.
 
-`layout` names the places of parameters and columns. Nothing here is imported unless machine code has to be made.
+`layout` names the columns of the table of batches. Nothing here is imported unless machine code has to be made.
 """
 
 from __future__ import annotations
@@ -181,14 +181,8 @@ def crc32c(tables, position, size):  # type: ignore[no-untyped-def]
     return crc ^ 0xFFFFFFFF
 
 
-def survey(parameters):  # type: ignore[no-untyped-def]
+def survey(data, size, entry, tables, small_bytes, results):  # type: ignore[no-untyped-def]
     """Table the whole batches at the beginning of some bytes; check the checksums of small ones."""
-    data = load_word(parameters)
-    size = load_word(parameters + 1 * WORD)
-    entry = load_word(parameters + 2 * WORD)
-    tables = load_word(parameters + 3 * WORD)
-    small_bytes = load_word(parameters + 4 * WORD)
-    results = load_word(parameters + 5 * WORD)
     position = 0
     found = 0
     previous = -1
@@ -276,24 +270,25 @@ def timestamp_us(base_ms, delta_ms):  # type: ignore[no-untyped-def]
     return min(max(base_ms + delta_ms, -TIMESTAMP_MS_MAX), TIMESTAMP_MS_MAX) * 1000
 
 
-def parse(parameters):  # type: ignore[no-untyped-def]
+def parse(  # type: ignore[no-untyped-def]
+    entry,
+    batches,
+    start,
+    end,
+    capacity,
+    offsets,
+    timestamps,
+    key_ends,
+    key_places,
+    key_bits,
+    value_ends,
+    value_places,
+    value_bits,
+    header_ends,
+    header_places,
+    results,
+):
     """Walk every record of the tabled batches; note where the fields of those within the range are."""
-    entry = load_word(parameters)
-    batches = load_word(parameters + 1 * WORD)
-    start = load_word(parameters + 2 * WORD)
-    end = load_word(parameters + 3 * WORD)
-    capacity = load_word(parameters + 4 * WORD)
-    offsets = load_word(parameters + 5 * WORD)
-    timestamps = load_word(parameters + 6 * WORD)
-    key_ends = load_word(parameters + 7 * WORD)
-    key_places = load_word(parameters + 8 * WORD)
-    key_bits = load_word(parameters + 9 * WORD)
-    value_ends = load_word(parameters + 10 * WORD)
-    value_places = load_word(parameters + 11 * WORD)
-    value_bits = load_word(parameters + 12 * WORD)
-    header_ends = load_word(parameters + 13 * WORD)
-    header_places = load_word(parameters + 14 * WORD)
-    results = load_word(parameters + 15 * WORD)
     row = 0
     key_nulls = 0
     key_total = 0
@@ -417,12 +412,8 @@ def parse(parameters):  # type: ignore[no-untyped-def]
     return status
 
 
-def gather(parameters):  # type: ignore[no-untyped-def]
+def gather(rows, ends, places, target):  # type: ignore[no-untyped-def]
     """Copy the fields of one column to where its offsets say."""
-    rows = load_word(parameters)
-    ends = load_word(parameters + 1 * WORD)
-    places = load_word(parameters + 2 * WORD)
-    target = load_word(parameters + 3 * WORD)
     begin = 0
     for row in range(rows):
         end = load_uint32(ends + (row + 1) * 4)
@@ -432,17 +423,8 @@ def gather(parameters):  # type: ignore[no-untyped-def]
     return FINE
 
 
-def fill_headers(parameters):  # type: ignore[no-untyped-def]
+def fill_headers(rows, ends, places, name_ends, names, value_ends, values, value_bits, results):  # type: ignore[no-untyped-def]
     """Copy names and values of all headers; tells whether every name is ASCII, and how many values are null."""
-    rows = load_word(parameters)
-    ends = load_word(parameters + 1 * WORD)
-    places = load_word(parameters + 2 * WORD)
-    name_ends = load_word(parameters + 3 * WORD)
-    names = load_word(parameters + 4 * WORD)
-    value_ends = load_word(parameters + 5 * WORD)
-    values = load_word(parameters + 6 * WORD)
-    value_bits = load_word(parameters + 7 * WORD)
-    results = load_word(parameters + 8 * WORD)
     header = 0
     name_total = 0
     value_total = 0
@@ -476,6 +458,3 @@ def fill_headers(parameters):  # type: ignore[no-untyped-def]
     store_word(results, seen)
     store_word(results + 1 * WORD, nulls)
     return FINE
-
-
-FUNCTIONS: Final = {"survey": survey, "parse": parse, "gather": gather, "fill_headers": fill_headers}

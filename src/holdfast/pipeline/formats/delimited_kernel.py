@@ -23,7 +23,7 @@ from holdfast.pipeline.formats.json_layout import (
     STRING,
     UNDECIDED,
 )
-from holdfast.reader.kernel_source import WORD, load_byte, load_uint32, load_word, store_byte, store_int32
+from holdfast.reader.kernel_source import load_byte, load_uint32, store_byte, store_int32
 
 NEW_LINE: Final = 0x0A
 RETURN: Final = 0x0D
@@ -111,22 +111,23 @@ def walk_record(  # type: ignore[no-untyped-def]
     return DECIDED if position == end else UNDECIDED
 
 
-def scan_delimited(parameters):  # type: ignore[no-untyped-def]
+def scan_delimited(  # type: ignore[no-untyped-def]
+    base,
+    rows,
+    row_begins,
+    row_ends,
+    marks,
+    classes,
+    columns,
+    delimiter,
+    quote,
+    null,
+    null_size,
+    begins,
+    ends,
+    kinds,
+):
     """Split records into their cells."""
-    base = load_word(parameters)
-    rows = load_word(parameters + 1 * WORD)
-    row_begins = load_word(parameters + 2 * WORD)
-    row_ends = load_word(parameters + 3 * WORD)
-    marks = load_word(parameters + 4 * WORD)
-    classes = load_word(parameters + 5 * WORD)
-    columns = load_word(parameters + 6 * WORD)
-    delimiter = load_word(parameters + 7 * WORD)
-    quote = load_word(parameters + 8 * WORD)
-    null = load_word(parameters + 9 * WORD)
-    null_size = load_word(parameters + 10 * WORD)
-    begins = load_word(parameters + 11 * WORD)
-    ends = load_word(parameters + 12 * WORD)
-    kinds = load_word(parameters + 13 * WORD)
     undecided = 0
     for row in range(rows):
         if load_byte(marks + row) == NOTHING:
@@ -153,6 +154,3 @@ def scan_delimited(parameters):  # type: ignore[no-untyped-def]
             store_byte(marks + row, mark)
             undecided += 1
     return undecided
-
-
-FUNCTIONS: Final = {"scan_delimited": scan_delimited}

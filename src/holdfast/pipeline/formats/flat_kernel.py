@@ -276,19 +276,8 @@ def walk_protobuf(base, position, end, row, rows, steps, count, is_open, values,
     return DECIDED
 
 
-def scan_avro(parameters):  # type: ignore[no-untyped-def]
+def scan_avro(base, rows, row_begins, row_ends, marks, steps, count, _is_open, values, begins, ends, kinds):  # type: ignore[no-untyped-def]
     """Walk records of one schema; their ends must be where their last fields end."""
-    base = load_word(parameters)
-    rows = load_word(parameters + 1 * WORD)
-    row_begins = load_word(parameters + 2 * WORD)
-    row_ends = load_word(parameters + 3 * WORD)
-    marks = load_word(parameters + 4 * WORD)
-    steps = load_word(parameters + 5 * WORD)
-    count = load_word(parameters + 6 * WORD)
-    values = load_word(parameters + 8 * WORD)
-    begins = load_word(parameters + 9 * WORD)
-    ends = load_word(parameters + 10 * WORD)
-    kinds = load_word(parameters + 11 * WORD)
     undecided = 0
     for row in range(rows):
         if load_byte(marks + row) == NOTHING:
@@ -412,16 +401,8 @@ def check_value(nodes, children, position, end, frames):  # type: ignore[no-unty
         is_done = False
 
 
-def check_avro(parameters):  # type: ignore[no-untyped-def]
+def check_avro(base, rows, row_begins, row_ends, marks, nodes, children, frames):  # type: ignore[no-untyped-def]
     """Whether records are exactly of a schema, nested or not; the others are marked undecided."""
-    base = load_word(parameters)
-    rows = load_word(parameters + 1 * WORD)
-    row_begins = load_word(parameters + 2 * WORD)
-    row_ends = load_word(parameters + 3 * WORD)
-    marks = load_word(parameters + 4 * WORD)
-    nodes = load_word(parameters + 5 * WORD)
-    children = load_word(parameters + 6 * WORD)
-    frames = load_word(parameters + 7 * WORD)
     undecided = 0
     for row in range(rows):
         if load_byte(marks + row) == NOTHING:
@@ -434,20 +415,10 @@ def check_avro(parameters):  # type: ignore[no-untyped-def]
     return undecided
 
 
-def scan_protobuf(parameters):  # type: ignore[no-untyped-def]
+def scan_protobuf(  # type: ignore[no-untyped-def]
+    base, rows, row_begins, row_ends, marks, steps, count, is_open, values, begins, ends, kinds
+):
     """Walk messages of one type, of scalar fields and instants only; of a field that comes twice, the last counts."""
-    base = load_word(parameters)
-    rows = load_word(parameters + 1 * WORD)
-    row_begins = load_word(parameters + 2 * WORD)
-    row_ends = load_word(parameters + 3 * WORD)
-    marks = load_word(parameters + 4 * WORD)
-    steps = load_word(parameters + 5 * WORD)
-    count = load_word(parameters + 6 * WORD)
-    is_open = load_word(parameters + 7 * WORD) != 0
-    values = load_word(parameters + 8 * WORD)
-    begins = load_word(parameters + 9 * WORD)
-    ends = load_word(parameters + 10 * WORD)
-    kinds = load_word(parameters + 11 * WORD)
     undecided = 0
     for row in range(rows):
         if load_byte(marks + row) == NOTHING:
@@ -461,6 +432,3 @@ def scan_protobuf(parameters):  # type: ignore[no-untyped-def]
             store_byte(marks + row, mark)
             undecided += 1
     return undecided
-
-
-FUNCTIONS: Final = {"scan_avro": scan_avro, "scan_protobuf": scan_protobuf, "check_avro": check_avro}

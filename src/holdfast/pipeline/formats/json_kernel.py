@@ -417,20 +417,8 @@ def scan_document(base, position, end, row, rows, names, fields, is_open, begins
     return DECIDED if skip_space(position, end) == end else UNDECIDED
 
 
-def scan(parameters):  # type: ignore[no-untyped-def]
+def scan(base, rows, row_begins, row_ends, marks, names, fields, is_open, begins, ends, kinds, scratch):  # type: ignore[no-untyped-def]
     """Check documents that must be objects, and note where the fields of the schema are in each."""
-    base = load_word(parameters)
-    rows = load_word(parameters + 1 * WORD)
-    row_begins = load_word(parameters + 2 * WORD)
-    row_ends = load_word(parameters + 3 * WORD)
-    marks = load_word(parameters + 4 * WORD)
-    names = load_word(parameters + 5 * WORD)
-    fields = load_word(parameters + 6 * WORD)
-    is_open = load_word(parameters + 7 * WORD) != 0
-    begins = load_word(parameters + 8 * WORD)
-    ends = load_word(parameters + 9 * WORD)
-    kinds = load_word(parameters + 10 * WORD)
-    scratch = load_word(parameters + 11 * WORD)
     undecided = 0
     for row in range(rows):
         if load_byte(marks + row) == NOTHING:
@@ -471,15 +459,8 @@ def skip_value(position, end):  # type: ignore[no-untyped-def]
     return -1, kind
 
 
-def count_elements(parameters):  # type: ignore[no-untyped-def]
+def count_elements(base, cells, begins, ends, kinds, wanted, counts):  # type: ignore[no-untyped-def]
     """How many elements each array has, or members each object; 0 for cells of another kind."""
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    wanted = load_word(parameters + 5 * WORD)
-    counts = load_word(parameters + 6 * WORD)
     total = 0
     for cell in range(cells):
         count = 0
@@ -506,19 +487,21 @@ def count_elements(parameters):  # type: ignore[no-untyped-def]
     return total
 
 
-def list_elements(parameters):  # type: ignore[no-untyped-def]
+def list_elements(  # type: ignore[no-untyped-def]
+    base,
+    cells,
+    begins,
+    ends,
+    _kinds,
+    wanted,
+    counts,
+    key_begins,
+    key_ends,
+    value_begins,
+    value_ends,
+    value_kinds,
+):
     """Note the slices of all elements of arrays, or of all keys and values of objects, counted before."""
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    wanted = load_word(parameters + 5 * WORD)
-    counts = load_word(parameters + 6 * WORD)
-    key_begins = load_word(parameters + 7 * WORD)
-    key_ends = load_word(parameters + 8 * WORD)
-    value_begins = load_word(parameters + 9 * WORD)
-    value_ends = load_word(parameters + 10 * WORD)
-    value_kinds = load_word(parameters + 11 * WORD)
     place = 0
     for cell in range(cells):
         count = load_uint32(counts + cell * 4)
@@ -544,6 +527,3 @@ def list_elements(parameters):  # type: ignore[no-untyped-def]
             if position < end and load_byte(position) == 0x2C:
                 position = skip_space(position + 1, end)
     return place
-
-
-FUNCTIONS: Final = {"scan": scan, "count_elements": count_elements, "list_elements": list_elements}

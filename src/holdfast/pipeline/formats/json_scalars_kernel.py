@@ -27,7 +27,6 @@ from holdfast.reader.kernel_source import (
     copy,
     load_byte,
     load_uint32,
-    load_word,
     store_byte,
     store_int32,
     store_word,
@@ -49,18 +48,8 @@ def read_digits(position, size):  # type: ignore[no-untyped-def]
     return value
 
 
-def read_integers(parameters):  # type: ignore[no-untyped-def]
+def read_integers(base, cells, begins, ends, kinds, values, valid, bad, minimum, maximum):  # type: ignore[no-untyped-def]
     """Integers of at most 19 digits, within the bounds given."""
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    values = load_word(parameters + 5 * WORD)
-    valid = load_word(parameters + 6 * WORD)
-    bad = load_word(parameters + 7 * WORD)
-    minimum = load_word(parameters + 8 * WORD)
-    maximum = load_word(parameters + 9 * WORD)
     for cell in range(cells):
         kind = load_byte(kinds + cell)
         if kind <= NULL:
@@ -88,17 +77,8 @@ def read_integers(parameters):  # type: ignore[no-untyped-def]
     return 0
 
 
-def read_numbers(parameters):  # type: ignore[no-untyped-def]
+def read_numbers(base, cells, begins, ends, kinds, values, valid, bad, exponents):  # type: ignore[no-untyped-def]
     """Numbers as an integer and a power of ten; bad when they have more digits than fit, or are minus zero."""
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    values = load_word(parameters + 5 * WORD)
-    valid = load_word(parameters + 6 * WORD)
-    bad = load_word(parameters + 7 * WORD)
-    exponents = load_word(parameters + 8 * WORD)
     for cell in range(cells):
         kind = load_byte(kinds + cell)
         if kind <= NULL:
@@ -172,15 +152,7 @@ def read_day(position):  # type: ignore[no-untyped-def]
     return days, True
 
 
-def read_dates(parameters):  # type: ignore[no-untyped-def]
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    values = load_word(parameters + 5 * WORD)
-    valid = load_word(parameters + 6 * WORD)
-    bad = load_word(parameters + 7 * WORD)
+def read_dates(base, cells, begins, ends, kinds, values, valid, bad):  # type: ignore[no-untyped-def]
     for cell in range(cells):
         kind = load_byte(kinds + cell)
         if kind <= NULL:
@@ -266,17 +238,8 @@ def read_instant(position, end, with_offset):  # type: ignore[no-untyped-def]
     return micros, fine and INSTANT_MIN_MS * 1000 <= micros < INSTANT_END_MS * 1000
 
 
-def read_instants(parameters):  # type: ignore[no-untyped-def]
+def read_instants(base, cells, begins, ends, kinds, values, valid, bad, with_offset):  # type: ignore[no-untyped-def]
     """Timestamps: ISO 8601 with an offset or integers of milliseconds; or without an offset, and no integers."""
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    values = load_word(parameters + 5 * WORD)
-    valid = load_word(parameters + 6 * WORD)
-    bad = load_word(parameters + 7 * WORD)
-    with_offset = load_word(parameters + 8 * WORD) != 0
     for cell in range(cells):
         kind = load_byte(kinds + cell)
         if kind <= NULL:
@@ -351,16 +314,8 @@ def unescape(position, end, target, is_writing):  # type: ignore[no-untyped-def]
     return target - begin
 
 
-def measure_strings(parameters):  # type: ignore[no-untyped-def]
+def measure_strings(base, cells, begins, ends, kinds, offsets, valid, bad):  # type: ignore[no-untyped-def]
     """Where each string ends in the column's bytes; the total is returned."""
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    offsets = load_word(parameters + 5 * WORD)
-    valid = load_word(parameters + 6 * WORD)
-    bad = load_word(parameters + 7 * WORD)
     total = 0
     store_int32(offsets, 0)
     for cell in range(cells):
@@ -378,14 +333,7 @@ def measure_strings(parameters):  # type: ignore[no-untyped-def]
     return total
 
 
-def gather_strings(parameters):  # type: ignore[no-untyped-def]
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    offsets = load_word(parameters + 5 * WORD)
-    target = load_word(parameters + 6 * WORD)
+def gather_strings(base, cells, begins, ends, kinds, offsets, target):  # type: ignore[no-untyped-def]
     for cell in range(cells):
         kind = load_byte(kinds + cell)
         place = target + load_uint32(offsets + cell * 4)
@@ -411,16 +359,8 @@ def base64_digit(byte):  # type: ignore[no-untyped-def]
     return 63 if byte == 0x2F else -1
 
 
-def measure_base64(parameters):  # type: ignore[no-untyped-def]
+def measure_base64(base, cells, begins, ends, kinds, offsets, valid, bad):  # type: ignore[no-untyped-def]
     """As `measure_strings`, for the bytes that Base64 stands for."""
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    kinds = load_word(parameters + 4 * WORD)
-    offsets = load_word(parameters + 5 * WORD)
-    valid = load_word(parameters + 6 * WORD)
-    bad = load_word(parameters + 7 * WORD)
     total = 0
     store_int32(offsets, 0)
     for cell in range(cells):
@@ -447,12 +387,7 @@ def measure_base64(parameters):  # type: ignore[no-untyped-def]
     return total
 
 
-def gather_base64(parameters):  # type: ignore[no-untyped-def]
-    base = load_word(parameters)
-    cells = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    offsets = load_word(parameters + 5 * WORD)
-    target = load_word(parameters + 6 * WORD)
+def gather_base64(base, cells, begins, _ends, _kinds, offsets, target):  # type: ignore[no-untyped-def]
     for cell in range(cells):
         place = target + load_uint32(offsets + cell * 4)
         left = load_uint32(offsets + (cell + 1) * 4) - load_uint32(offsets + cell * 4)
@@ -471,15 +406,3 @@ def gather_base64(parameters):  # type: ignore[no-untyped-def]
             left -= 3
             position += 4
     return 0
-
-
-FUNCTIONS: Final = {
-    "read_integers": read_integers,
-    "read_numbers": read_numbers,
-    "read_dates": read_dates,
-    "read_instants": read_instants,
-    "measure_strings": measure_strings,
-    "gather_strings": gather_strings,
-    "measure_base64": measure_base64,
-    "gather_base64": gather_base64,
-}

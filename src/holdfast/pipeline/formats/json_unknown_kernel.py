@@ -6,18 +6,14 @@ space, numbers and strings as they are spelled; one with an escape is left to th
 
 from __future__ import annotations
 
-from typing import Final
-
 from numba import njit
 
 from holdfast.pipeline.formats.json_kernel import find_field, skip_space, skip_string, skip_value
 from holdfast.pipeline.formats.json_layout import DECIDED
 from holdfast.reader.kernel_source import (
-    WORD,
     copy,
     load_byte,
     load_uint32,
-    load_word,
     store_byte,
     store_int32,
 )
@@ -83,18 +79,8 @@ def write_members(position, end, names, fields, target, is_writing):  # type: ig
     return size
 
 
-def measure_unknown(parameters):  # type: ignore[no-untyped-def]
+def measure_unknown(base, rows, begins, ends, marks, names, fields, offsets, valid, bad):  # type: ignore[no-untyped-def]
     """Where each row's text ends; the total is returned."""
-    base = load_word(parameters)
-    rows = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    marks = load_word(parameters + 4 * WORD)
-    names = load_word(parameters + 5 * WORD)
-    fields = load_word(parameters + 6 * WORD)
-    offsets = load_word(parameters + 7 * WORD)
-    valid = load_word(parameters + 8 * WORD)
-    bad = load_word(parameters + 9 * WORD)
     total = 0
     store_int32(offsets, 0)
     for row in range(rows):
@@ -110,23 +96,11 @@ def measure_unknown(parameters):  # type: ignore[no-untyped-def]
     return total
 
 
-def gather_unknown(parameters):  # type: ignore[no-untyped-def]
+def gather_unknown(base, rows, begins, ends, _kinds, names, fields, offsets, valid, target):  # type: ignore[no-untyped-def]
     """Write the texts that were measured."""
-    base = load_word(parameters)
-    rows = load_word(parameters + 1 * WORD)
-    begins = load_word(parameters + 2 * WORD)
-    ends = load_word(parameters + 3 * WORD)
-    names = load_word(parameters + 5 * WORD)
-    fields = load_word(parameters + 6 * WORD)
-    offsets = load_word(parameters + 7 * WORD)
-    valid = load_word(parameters + 8 * WORD)
-    target = load_word(parameters + 9 * WORD)
     for row in range(rows):
         if load_byte(valid + row) == 1:
             position = base + load_uint32(begins + row * 4)
             place = target + load_uint32(offsets + row * 4)
             write_members(position, base + load_uint32(ends + row * 4), names, fields, place, True)
     return 0
-
-
-FUNCTIONS: Final = {"measure_unknown": measure_unknown, "gather_unknown": gather_unknown}

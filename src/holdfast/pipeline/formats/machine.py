@@ -55,7 +55,7 @@ def load() -> Machine:
     return Machine(*load_functions("formats", Machine._fields, _SOURCES, _functions))
 
 
-def _functions() -> Mapping[str, Callable[[int], int]]:
+def _functions() -> Mapping[str, Callable[..., int]]:
     from holdfast.pipeline.formats import (
         delimited_kernel,
         flat_kernel,
@@ -64,10 +64,5 @@ def _functions() -> Mapping[str, Callable[[int], int]]:
         json_unknown_kernel,
     )
 
-    return {
-        **json_kernel.FUNCTIONS,
-        **json_scalars_kernel.FUNCTIONS,
-        **flat_kernel.FUNCTIONS,
-        **delimited_kernel.FUNCTIONS,
-        **json_unknown_kernel.FUNCTIONS,
-    }
+    modules = (delimited_kernel, flat_kernel, json_kernel, json_scalars_kernel, json_unknown_kernel)
+    return {name: value for module in modules for name, value in vars(module).items()}
