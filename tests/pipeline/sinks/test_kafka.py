@@ -317,6 +317,26 @@ def test_a_record_too_large_for_the_topic_stops_with_its_size(
     assert sink.last_entry() is None
 
 
+def test_records_that_the_topic_does_not_take_are_found(
+    make: Any, rows: Any, batches: Any, bootstrap: str
+) -> None:
+    """A compacted topic takes none without a key; a record is too large with its headers, too."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic("out", 1, 1, config={"cleanup.policy": "compact,delete"})])["out"].result(
+        30
+    )
+    sink, cut = make(key="name", value="string(id)", headers={"more": "repeat('x', id)"}), batches("kafka")
+    given = [{"id": 1, "name": "a"}, {"id": 2}, {"id": 2_000_000, "name": "b"}, {"id": 4, "name": ""}]
+    with pytest.raises(RowsRejected) as caught:
+        sink.prepare(cut.at(0, 4), rows(given))
+    found = {each.offset: each.why for each in caught.value.rows}
+    assert found[1] == "the record has no key, and topic 'out' is compacted"
+    assert "too large" in found[2]
+    assert sorted(found) == [1, 2]
+    cut.write(sink, cut.at(0, 4), rows([given[0], given[3]]))
+    assert [message.key() for message in committed(bootstrap, "out")] == [b"a", b""]
+
+
 def test_a_reset_forgets_the_ledger_and_keeps_the_rows(
     make: Any, rows: Any, batches: Any, bootstrap: str, context: SinkContext
 ) -> None:

@@ -509,6 +509,45 @@ def test_rows_that_the_server_does_not_take_are_found_with_their_columns(
     assert database.execute("SELECT count(*) FROM orders").fetchone() == (14,)
 
 
+def test_rows_that_the_table_itself_does_not_take_are_found(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
+    """By checks, foreign keys (deferred ones too), unique columns, beside each other and beside what is there."""
+    database.execute("CREATE TABLE names (name text PRIMARY KEY)")
+    database.execute("INSERT INTO names VALUES ('ann'), ('bob')")
+    database.execute(
+        "CREATE TABLE orders (id bigint UNIQUE, name text REFERENCES names DEFERRABLE INITIALLY DEFERRED, "
+        "amount int NOT NULL CHECK (amount > 0), _hf_topic text, _hf_partition int, _hf_offset bigint, _hf_index int)"
+    )
+    sink, cut = make(), batches("postgres")
+    columns = "id bigint, name string, amount int"
+    given = [{"id": at, "name": "ann", "amount": 1} for at in range(12)]
+    given[2]["amount"], given[5]["name"], given[7]["id"], given[9]["amount"] = 0, "eve", 6, None
+    with pytest.raises(RowsRejected) as caught:
+        sink.prepare(cut.at(0, 12), rows(given, columns).repartition(2))
+    found = {each.offset: each.why for each in caught.value.rows}
+    assert sorted(found) == [2, 5, 7, 9]
+    assert "orders_amount_check" in found[2]
+    assert "(Key (name)=(eve) is not present in table" in found[5]
+    assert "(Key (id)=(6) already exists.)" in found[7]
+    assert '"amount"' in found[9]
+    assert table(database) == []
+    assert database.execute("SELECT count(*) FROM pg_tables WHERE tablename ~ 'stage'").fetchone() == (0,)
+    cut.write(sink, cut.at(0, 2), rows(given[:2], columns))
+    with pytest.raises(RowsRejected, match="offset 2: .*already exists"):
+        sink.prepare(cut.at(2, 3), rows(given[:1], columns, start=2))
+
+
+def test_a_key_too_long_for_the_index_is_found(make: Make, database: Any, rows: Any, batches: Any) -> None:
+    sink, cut = make(mode="upsert", key=("name",)), batches("postgres")
+    noise = "".join(chr(0x4E00 + at * 7919 % 20_000) for at in range(2000))
+    given = [{"id": 0, "name": "a"}, {"id": 1, "name": noise}, {"id": 2, "name": "long but alike " * 300}]
+    with pytest.raises(RowsRejected, match="offset 1: index row size .* exceeds"):
+        sink.prepare(cut.at(0, 3), rows(given))
+    cut.write(sink, cut.at(0, 3), rows([given[0], given[2]]))
+    assert sorted(table(database)) == [0, 2]
+
+
 def test_a_database_of_another_encoding_has_the_same_text(
     server: PostgresServer, database: Any, context: SinkContext, spark: SparkSession, rows: Any, batches: Any
 ) -> None:

@@ -92,6 +92,8 @@ class KafkaSinkWriter:
         self._missing: str | None = None
         self._limit: int | None = None
         """Of the topic, for a batch of records."""
+        self._needs_keys = False
+        """The topic is compacted: brokers take no record without a key."""
         self._holds: Topic | None = None
         """The topic as it was when it was opened."""
         self._scratch = ""
@@ -169,6 +171,7 @@ class KafkaSinkWriter:
         if limit is not None:
             # Brokers refuse a batch as a whole: one made of small records must not be too large.
             self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
+        self._needs_keys = "compact" in (self._ledger.topic_setting(self.topic, "cleanup.policy") or "")
         topic_id = self._ledger.topic_id(self.topic)
         self._holds = Topic(self.topic, topic_id) if topic_id else None
 
@@ -271,22 +274,26 @@ class KafkaSinkWriter:
             return PreparedRecords(self, batch, Records(directory, (), 0, 0, writers))
         records = set_aside(self.records(rows), directory, writers)
         try:
-            self._reject_too_large(records)
+            self._reject_untaken(records)
         except BaseException:
             records.remove()
             raise
         return PreparedRecords(self, batch, records)
 
-    def _reject_too_large(self, records: Records) -> None:
-        """`RowsRejected` for records that the topic does not take: compressed, a large one may fit, so it is tried."""
-        if not self.rejects or self._limit is None or records.largest <= self._limit - BATCH_OVERHEAD_BYTES:
+    def _reject_untaken(self, records: Records) -> None:
+        """`RowsRejected` for records that the topic does not take. Compressed, a large one may fit, so it is tried."""
+        size_max = records.largest if self._limit is None else self._limit - BATCH_OVERHEAD_BYTES
+        keyless = records.keyless if self._needs_keys else 0
+        if not self.rejects or (records.largest <= size_max and not keyless):
             return
         found = []
         for batch in (each for writer in range(records.writers) for each in records.of_writer(writer)):
-            is_large = pc.greater(sizes(batch), self._limit - BATCH_OVERHEAD_BYTES)
-            for at in pc.indices_nonzero(is_large).to_pylist():
+            lacks_key = pc.and_(batch.column("key").is_null(), self._needs_keys)
+            for at in pc.indices_nonzero(pc.or_(lacks_key, pc.greater(sizes(batch), size_max))).to_pylist():
                 (message,) = self.messages(batch.slice(at, 1))
-                why = self._writers[0].refusal(self.topic, message)
+                why: str | None = f"the record has no key, and topic {self.topic!r} is compacted"
+                if not lacks_key[at].as_py():
+                    why = self._writers[0].refusal(self.topic, message)
                 if why is not None:
                     place = batch.column(LINEAGE)[at].as_py()
                     found.append(

@@ -29,7 +29,7 @@ from holdfast.pipeline.sinks.lineage import digest_of_lineage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REPORT = "path string, rows long, digest string, largest long"
+REPORT = "path string, rows long, digest string, largest long, keyless long"
 WRITER = "_hf_writer"
 SLICE_ROWS = 8192
 """Rows turned into Python objects at a time."""
@@ -47,7 +47,9 @@ class Records:
     digest: int
     writers: int
     largest: int = 0
-    """Bytes of key and value, of the record that has most."""
+    """Bytes of key, value and headers, of the record that has most."""
+    keyless: int = 0
+    """Records whose key is null."""
 
     def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -93,27 +95,29 @@ def set_aside(rows: DataFrame, directory: str, writers: int) -> Records:
         sum(int(row["digest"]) for row in found) & MASK,
         writers,
         max((row["largest"] for row in found), default=0),
+        sum(row["keyless"] for row in found),
     )
 
 
 def sizes(batch: pa.RecordBatch) -> pa.Array:
-    """Bytes of key and value of each record."""
-    key, value = (
-        pc.fill_null(pc.cast(pc.binary_length(batch.column(name)), pa.int64()), 0)
-        for name in ("key", "value")
-    )
-    return pc.add(key, value)
+    """Bytes of key, value and headers of each record."""
+    total = pa.repeat(pa.scalar(0, pa.int64()), batch.num_rows)
+    for column in batch.columns:
+        if pa.types.is_binary(column.type):
+            total = pc.add(total, pc.fill_null(pc.cast(pc.binary_length(column), pa.int64()), 0))
+    return total
 
 
 def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:
     path = os.path.join(directory, f"{uuid.uuid4().hex}.arrow")
     writer = None
-    rows, digest, largest = 0, 0, 0
+    rows, digest, largest, keyless = 0, 0, 0, 0
     try:
         for batch in batches:
             if batch.num_rows == 0:
                 continue
             largest = max(largest, pc.max(sizes(batch)).as_py())
+            keyless += batch.column("key").null_count
             if writer is None:
                 writer = pa.ipc.new_file(path, batch.schema)
             writer.write_batch(batch)
@@ -129,6 +133,7 @@ def _write_task(batches: Iterable[pa.RecordBatch], directory: str) -> Iterator[p
             "rows": pa.array([rows] * len(found), pa.int64()),
             "digest": pa.array([str(digest & MASK)] * len(found), pa.string()),
             "largest": pa.array([largest] * len(found), pa.int64()),
+            "keyless": pa.array([keyless] * len(found), pa.int64()),
         }
     )
 

@@ -51,6 +51,7 @@ from holdfast.pipeline.sinks.columns import check_columns, fitting_schema, quote
 from holdfast.pipeline.sinks.postgres_copy import (
     CONNECT_SECONDS,
     ENCODING,
+    OF_TABLE,
     REJECTED_REPORT,
     REPORT,
     Connection,
@@ -63,6 +64,7 @@ from holdfast.pipeline.sinks.postgres_copy import (
 from holdfast.pipeline.sinks.postgres_sql import (
     DELETE,
     LINEAGE_COLUMNS,
+    MAY_REFUSE,
     Target,
     create_ledger,
     forget_places,
@@ -78,6 +80,8 @@ if TYPE_CHECKING:
 
 ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz"})
 """Types of an `order`."""
+DETAIL_MAX = 500
+"""Characters of what the server tells about a row beside its error; a longer one is the row."""
 MERGE_MEMORY = "64MB"
 """For sorting a batch by key: one transaction at a time has it."""
 
@@ -321,8 +325,13 @@ class PostgresSinkWriter:
             target = self._target(connection, schema, is_known=held is not None)
             stage = stage_name(self._pipeline, self.name, batch.label)
             connection.execute(target.create_stage(stage))
-        reports = self._copy(rows, schema, target, stage)
-        attempts = {row["attempt"]: row["rows"] for row in reports}
+        try:
+            reports = self._copy(rows, schema, target, stage)
+            attempts = {row["attempt"]: row["rows"] for row in reports}
+            self._reject_untaken(target, stage, list(attempts))
+        except RowsRejected:
+            self.drop(target, stage)
+            raise
         digest = sum(int(row["digest"]) for row in reports) & MASK
         return PreparedTable(self, target, stage, schema, attempts, digest)
 
@@ -440,6 +449,42 @@ class PostgresSinkWriter:
             Rejected(row["topic"], row["partition"], row["offset"], self.name, row["why"]) for row in found
         ]
 
+    def _reject_untaken(self, target: Target, stage: str, attempts: list[int]) -> None:
+        """`RowsRejected` for rows that fit their columns and that the table's own rules refuse, beside what it has.
+
+        Only a table with such rules is tried: the batch is merged, by halves where it fails, and all is taken back.
+        """
+        found: list[Rejected] = []
+        with self._explained() as connection, connection.transaction(force_rollback=True):
+            oid = self._oid(connection, self._definition.table)
+            picky = connection.execute(MAY_REFUSE, (list(target.key), oid)).fetchone() if oid else None
+            long = connection.execute(sql.SQL("SELECT {}").format(target.long_keys(stage))).fetchone()
+            if not any((*(picky or ()), *(long or ()))):
+                return
+            self._make_room(connection, target)
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+            def look(numbers: list[int], places: Mapping[int, tuple[Any, ...]]) -> None:
+                try:
+                    with connection.transaction():
+                        self._merge(connection, target, stage, numbers)
+                except OF_TABLE as error:
+                    if not places:
+                        rows = connection.execute(target.number(stage), {"attempts": numbers}).fetchall()
+                        places = {row[0]: row[1:] for row in rows}
+                        numbers = sorted(places, reverse=True)
+                    if len(numbers) == 1:
+                        topic, partition, offset = places[numbers[0]]
+                        found.append(Rejected(topic, partition, offset, self.name, _told(error)))
+                        return
+                    half = len(numbers) // 2
+                    for part in (numbers[:half], numbers[half:]):
+                        look(part, places)
+
+            look(attempts, {})
+        if found:
+            raise RowsRejected(found)
+
     def merge(self, prepared: PreparedTable, entry: Entry) -> None:
         """Everything becomes visible in one transaction, or nothing does."""
         try:
@@ -501,20 +546,31 @@ class PostgresSinkWriter:
                 )
 
     def _change(self, connection: Connection, prepared: PreparedTable, target: Target) -> None:
+        self._make_room(connection, target)
+        self._merge(connection, target, prepared.stage, list(prepared.attempts))
+        connection.execute(sql.SQL("DROP TABLE {}").format(target.stage(prepared.stage)))
+
+    def _make_room(self, connection: Connection, target: Target) -> None:
+        """The table has every column."""
         there = self._columns(connection)
         if there is None:
             connection.execute(target.create())
-        else:
-            missing = [name for name in target.columns if name not in there]
-            if missing:
-                connection.execute(target.add(missing))
+        elif missing := [name for name in target.columns if name not in there]:
+            connection.execute(target.add(missing))
         connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(MERGE_MEMORY))
-        statement = target.upsert(prepared.stage) if target.key else target.append(prepared.stage)
+
+    def _merge(self, connection: Connection, target: Target, stage: str, attempts: list[int]) -> None:
         try:
-            connection.execute(statement, {"attempts": list(prepared.attempts)})
+            connection.execute(target.merge(stage), {"attempts": attempts})
         except errors.InvalidColumnReference as error:
             raise SinkError(
                 f"sink {self.name!r}: {self._table} has no primary key or unique constraint on "
                 f"({', '.join(target.key)}), which upsert needs. Nothing was committed; add one"
             ) from error
-        connection.execute(sql.SQL("DROP TABLE {}").format(target.stage(prepared.stage)))
+
+
+def _told(error: psycopg.Error) -> str:
+    """What the table says against a row, with the values it names."""
+    detail = error.diag.message_detail or ""
+    is_short = 0 < len(detail) <= DETAIL_MAX
+    return f"{first_line(error)} ({detail})" if is_short else first_line(error)

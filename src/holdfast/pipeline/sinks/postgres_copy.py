@@ -31,6 +31,13 @@ COLUMN = re.compile(r"COPY [^\n]*, line \d+, column ([^:\n]+)")
 """Of what the server says about where a copy has stopped."""
 OF_ROWS = (psycopg.DataError, psycopg.errors.NotNullViolation)
 """What the server raises for what is in a row."""
+OF_TABLE = (
+    *OF_ROWS,
+    psycopg.IntegrityError,
+    psycopg.errors.ProgramLimitExceeded,
+    psycopg.errors.RaiseException,
+)
+"""And for a row beside others, where the table has rules: the last ones are too long for an index, and triggers."""
 TASK_MARK = "holdfast-copy-failed:"
 """Before the JSON by which a task tells its driver what the server said, through Spark's own text."""
 

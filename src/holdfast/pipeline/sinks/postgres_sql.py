@@ -18,6 +18,14 @@ LINEAGE_COLUMNS: Mapping[str, str] = {
 ATTEMPT = "_hf_attempt"
 DELETE = "_hf_delete"
 STAGE_PREFIX = "holdfast_stage"
+INDEXED_BYTES = 2000
+"""What an index takes of any columns together: a third of a page, less what it adds itself."""
+MAY_REFUSE = (
+    "SELECT relchecks > 0 OR relhastriggers OR relkind = 'p' OR EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid "
+    "AND (indisunique OR indisexclusion) AND NOT indisprimary) OR EXISTS (SELECT FROM pg_attribute WHERE attnotnull "
+    "AND attrelid = c.oid AND attnum > 0 AND attname <> ALL(%s)) FROM pg_class c WHERE oid = %s"
+)
+"""Whether a table has rules of its own beyond the primary key: checks, foreign keys, triggers, unique columns."""
 
 
 def stage_prefix(pipeline: str, sink: str) -> str:
@@ -91,6 +99,31 @@ class Target:
         return sql.SQL("SELECT {}, count(*) FROM {} GROUP BY 1").format(
             sql.Identifier(ATTEMPT), self.stage(name)
         )
+
+    def number(self, name: str) -> sql.Composed:
+        """Every row becomes an attempt of its own, below zero, in the order of places: `merge` takes any of them."""
+        return sql.SQL(
+            "UPDATE {stage} AS staged SET {attempt} = -each.number FROM (SELECT ctid, row_number() OVER "
+            "(ORDER BY _hf_topic, _hf_partition, _hf_offset, _hf_index) AS number FROM {stage} "
+            "WHERE {attempt} = ANY(%(attempts)s)) AS each WHERE staged.ctid = each.ctid "
+            "RETURNING staged.{attempt}, staged._hf_topic, staged._hf_partition, staged._hf_offset"
+        ).format(stage=self.stage(name), attempt=sql.Identifier(ATTEMPT))
+
+    def long_keys(self, name: str) -> sql.Composable:
+        """Whether a row has a key that may be too long for an index."""
+        sizes = [
+            sql.SQL("octet_length({})").format(sql.Identifier(column))
+            for column in self.key
+            if self.columns[column] in ("text", "bytea", "character varying")
+        ]
+        if not sizes:
+            return sql.SQL("false")
+        return sql.SQL("EXISTS (SELECT FROM {} WHERE {} > {})").format(
+            self.stage(name), sql.SQL(" + ").join(sizes), INDEXED_BYTES
+        )
+
+    def merge(self, name: str) -> sql.Composed:
+        return self.upsert(name) if self.key else self.append(name)
 
     def append(self, name: str) -> sql.Composed:
         columns = list(self.columns)
