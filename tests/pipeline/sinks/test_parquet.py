@@ -314,12 +314,18 @@ def test_a_batch_without_a_readable_entry_is_told(make: Any, rows: Any, batches:
 
 
 def test_columns_no_file_can_hold_are_told(spark: SparkSession, table: str) -> None:
-    frame = spark.sql("SELECT 1 AS Batch, NULL AS none, INTERVAL 1 DAY AS span, 2 AS b, 3 AS B")
+    frame = spark.sql(
+        "SELECT 1 AS Batch, NULL AS none, INTERVAL 1 DAY AS span, 2 AS b, 3 AS B, array() AS empty, "
+        "TIME'12:00:00' AS noon, struct(1 AS variant, 2 AS `interval`) AS fine"
+    )
     problems = [
         problem.message for problem in ParquetSinkWriter(ParquetSink(table), "shop").check(frame.schema)
     ]
-    for part in ("'Batch'", "'none' is always NULL", "'span' is interval day", "'b' and 'B' differ"):
+    parts = ["'Batch'", "'none' is always NULL", "'span' is interval day", "'b' and 'B' differ"]
+    parts += ["'empty' is array<void>", "'noon' is time(6)"]
+    for part in parts:
         assert any(part in problem for problem in problems), part
+    assert len(problems) == len(parts)
 
 
 def test_a_definition_that_does_not_fit_the_rows_is_told(rows: Any, table: str) -> None:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from holdfast.pipeline.definition.model import PostgresSink
+from holdfast.pipeline.definition.model import KafkaSink, PostgresSink
 from holdfast.pipeline.sinks.base import (
     RowsRejected,
     SchemaChanged,
@@ -22,6 +22,7 @@ from holdfast.pipeline.sinks.base import (
     SinkFenced,
     SinkUnavailable,
 )
+from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.postgres import PostgresSinkWriter
 from holdfast.testing.postgres import PostgresServer
 
@@ -489,6 +490,19 @@ def test_a_definition_that_does_not_fit_is_told(rows: Any) -> None:
     assert PostgresSinkWriter(PostgresSink("", "t", mode="upsert", key=("id",)), "shop").check(schema) == []
 
 
+def test_keys_of_maps_that_json_has_no_word_for_are_told(spark: SparkSession) -> None:
+    schema = spark.sql(
+        "SELECT 1 AS id, array(map(X'ff', 1)) AS bytes, map(DATE'2026-01-01', 1) AS days, map(1, 2) AS n"
+    )
+    problems = PostgresSinkWriter(PostgresSink("", "t"), "shop").check(schema.schema)
+    assert [problem.message.split(",")[0] for problem in problems] == [
+        "column 'bytes' is array<map<binary",
+        "column 'days' is map<date",
+    ]
+    assert KafkaSinkWriter(KafkaSink("t"), "shop").check(schema.schema) == problems
+    assert KafkaSinkWriter(KafkaSink("t", value="string(id)"), "shop").check(schema.schema) == []
+
+
 def test_rows_that_the_server_does_not_take_are_found_with_their_columns(
     make: Make, database: Any, rows: Any, batches: Any
 ) -> None:
@@ -507,6 +521,21 @@ def test_rows_that_the_server_does_not_take_are_found_with_their_columns(
     }
     cut.write(sink, cut.at(0, 16), rows([each for each in given if each["id"] not in (3, 11)]))
     assert database.execute("SELECT count(*) FROM orders").fetchone() == (14,)
+
+
+def test_years_that_cannot_be_written_are_found(
+    make: Make, database: Any, rows: Any, batches: Any, spark: SparkSession
+) -> None:
+    """Milliseconds taken for seconds: the year 55,840, of which Arrow's CSV makes another one."""
+    sink, cut = make(), batches("postgres")
+    seconds = [1_700_000_000_000, 1_700_000_000, 9_223_372_036_854, -62_135_596_800, 971_890_963_200]
+    frame = rows([{"id": at} for at in seconds], "id bigint").selectExpr("*", "timestamp_seconds(id) AS at")
+    with pytest.raises(RowsRejected) as caught:
+        sink.prepare(cut.at(0, 5), frame)
+    assert {each.offset for each in caught.value.rows} == {0, 2, 4}
+    assert all("in column 'at'" in each.why for each in caught.value.rows)
+    cut.write(sink, cut.at(0, 5), frame.where("id NOT IN (1700000000000, 9223372036854, 971890963200)"))
+    assert table(database, "at::text") == ["0001-01-01 00:00:00+00", "2023-11-14 22:13:20+00"]
 
 
 def test_rows_that_the_table_itself_does_not_take_are_found(
@@ -534,7 +563,7 @@ def test_rows_that_the_table_itself_does_not_take_are_found(
     assert table(database) == []
     assert database.execute("SELECT count(*) FROM pg_tables WHERE tablename ~ 'stage'").fetchone() == (0,)
     cut.write(sink, cut.at(0, 2), rows(given[:2], columns))
-    with pytest.raises(RowsRejected, match="offset 2: .*already exists"):
+    with pytest.raises(RowsRejected, match=r"offset 2: .*already exists"):
         sink.prepare(cut.at(2, 3), rows(given[:1], columns, start=2))
 
 
@@ -542,7 +571,7 @@ def test_a_key_too_long_for_the_index_is_found(make: Make, database: Any, rows: 
     sink, cut = make(mode="upsert", key=("name",)), batches("postgres")
     noise = "".join(chr(0x4E00 + at * 7919 % 20_000) for at in range(2000))
     given = [{"id": 0, "name": "a"}, {"id": 1, "name": noise}, {"id": 2, "name": "long but alike " * 300}]
-    with pytest.raises(RowsRejected, match="offset 1: index row size .* exceeds"):
+    with pytest.raises(RowsRejected, match=r"offset 1: index row size .* exceeds"):
         sink.prepare(cut.at(0, 3), rows(given))
     cut.write(sink, cut.at(0, 3), rows([given[0], given[2]]))
     assert sorted(table(database)) == [0, 2]

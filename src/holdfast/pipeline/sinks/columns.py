@@ -8,6 +8,7 @@ pipeline: no cast is ever guessed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from holdfast.pipeline.definition.model import SchemaChange
@@ -15,7 +16,7 @@ from holdfast.pipeline.sinks.base import LINEAGE, Problem, SchemaChanged
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 RESERVED = "_"
 UNKNOWN = "_unknown"
@@ -25,6 +26,12 @@ DIGEST = "_hf_digest"
 """Of an aggregate: how many rows are in it, and the digest of their places (`holdfast.pipeline.digest`)."""
 STORED = frozenset({LINEAGE, UNKNOWN, COUNT, DIGEST})
 """The reserved columns that are stored."""
+JSON_KEYS = frozenset(
+    {"boolean", "byte", "short", "integer", "long", "float", "double", "decimal", "string", "char", "varchar"}
+)
+"""Types whose values `to_json` writes as themselves where they are a map's keys, as Spark calls them."""
+STORABLE = JSON_KEYS | {"binary", "date", "timestamp", "timestamp_ntz", "array", "map", "struct"}
+"""Types that every reader of a sink knows."""
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -130,6 +137,28 @@ def check_partitioning(partition_by: tuple[str, ...], rows: StructType) -> list[
     return problems
 
 
+def _types_in(kind: DataType) -> Iterator[DataType]:
+    """A type and all that is in it."""
+    yield kind
+    inner = [getattr(kind, name) for name in ("elementType", "keyType", "valueType") if hasattr(kind, name)]
+    for each in (*inner, *(field.dataType for field in getattr(kind, "fields", ()))):
+        yield from _types_in(each)
+
+
+def check_json_keys(fields: Iterable[StructField]) -> list[Problem]:
+    """Maps in what becomes JSON: of a key that is a time or bytes, Spark writes a number or an object's address."""
+    return [
+        Problem(
+            "",
+            f"column {field.name!r} is {field.dataType.simpleString()}, and keys in JSON are texts or numbers: "
+            f"CAST(… AS map<string,…>), or leave it out",
+        )
+        for field in fields
+        for each in _types_in(field.dataType)
+        if hasattr(each, "keyType") and each.keyType.typeName() not in JSON_KEYS
+    ]
+
+
 def check_columns(rows: StructType) -> list[Problem]:
     """Names that differ in case only: files would hold both, and no SQL reader could tell them apart. And types that
     nothing but Spark knows."""
@@ -143,7 +172,7 @@ def check_columns(rows: StructType) -> list[Problem]:
                     "", f"column {field.name!r} is always NULL and has no type: CAST(NULL AS …) gives it one"
                 )
             )
-        elif "interval" in kind or "variant" in kind:
+        elif {each.typeName() for each in _types_in(field.dataType)} - STORABLE:
             problems.append(Problem("", f"column {field.name!r} is {kind}, which this sink cannot store"))
         other = seen.setdefault(field.name.lower(), field.name)
         if other != field.name:

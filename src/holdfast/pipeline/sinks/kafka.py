@@ -37,7 +37,7 @@ from holdfast.pipeline.sinks.base import (
     SinkError,
     SinkFenced,
 )
-from holdfast.pipeline.sinks.columns import JSON_OPTIONS, is_stored, quoted
+from holdfast.pipeline.sinks.columns import JSON_OPTIONS, check_json_keys, is_stored, quoted, stored_schema
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, Topic, standing_of
 from holdfast.pipeline.sinks.kafka_records import Records, set_aside, sizes
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
@@ -106,9 +106,11 @@ class KafkaSinkWriter:
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import SparkSession
 
-        problems = []
+        problems: list[Problem] = []
         if self._definition.writers < 1:
             problems.append(Problem("writers", "there has to be one at least"))
+        if self._definition.value is None:
+            problems += check_json_keys(stored_schema(rows).fields)
         spark = SparkSession.getActiveSession()
         if spark is None:
             return problems

@@ -47,7 +47,13 @@ from holdfast.pipeline.sinks.base import (
     SinkFenced,
     SinkUnavailable,
 )
-from holdfast.pipeline.sinks.columns import check_columns, fitting_schema, quoted, stored_schema
+from holdfast.pipeline.sinks.columns import (
+    check_columns,
+    check_json_keys,
+    fitting_schema,
+    quoted,
+    stored_schema,
+)
 from holdfast.pipeline.sinks.postgres_copy import (
     CONNECT_SECONDS,
     ENCODING,
@@ -128,7 +134,7 @@ class PostgresSinkWriter:
 
     def check(self, rows: StructType) -> list[Problem]:
         stored = {field.name: field.dataType for field in stored_schema(rows).fields}
-        problems = check_columns(rows)
+        problems = check_columns(rows) + check_json_keys(stored_schema(rows).fields)
         for name, kind in stored.items():
             if postgres_type(kind) is None:
                 problems.append(

@@ -13,6 +13,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 
 from holdfast.pipeline.sinks.columns import JSON_OPTIONS
@@ -114,7 +115,12 @@ def travelling(value: Column, kind: DataType) -> Column:
 
 
 def as_csv(batch: pa.RecordBatch) -> bytes:
-    """Strings quoted, nulls as nothing: so an empty string is none."""
+    """Strings quoted, nulls as nothing: so an empty string is none. Years that Arrow cannot write become a text that no
+    server takes; where a time has a zone, Arrow would write another year."""
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None:
+            text = batch.column(at).cast(pa.timestamp(field.type.unit)).cast(pa.string())
+            batch = batch.set_column(at, field.name, pc.binary_join_element_wise(text, "Z", ""))
     sink = io.BytesIO()
     pyarrow.csv.write_csv(batch, sink, pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed"))
     return sink.getvalue()
