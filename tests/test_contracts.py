@@ -39,11 +39,13 @@ def test_the_contracts_hold() -> None:
     assert "0 broken" in checked.stdout
 
 
+@pytest.mark.check
 def test_an_untouched_copy_holds_as_well(package: Path) -> None:
     checked = check(package.parent.parent)
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [

@@ -78,6 +78,7 @@ def migrate(url: str, directory: Path | None = None) -> None:
     subprocess.run(command, check=True, timeout=60, cwd=directory, stdout=subprocess.DEVNULL)
 
 
+@pytest.mark.check
 @pytest.mark.holdfast(settings={"group.initial.rebalance.delay.ms": "0"})
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda each: each.stem)
 def test_every_program_of_a_guide_runs(

@@ -17,12 +17,13 @@ from tests.support.audit_mutations import Mutation, all_mutations
 from tests.support.audit_world_writer import WorldWriter
 from tests.support.audit_worlds import KINDS, make_plan
 from tests.support.fake_cluster import FakeCluster
+from tests.support.tiers import by_tier
 
 from holdfast.audit.model import Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
 from holdfast.testing.postgres import PostgresServer
 
-TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS", "200"))
+TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS") or by_tier(quick=40, check=200, long=1000))
 ONLY = os.environ.get("HOLDFAST_AUDIT_TRIAL")
 PARTS = 4
 MUTATIONS = all_mutations()

@@ -217,6 +217,7 @@ def real_registry() -> Iterator[str]:
         yield registry.url
 
 
+@pytest.mark.java
 @pytest.mark.long
 @pytest.mark.interop
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda each: each.name)
@@ -228,6 +229,8 @@ def test_a_real_registry_makes_no_difference(
         round_trip(holdfast_broker, registry, kind, None, topic)
 
 
+@pytest.mark.java
+@pytest.mark.check
 @pytest.mark.interop
 def test_the_registry_for_tests_answers_as_a_real_one(
     real_registry: str, holdfast_schema_registry: SchemaRegistry

@@ -83,6 +83,7 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield process
 
 
+@pytest.mark.check
 def test_a_sender_that_is_killed_goes_on_behind_its_last_answer(
     tmp_path: Path, broker: BrokerProcess
 ) -> None:

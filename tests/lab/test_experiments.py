@@ -35,12 +35,14 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         yield made
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("risk", FAST)
 def test_the_claim_of_a_fast_experiment_holds(risk: str, engines: Engines) -> None:
     result = run_experiment(EXPERIMENTS[risk], engines, "holdfast")
     assert (result.outcome, result.reasons) == (Outcome.HELD, ())
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("risk", IN_PROCESS)
 def test_the_safe_half_holds_with_every_seed(risk: str, engines: Engines) -> None:
     result = run_experiment(EXPERIMENTS[risk], engines, "holdfast", safe_seeds=SEEDS)

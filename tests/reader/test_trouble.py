@@ -249,6 +249,7 @@ def test_remote_storage_that_is_slow_is_waited_for_and_its_records_are_not_missi
     assert waits[20] == 1000
 
 
+@pytest.mark.check
 def test_remote_storage_that_stays_away_is_an_error_in_time(fake: FakeCluster) -> None:
     topic = fake.add_topic("t")
     fill(topic.partitions[0])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.support.absences import KINDS
 from tests.support.estate import play
+from tests.support.tiers import by_tier
 
-SEEDS = 5
+SEEDS = by_tier(quick=1, check=5, long=5)
 MORE_SEEDS = 150
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.support.ageing import play
+from tests.support.tiers import by_tier
 
-SEEDS = 120
+SEEDS = by_tier(quick=20, check=120, long=120)
 MORE_SEEDS = 4_000
 
 

@@ -71,6 +71,7 @@ def test_a_cut_batch_never_passes(records: list[Record], data: st.DataObject) ->
         check_batch(batch[:length])
 
 
+@pytest.mark.check
 @settings(max_examples=examples(300))
 @given(record_lists(), st.data())
 def test_any_flipped_bit_under_the_checksum_is_noticed(records: list[Record], data: st.DataObject) -> None:

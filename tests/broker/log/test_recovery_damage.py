@@ -170,6 +170,7 @@ def test_a_log_cut_at_any_byte_of_its_last_segment_ends_at_the_last_whole_batch(
         assert_recovers_to(written.batches_before(path, length), disk, torn=length % 2 == 0)
 
 
+@pytest.mark.check
 def test_an_earlier_segment_cut_at_any_byte_ends_the_log_after_a_power_failure(written: Written) -> None:
     for path in written.paths[:-1]:
         for length in range(written.disk.size(path)):

@@ -328,6 +328,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.check
 @pytest.mark.usefixtures("many_descriptors")
 def test_a_thousand_idle_connections_cost_little(broker: BrokerProcess) -> None:
     with WireClient(broker.bootstrap_servers) as client:

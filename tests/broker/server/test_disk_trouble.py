@@ -308,6 +308,7 @@ def test_a_segment_that_lost_its_end_below_the_recovery_point_is_not_taken_for_a
     assert values(broker) == sent
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("pattern", ["t-0/*.index", "t-0/*.timeindex", "t-0/*.snapshot"])
 def test_indexes_and_snapshots_may_be_lost_or_damaged(filled: Filled, pattern: str) -> None:
     broker, sent = filled
@@ -336,6 +337,7 @@ def damage_file(path: Path, damage: str) -> None:
         path.write_bytes(content)
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "name",
     [

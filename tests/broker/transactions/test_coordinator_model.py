@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from kio.schema.errors import ErrorCode
 from tests.support.compacting import compacted
-from tests.support.tiers import examples
+from tests.support.tiers import by_tier, examples
 from tests.support.transaction_world import Answers, TransactionWorld
 
 from holdfast.broker.transactions.model import (
@@ -362,7 +362,7 @@ TestCoordinatorModel = CoordinatorMachine.TestCase
 TestCoordinatorModel.settings = settings(max_examples=examples(150), stateful_step_count=50, deadline=None)
 
 
-WALKS = 25
+WALKS = by_tier(quick=3, check=25, long=100)
 WALK_STEPS = 400
 
 

@@ -331,6 +331,7 @@ def test_a_lost_connection_loses_and_doubles_nothing(
     database.close()
 
 
+@pytest.mark.check
 @pytest.mark.crash
 def test_a_crashed_database_is_waited_for(broker: BrokerProcess, topic: str) -> None:
     with PostgresServer() as server:
@@ -404,6 +405,7 @@ def test_a_transaction_that_another_was_in_the_way_of_is_tried_again(
     database.close()
 
 
+@pytest.mark.check
 @pytest.mark.crash
 def test_a_broker_that_crashes_is_waited_for(tmp_path: Path, database_url: str) -> None:
     database = prepared(database_url)
@@ -456,6 +458,7 @@ def member(broker: BrokerProcess, topic: str, url: str, pause: float = 0.003) ->
     return subprocess.Popen([sys.executable, "-c", MEMBER, broker.bootstrap_servers, topic, url, str(pause)])
 
 
+@pytest.mark.check
 @pytest.mark.crash
 def test_members_killed_and_stopped_store_each_message_once(
     broker: BrokerProcess, topic: str, postgres_url: str

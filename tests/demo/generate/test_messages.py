@@ -171,6 +171,7 @@ def test_frauds_are_those_told() -> None:
     assert summary["results"]["frauds"] == frauds > 20
 
 
+@pytest.mark.check
 def test_what_is_remembered_does_not_grow_with_the_number_of_messages() -> None:
     import tracemalloc
 
