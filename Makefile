@@ -68,10 +68,10 @@ sim: $(STAMP) ## the simulator: make sim SEEDS=100000 [FIRST=0]
 
 chaos: $(STAMP) ## long crash runs on real processes
 	$(BIN)/python -m pytest -m crash --long --crash-rounds=200 --chaos-seconds=120 --chaos-kills=50 --pipeline-kills=10 --timeout=1800 tests
-	HOLDFAST_GAMES=20 $(BIN)/python -m pytest --timeout=1800 tests/pipeline/state
+	HOLDFAST_GAMES=20 $(BIN)/python -m pytest --long --timeout=1800 tests/pipeline/state
 
 cluster: $(STAMP) ## a pipeline on a standalone Spark cluster of bare workers, some of which die
-	$(BIN)/python -m pytest --pipeline-kills=1 --timeout=1800 tests/cluster
+	$(BIN)/python -m pytest --long --pipeline-kills=1 --timeout=1800 tests/cluster
 
 lab: $(STAMP) java ## every way to lose a message, made to happen and prevented, on every engine; writes docs/lab
 	$(BIN)/holdfast lab run --all --results .lab

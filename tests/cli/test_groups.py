@@ -174,6 +174,7 @@ def test_groups_of_the_new_protocol_are_listed(run_here: Run, topic: str, group:
 # ---------------------------------------------------------------------------- describe
 
 
+@pytest.mark.java
 def test_positions_lag_and_owner_are_kafkas(
     run_here: Run, topic: str, group: str, commit: Any, join: Join, bootstrap_servers: str
 ) -> None:
@@ -191,6 +192,7 @@ def test_positions_lag_and_owner_are_kafkas(
     assert in_order(kafkas_rows(bootstrap_servers, "--describe", "--group", group)) == in_order(table)
 
 
+@pytest.mark.java
 def test_positions_without_members_are_kafkas(
     run_here: Run, topic: str, group: str, commit: Any, bootstrap_servers: str
 ) -> None:
@@ -217,6 +219,7 @@ def test_positions_without_members_are_kafkas(
     }
 
 
+@pytest.mark.java
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_members_and_their_assignments_are_kafkas(
     run_here: Run, topic: str, group: str, join: Join, bootstrap_servers: str, protocol: str
@@ -242,6 +245,7 @@ def test_members_and_their_assignments_are_kafkas(
         assert (member["epoch"], member["target_assignment"]) == (None, None)
 
 
+@pytest.mark.java
 def test_members_of_a_group_between_the_protocols_are_kafkas(
     run_here: Run, topic: str, group: str, join: Join, bootstrap_servers: str
 ) -> None:
@@ -260,6 +264,7 @@ def test_members_of_a_group_between_the_protocols_are_kafkas(
     assert in_order(kafkas) == in_order(table)
 
 
+@pytest.mark.java
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_states_are_kafkas(
     run_here: Run, topic: str, group: str, join: Join, bootstrap_servers: str, protocol: str
@@ -402,6 +407,7 @@ def test_a_time_finds_the_first_message_that_is_not_older(
     assert planned(run_here(*reset, "--by-duration", "PT1H")) == {0: 10, 1: 3, 2: 0}
 
 
+@pytest.mark.java
 def test_plans_are_kafkas(run_here: Run, topic: str, group: str, commit: Any, bootstrap_servers: str) -> None:
     commit(group, topic, {0: 4, 1: 15})
     for scope, target in (

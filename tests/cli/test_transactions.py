@@ -99,6 +99,7 @@ def open_offsets(run_here: Run, topic: str, partition: int) -> list[int | None]:
     return [each["start_offset"] for each in json.loads(result.stdout)["producers"]]
 
 
+@pytest.mark.java
 def test_transactions_are_listed_as_kafkas_tool_lists_them(
     run_here: Run, topic: str, transactional_id: str, begin: Begin, bootstrap_servers: str
 ) -> None:
@@ -134,6 +135,7 @@ def test_listings_are_filtered_by_state_and_duration(
     assert b"INVALID_REGULAR_EXPRESSION" in wrong.stderr
 
 
+@pytest.mark.java
 def test_an_open_transaction_is_described_as_kafkas_tool_does(
     run_here: Run, topic: str, transactional_id: str, begin: Begin, bootstrap_servers: str
 ) -> None:
@@ -174,6 +176,7 @@ def test_an_unknown_id_is_a_finding(run_here: Run, transactional_id: str) -> Non
     assert len(rows_of(run_here("transactions", "list", *only).stdout)) == 1  # and it was not created
 
 
+@pytest.mark.java
 def test_producers_of_a_partition_are_shown_as_kafkas_tool_does(
     run_here: Run, topic: str, transactional_id: str, begin: Begin, bootstrap_servers: str
 ) -> None:
@@ -303,6 +306,7 @@ def test_a_transaction_that_does_not_hang_is_not_aborted_in_one_partition(
     producer.commit_transaction(WAIT_S)
 
 
+@pytest.mark.java
 def test_a_transaction_nobody_will_end_is_found_and_aborted(
     run_here: Run, topic: str, transactional_id: str, begin: Begin, hang: Hang, bootstrap_servers: str
 ) -> None:

@@ -294,6 +294,7 @@ StatefulProcessor(bootstrap, group=topic + "-group", topics=[topic], directory=d
 """
 
 
+@pytest.mark.check
 @pytest.mark.crash
 def test_members_killed_and_stopped_count_each_message_once(broker: BrokerProcess, tmp_path: Path) -> None:
     """All of them use one directory: the one that takes over finds the cache of the one that died or sleeps."""

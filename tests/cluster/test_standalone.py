@@ -36,7 +36,7 @@ from holdfast.testing.pipeline_chaos import (
     parquet_rows,
 )
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900), pytest.mark.long]
 
 PARTITIONS: Final = 4
 RECORDS: Final = 30_000

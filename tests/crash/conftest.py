@@ -11,7 +11,8 @@ from tests.support import tiers
 
 @pytest.fixture
 def crash_rounds(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--crash-rounds"))
+    given = int(request.config.getoption("--crash-rounds"))
+    return given or tiers.by_tier(quick=4, check=20, long=20)
 
 
 @pytest.fixture

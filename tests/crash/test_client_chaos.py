@@ -44,7 +44,7 @@ from holdfast.client.producer import Guarantee
 from holdfast.testing.checkers_base import Violation
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900), pytest.mark.check]
 
 TOPIC, TARGET, LETTERS, GROUP = "storm", "storm-copy", "storm-dlt", "storm"
 PARTITIONS = 8

@@ -27,7 +27,7 @@ from tests.support.chaos import (
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.engines import Engine
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900), pytest.mark.check]
 
 TOPIC, TARGET, GROUP = "chaos", "chaos-copy", "chaos"
 PARTITIONS = 12

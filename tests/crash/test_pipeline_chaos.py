@@ -33,7 +33,7 @@ from holdfast.testing.pipeline_chaos import (
 )
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(3600), pytest.mark.long]
 
 TOPIC, TARGET, LETTERS = "orders", "orders-clean", "orders-dlt"
 PARTITIONS: Final = 4

@@ -300,6 +300,7 @@ def test_a_temporary_directory_is_gone_afterwards() -> None:
     assert not directory.exists()
 
 
+@pytest.mark.check
 def test_the_broker_alone_needs_no_java(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast.cli", "demo", "--no-pipeline", "--messages", "2000"]
     done = subprocess.run(

@@ -73,6 +73,7 @@ def dead_letters(broker: Broker, topic: str = "orders-dlt") -> list[dict[str, An
     return [row for batch in read(broker.bootstrap_servers, topic) for row in batch.to_pylist()]
 
 
+@pytest.mark.quick
 def test_every_record_ends_in_one_route(holdfast_broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
     values: list[bytes | None] = [order(number, amount=float(number)) for number in range(100)]
     values += [b'{"id": 1}{"id": 2}', b"", b"not json", b'{"id": "one", "amount": 1}']

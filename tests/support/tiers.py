@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 TIERS: Final = ("quick", "check", "long")
 EXAMPLES_SHARE: Final = {"quick": 0.2, "check": 1.0, "long": 3.0}
-EXAMPLES_LEAST: Final = 10
+EXAMPLES_LEAST: Final = 5
 
 _current = "check"
 

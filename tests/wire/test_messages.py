@@ -22,7 +22,9 @@ from holdfast.wire import apis, messages
 from holdfast.wire.message_encoder import plain_value
 
 FEW = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=examples(15),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 PRODUCE, FETCH, METADATA, HEARTBEAT, CREATE_TOPICS, DESCRIBE_TRANSACTIONS = 0, 1, 3, 12, 19, 65
 

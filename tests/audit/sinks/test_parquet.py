@@ -161,6 +161,7 @@ def test_a_file_damaged_in_the_middle_is_named(shop: Shop, builder: ParquetBuild
     assert any(os.path.basename(paths[0][0]) in each.detail for each in findings)
 
 
+@pytest.mark.check
 def test_no_byte_of_a_file_can_be_changed_so_that_reading_breaks_off(
     shop: Shop, builder: ParquetBuilder
 ) -> None:

@@ -29,6 +29,7 @@ def commit(world: GroupWorld, group: str, partitions: int, offset: int = 5) -> N
     world.coordinator.commit(request, world.now)
 
 
+@pytest.mark.check
 def test_many_positions_are_forgotten_in_batches_that_fit() -> None:
     world = GroupWorld()
     world.topics.create("orders", 40_000)

@@ -51,6 +51,7 @@ def latest_after_a_crash(disk: SimulatedDisk, seed: int) -> dict[bytes | None, b
     return latest(read_all(found.log))
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT], ids=["no space", "no quota"])
 def test_a_swap_that_is_refused_at_any_rename_is_completed_later(code: int) -> None:
     refused = 0

@@ -299,6 +299,7 @@ alterations = st.sampled_from([(name, setting) for name, setting in sorted(TOPIC
 )
 
 
+@pytest.mark.check
 @settings(max_examples=10)
 @given(asked=st.lists(alterations, min_size=1, max_size=5), ending=st.sampled_from(("kill", "stop")))
 def test_settings_of_internal_topics_at_their_limits_lose_nothing(

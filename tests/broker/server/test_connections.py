@@ -276,6 +276,7 @@ def test_a_part_of_the_descriptors_stays_for_files(
     assert connections_allowed(max_connections, descriptors) == allowed
 
 
+@pytest.mark.check
 def test_connections_cannot_use_up_the_files_of_the_logs(tmp_path: Path) -> None:
     """With few descriptors, clients that only connect are refused, and the broker goes on storing."""
     prefix = ("prlimit", "--nofile=400:400")
@@ -481,6 +482,7 @@ def test_pipelined_metadata_to_a_reader_that_does_not_read_is_bounded(
     assert grown < 60 * MIB, f"{grown / MIB:.1f} MiB"
 
 
+@pytest.mark.check
 def test_clients_that_come_and_go_leave_nothing_behind(
     broker: BrokerProcess, create_topic: CreateTopic
 ) -> None:
