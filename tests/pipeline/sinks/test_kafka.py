@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -396,6 +396,27 @@ def test_records_that_the_topic_does_not_take_are_rejected_row_by_row(
     assert [each.offset for each in caught.value.rows] == [1, 2]
     cut.write(sink, cut.at(0, 2), rows([given[0], given[3]]))
     assert ids_of(committed(bootstrap, "out")) == [0, 3]
+
+
+@pytest.mark.parametrize(("policy", "says"), [("compact,delete", True), ("delete", False)])
+def test_a_compacted_topic_whose_last_rows_depend_on_batches_is_said(
+    bootstrap: str, context: SinkContext, policy: str, says: bool
+) -> None:
+    new = NewTopic("last", 1, 1, config={"cleanup.policy": policy})
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([new])["last"].result(30)
+    said: list[str] = []
+    sink = KafkaSinkWriter(KafkaSink("last"), "shop", "which row is last depends on batches")
+    sink.open(
+        replace(context, source={"bootstrap.servers": bootstrap}, warn=said.append), cast("Any", "writing")
+    )
+    try:
+        sink.last_entry()
+    finally:
+        sink.close()
+    assert (
+        said == ["sink 'kafka': the topic 'last' is compacted: which row is last depends on batches"] * says
+    )
 
 
 class TestALostTopic:

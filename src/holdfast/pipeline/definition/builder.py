@@ -128,10 +128,11 @@ class Pipeline:
         *key: str,
         by: Literal["key", "hf-id"] | None = None,
         within: str | None = None,
+        unordered: bool | None = None,
         name: str | None = None,
     ) -> Pipeline:
         """The first row of a key goes on; those that come after it within a time leave."""
-        return self._step("dedupe", key=key or None, by=by, within=within, name=name)
+        return self._step("dedupe", key=key or None, by=by, within=within, unordered=unordered, name=name)
 
     def lookup(
         self,
@@ -195,6 +196,7 @@ class Pipeline:
         file: str | None = None,
         ttl: str | None = None,
         timers: Literal["event", "processing"] | None = None,
+        unordered: bool | None = None,
         name: str | None = None,
     ) -> Pipeline:
         """A function with a state for each key; `write(…, rows=name)` takes its rows."""
@@ -207,6 +209,7 @@ class Pipeline:
             file=file,
             ttl=ttl,
             timers=timers,
+            unordered=unordered,
             name=name,
         )
 

@@ -27,7 +27,7 @@ from holdfast.pipeline.positions import to_text
 
 FINGERPRINT_VERSION: Final = 1
 LEFT_OUT: Final = frozenset(
-    {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes"}
+    {"directory", "trigger", "home", "monitoring_group", "batch_records", "batch_bytes", "unordered"}
 )
 ADDED: Final[Mapping[str, Any]] = {"event_time": None, "values": {}, "rows": "", "order": None}
 """Words of the source and of sinks that version 1 began without, with what they are when they are not used."""
@@ -77,7 +77,7 @@ def _step(step: Any, directory: str) -> dict[str, Any]:
     plain: dict[str, Any] = {
         each.name: _plain(getattr(step, each.name))
         for each in fields(step)
-        if each.name not in ("file", "function")
+        if each.name not in ("file", "function", *LEFT_OUT)
     }
     return {**plain, "code": source_of(step, directory)}
 

@@ -124,6 +124,8 @@ class Dedupe:
     """Columns; nothing when it is by `hf-id`, the number a spooling producer gives each message."""
     by: Literal["key", "hf-id"] = "key"
     within: str = "1d"
+    unordered: bool = False
+    """Whichever row of a key is read first may stay: the author knows that it depends on batches."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ class Keyed:
     ttl: str = "7d"
     """How long a key is remembered that nothing comes for."""
     timers: Literal["event", "processing"] = "event"
+    unordered: bool = False
+    """The function may get rows of a key from several partitions in any order."""
 
 
 @dataclass(frozen=True)
@@ -242,6 +246,8 @@ class PostgresSink:
     """The step whose rows it takes (`totals`, `totals.late`); nothing: those at the end of the steps."""
     order: str | None = None
     """Upsert: the row with this column's greatest value wins, whenever it is read; without it, the one read last."""
+    unordered: bool = False
+    """Upsert: whichever row of a key is read last may win."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +264,8 @@ class KafkaSink:
     writers: int = 1
     rows: str = ""
     """The step whose rows it takes (`totals`, `totals.late`); nothing: those at the end of the steps."""
+    unordered: bool = False
+    """Records of one key may be written in any order."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.model import (
     Dedupe,
     KafkaSink,
+    Keyed,
     PipelineDefinition,
     PostgresSink,
     SinkDefinition,
@@ -46,7 +47,8 @@ def check_rows(definition: PipelineDefinition) -> Iterator[Finding]:
             yield from _window_rows(step, sink, path)
         if isinstance(sink, PostgresSink) and (stream.kind or not stream.step):
             yield from _deletes(definition, sink, path)
-            yield from _last_of_key(definition, sink, path)
+        if isinstance(sink, PostgresSink) and (told := last_of_key(definition, sink)) is not None:
+            yield Finding(path, told, "warning", rests_on=(("source",), ("steps",)))
     yield from _first_of_key(definition)
     yield from _untaken(definition)
 
@@ -136,31 +138,51 @@ def _deletes(definition: PipelineDefinition, sink: PostgresSink, path: Path) -> 
             )
 
 
-def _last_of_key(definition: PipelineDefinition, sink: PostgresSink, path: Path) -> Iterator[Finding]:
-    if (
-        sink.mode == "upsert"
-        and sink.order is None
-        and not _in_one_partition(definition, sink.key, sink.rows)
-    ):
-        yield Finding(
-            path,
-            "rows of one key may lie in several partitions, and then the one that is read last wins, which depends on "
-            "how batches are cut: name a column that grows in 'order', or, where the topic is keyed so, decode its key "
-            "(source.key) with the fields of this 'key'",
-            "warning",
-            rests_on=(("source",), ("steps",)),
-        )
+def last_of_key(definition: PipelineDefinition, sink: PostgresSink | KafkaSink) -> str | None:
+    """Why the last row of a key, the one that stays, depends on batches, and what to do; nothing if it does not.
+
+    Of an upsert, and of a topic that is compacted, which only the cluster knows. A window has one row, however often it
+    is written.
+    """
+    stream = streams(definition).get(sink.rows, MAIN)
+    step = next((step for step in definition.steps if step.name == stream.step and not stream.kind), None)
+    choice = ""
+    if isinstance(sink, KafkaSink):
+        key: Sequence[str] = (RECORD_KEY,) if sink.key is None else (sink.key,)
+    else:
+        key, choice = sink.key, "name a column that grows in 'order'; or "
+        if sink.mode != "upsert" or sink.order is not None:
+            return None
+    if isinstance(step, Keyed) and (key == (RECORD_KEY,) or set(step.key) <= set(key)):
+        is_tied = _in_one_partition(definition, step.key, step.name)
+    else:
+        is_tied = step is None and _in_one_partition(definition, key, sink.rows)
+    if sink.unordered or is_tied or isinstance(step, Window):
+        return None
+    return (
+        "rows of one key may lie in several partitions, and then the one that is read last stays, which depends on how "
+        f"batches are cut: {choice}where one topic is read and its producers key it so, decode its key (source.key) "
+        "with fields of this key; or say 'unordered: true' if any of them may be the last"
+    )
 
 
 def _first_of_key(definition: PipelineDefinition) -> Iterator[Finding]:
     for index, step in enumerate(definition.steps):
-        if not isinstance(step, Dedupe) or not step.key or _in_one_partition(definition, step.key, step.name):
+        if not isinstance(step, Dedupe | Keyed) or not step.key or step.unordered:
             continue
+        if _in_one_partition(definition, step.key, step.name):
+            continue
+        what = (
+            "the one that is read first stays"
+            if isinstance(step, Dedupe)
+            else "the function gets them as read"
+        )
         yield Finding(
             ("steps", index, kind_of_step(step)),
-            "rows of one key may lie in several partitions, and then the one that is read first stays, which depends "
-            "on how batches are cut. That is no harm where they are copies of each other; where rows of one key have "
-            "one record key, put '_key' into 'key', or decode it (source.key) with the fields of this 'key'",
+            f"rows of one key may lie in several partitions, and then {what}, which depends on how batches are cut: "
+            "where one topic is read and its producers key it so, put '_key' into 'key', or decode the record's key "
+            "(source.key) with fields of this 'key'; or say 'unordered: true' if it makes no difference, as between "
+            "copies of a row",
             "warning",
             rests_on=(("source",),),
         )

@@ -32,7 +32,7 @@ from holdfast.pipeline.definition.shapes import (
 )
 from holdfast.pipeline.definition.table_source import SOURCE
 from holdfast.pipeline.definition.table_steps import STEP
-from holdfast.pipeline.definition.table_words import COLUMN_NAMES, SETTINGS, SQL
+from holdfast.pipeline.definition.table_words import COLUMN_NAMES, SETTINGS, SQL, UNORDERED
 
 __all__ = ["DEAD_LETTER", "PIPELINE", "SINK", "SOURCE", "STEP"]
 
@@ -120,6 +120,7 @@ SINK: Final = Variants(
                     "Upsert: the row with its greatest value wins, wherever and whenever it was read; without it "
                     "the row that was read last.",
                 ),
+                UNORDERED,
                 Key("delete_when", SQL, "Upsert: a row for which this is true deletes its key."),
                 _SCHEMA_CHANGE,
                 Key(
@@ -139,6 +140,7 @@ SINK: Final = Variants(
                 Key("key", SQL, "The record's key; without it the source record's."),
                 Key("value", SQL, "The record's value; without it all columns as a JSON object."),
                 Key("headers", MapOf(SQL), "Headers: SQL by name."),
+                UNORDERED,
                 Key("writers", Count(most=64), "Transactional producers side by side.", default=1),
             ),
             KafkaSink,

@@ -32,7 +32,7 @@ from holdfast.pipeline.definition.shapes import (
     Truth,
     Variants,
 )
-from holdfast.pipeline.definition.table_words import COLUMN_NAMES, COLUMNS, NAME, SQL, UNNAMED
+from holdfast.pipeline.definition.table_words import COLUMN_NAMES, COLUMNS, NAME, SQL, UNNAMED, UNORDERED
 
 
 def _make_expect(that: str, name: str = UNNAMED, otherwise: OnBreak = "quarantine") -> Expect:
@@ -189,6 +189,7 @@ STEP: Final = Variants(
                     "How long a key is remembered, in event time.",
                     default=Dedupe.within,
                 ),
+                UNORDERED,
                 NAME,
             ),
             _make_dedupe,
@@ -298,6 +299,7 @@ STEP: Final = Variants(
                     "Whether its timers go by event time or by the time of batches.",
                     default=Keyed.timers,
                 ),
+                UNORDERED,
                 NAME,
             ),
             _make_keyed,

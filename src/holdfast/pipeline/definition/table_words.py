@@ -8,7 +8,7 @@ from typing import Final
 
 from holdfast.pipeline.definition.documents import Findings
 from holdfast.pipeline.definition.errors import Path
-from holdfast.pipeline.definition.shapes import Either, Key, ListOf, MapOf, Text
+from holdfast.pipeline.definition.shapes import Either, Key, ListOf, MapOf, Text, Truth
 
 UNNAMED: Final = ""
 """The name of a step until it gets one from its place."""
@@ -28,6 +28,13 @@ SETTINGS: Final = MapOf(Text(loose=True))
 SQL: Final = Text("an SQL expression")
 COLUMN_NAMES: Final = ListOf(Text("a column"), lone=True)
 COLUMNS: Final = Either(Text("columns"), MapOf(Text("a type"), make_columns))
+UNORDERED: Final = Key(
+    "unordered",
+    Truth(),
+    "Rows of one key may lie in several partitions, and whichever is read first (dedupe) or last (upsert, compacted "
+    "topic) may count.",
+    default=False,
+)
 NAME: Final = Key(
     "name",
     Text("a name"),

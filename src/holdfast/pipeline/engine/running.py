@@ -337,7 +337,9 @@ class Loop:
         return Memory.of(self.spark, state_path(self.home.path), event, self.canonical)
 
     def _open_sinks(self, opened: contextlib.ExitStack) -> None:
-        context = SinkContext(self.definition.name, self.home.path, self.settings, self.home.attempt)
+        context = SinkContext(
+            self.definition.name, self.home.path, self.settings, self.home.attempt, self.warn
+        )
         for sink in self.sinks.values():
             opened.callback(sink.close)
             sink.open(context, self.spark)

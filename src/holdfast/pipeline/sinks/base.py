@@ -11,7 +11,7 @@ copies of a pipeline one is refused at `open` or loses at `commit`, with `SinkFe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -78,6 +78,7 @@ class SinkContext:
     """The source's client settings, secrets expanded: the Kafka sinks' default."""
     attempt: str
     """Unique to this run of the driver: marks what it prepared."""
+    warn: Callable[[str], None] = lambda message: None
 
 
 @dataclass(frozen=True)

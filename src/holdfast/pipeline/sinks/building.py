@@ -11,6 +11,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
+from holdfast.pipeline.definition.rules_rows import last_of_key
 from holdfast.pipeline.sinks.base import Sink, SinkError
 from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
@@ -24,7 +25,7 @@ def build_sink(definition: PipelineDefinition, sink: SinkDefinition) -> Sink:
         case ParquetSink():
             return ParquetSinkWriter(sink, definition.name, definition.directory)
         case KafkaSink():
-            return KafkaSinkWriter(sink, definition.name)
+            return KafkaSinkWriter(sink, definition.name, last_of_key(definition, sink))
         case DeltaSink():
             return DeltaSinkWriter(sink, definition.name, definition.directory)
         case PostgresSink():

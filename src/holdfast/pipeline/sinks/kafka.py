@@ -78,10 +78,12 @@ class KafkaSinkWriter:
     rejects = True
     """Whether records that the topic does not take can become dead letters."""
 
-    def __init__(self, definition: KafkaSink, pipeline: str) -> None:
+    def __init__(self, definition: KafkaSink, pipeline: str, last_of_key: str | None = None) -> None:
+        """`last_of_key` is what to say where the topic is compacted."""
         self.name = definition.name
         self._definition = definition
         self._pipeline = pipeline
+        self._last_of_key = last_of_key
         self._ledger: LedgerTopic | None = None
         self._settings: dict[str, Any] = {}
         self._writers: list[Writer] = []
@@ -145,6 +147,7 @@ class KafkaSinkWriter:
             self.ledger_topic, self.name, self._pipeline, self._settings, is_writing=spark is not None
         )
         self._scratch = os.path.join(context.home, "sinks", self.name)
+        self._warn = context.warn
         if spark is None:
             return
         self._is_writing = True
@@ -174,6 +177,8 @@ class KafkaSinkWriter:
             # Brokers refuse a batch as a whole: one made of small records must not be too large.
             self._batch_bytes = max(1024, min(BATCH_BYTES, int(limit) - BATCH_OVERHEAD_BYTES))
         self._needs_keys = "compact" in (self._ledger.topic_setting(self.topic, "cleanup.policy") or "")
+        if self._needs_keys and self._last_of_key:
+            self._warn(f"sink {self.name!r}: the topic {self.topic!r} is compacted: {self._last_of_key}")
         topic_id = self._ledger.topic_id(self.topic)
         self._holds = Topic(self.topic, topic_id) if topic_id else None
 
