@@ -46,6 +46,17 @@ def read_whole(fs: FileSystem, path: str) -> bytes:
         file.close()
 
 
+def read_named(path: str) -> bytes:
+    """The content of a small file; whatever the system refuses, the error names it, which an error of reading does not
+    by itself."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        error.filename = path
+        raise
+
+
 def rename_all(fs: FileSystem, renames: Sequence[tuple[str, str]]) -> None:
     """Rename files, all or none: when one is refused, those before it get their old names back.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,10 @@ from tests.support.tiers import examples
 from holdfast.pipeline.changes.multisets import GONE, ORDER, Differences, Heap, as_bytes, compare
 
 Rows = list[tuple[Any, ...]]
+
+
+def as_table(columns: Iterable[tuple[str, pa.Array]]) -> pa.Table:
+    return pa.table({name: as_bytes(column) for name, column in columns})
 
 
 def heap(directory: Path, columns: Sequence[str], rows: Rows, key: Sequence[str] = (), **more: Any) -> Heap:

@@ -445,7 +445,7 @@ def test_topics_may_have_decodings_of_their_own(change: tuple[str, str], error: 
     assert any(error in line for line in found), found
 
 
-def test_the_decoding_of_a_topic_is_its_own_or_the_common_one() -> None:
+def test_topics_have_decodings_of_their_own_or_the_common_one() -> None:
     both = parse_yaml(VALUES).definition.source
     assert [topic for topic, _ in decodings_of(both)] == ["a", "b"]
     some = replace(both, values={"a": both.values["a"]})

@@ -257,6 +257,8 @@ def test_rows_that_the_table_no_longer_has_are_missed(
     assert sink.missing() is None
     DeltaTable(table).restore(before)
     assert "was restored to an earlier version" in str(sink.missing())
+    cut.write(sink, cut.at(3, 4), rows(ids(3), start=3))  # of a run that was under way
+    assert "was restored to an earlier version" in str(sink.missing())
     sink.forget()
     assert sink.missing() is None
     cut.write(sink, cut.at(0, 1), rows(ids(0)))

@@ -595,12 +595,22 @@ def test_a_database_of_another_encoding_has_the_same_text(
         assert latin.execute("SELECT name FROM orders").fetchall() == [("Öl",)]
 
 
-def test_a_table_that_was_emptied_is_missed(make: Make, database: Any, rows: Any, batches: Any) -> None:
+def test_a_table_that_was_emptied_or_replaced_is_missed(
+    make: Make, database: Any, rows: Any, batches: Any
+) -> None:
     sink, cut = make(), batches("postgres")
     cut.write(sink, cut.at(0, 1), rows([]))
     assert sink.missing() is None
     cut.write(sink, cut.at(1, 2), rows(ids(1), start=1))
     assert sink.missing() is None
+    database.execute("CREATE TABLE restored AS SELECT * FROM orders")
+    database.execute("DROP TABLE orders")
+    database.execute("ALTER TABLE restored RENAME TO orders")
+    assert "was dropped and created again" in str(sink.missing())
+    database.execute("ALTER TABLE holdfast_ledger RENAME TO old")
+    database.execute("CREATE TABLE holdfast_ledger (LIKE old INCLUDING ALL)")
+    database.execute("INSERT INTO holdfast_ledger SELECT * FROM old")
+    assert sink.missing() is None  # restored together
     database.execute("TRUNCATE orders")
     told = "the table public.orders is empty, and the ledger says that rows were written to it"
     assert sink.missing() == told

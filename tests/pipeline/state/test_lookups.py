@@ -20,7 +20,8 @@ from holdfast.pipeline.definition.model import Expect, Filter, Lookup
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.state import lookups, tables
-from holdfast.pipeline.state.lookups import LookupGone, LookupUnavailable, pin
+from holdfast.pipeline.state.lookups import LookupGone, pin
+from holdfast.pipeline.state.tables import LookupUnavailable
 from holdfast.testing.postgres import PostgresServer
 
 if TYPE_CHECKING:
@@ -151,7 +152,9 @@ def test_snapshots_stay_while_they_are_named_and_the_newest_always(home: str, cs
 
 
 def test_a_pinned_version_that_is_gone_is_named(home: str, csv: Path) -> None:
-    with pytest.raises(LookupGone, match=r"'countries': version feed .* not in .*home/lookups/countries"):
+    with pytest.raises(
+        LookupGone, match=r"'countries': version feed .* cannot be found in .*home/lookups/countries"
+    ):
         lookups._snapshot(countries(csv), "feed", home)
 
 

@@ -199,14 +199,17 @@ def test_the_newest_version_stays_though_nobody_stands_there_yet(store: StateSto
     assert store.versions() == (newest,)
 
 
-def test_what_a_crash_left_is_gone_after_opening(store: StateStore) -> None:
+def test_what_a_crash_left_goes_and_segments_whose_manifest_is_lost_stay_till_then(store: StateStore) -> None:
     version = published(store, 1, at(10), segment(store, [1]))
     before = everything(store)
     segment(store, [2], "b-1")
     write(store, [3], "c-1")
     Path(store.path, "versions", f"{2:020d}-{'0' * 16}.json.new").write_bytes(b"{")
 
-    assert again(store).versions() == (version,)
+    opened = again(store)
+    assert opened.versions() == (version,)
+    assert everything(store) > before
+    opened.remove_unnamed()
     assert everything(store) == before
     assert os.listdir(os.path.join(store.path, "data")) == ["a-1"]
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Self
 
-from holdfast.atomic import write_atomically
+from holdfast.atomic import read_named, write_atomically
 from holdfast.pipeline.engine.failures import AlreadyRunning
 from holdfast.pipeline.engine.planning import Plan
 from holdfast.pipeline.positions import to_text
@@ -91,8 +91,7 @@ class Home:
     def unfinished_plan(self, fingerprint: str) -> Plan | None:
         """The plan of a batch that was not finished under the same definition; anything unreadable is no plan."""
         try:
-            with open(os.path.join(self.path, "plan.json"), encoding="utf-8") as file:
-                document = json.load(file)
+            document = json.loads(read_named(os.path.join(self.path, "plan.json")))
             if (
                 document["version"] != PLAN_VERSION
                 or document["is_done"]
@@ -125,8 +124,7 @@ class Home:
     def kept_definition(self) -> dict[str, Any] | None:
         """The canonical definition that made the newest batch; anything unreadable is none."""
         try:
-            with open(os.path.join(self.path, "definition.json"), encoding="utf-8") as file:
-                document = json.load(file)
+            document = json.loads(read_named(os.path.join(self.path, "definition.json")))
         except (FileNotFoundError, ValueError):
             return None
         return document if isinstance(document, dict) else None

@@ -23,7 +23,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from holdfast.atomic import write_atomically
+from holdfast.atomic import read_named, write_atomically
 from holdfast.pipeline.changes.history import recorded_batches
 from holdfast.pipeline.changes.sink_changes import place_of
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
@@ -149,8 +149,7 @@ class KnownSinks:
 
     def _read(self) -> dict[str, Noted]:
         try:
-            with open(self._path, encoding="utf-8") as file:
-                document = json.load(file)
+            document = json.loads(read_named(self._path))
             return {name: _from_json(each) for name, each in document["sinks"].items()}
         except FileNotFoundError:
             return self._from_log()  # a home from before there was this file, or one that was lost

@@ -87,6 +87,7 @@ class Memory:
                 "from the source, and touches no sink"
             )
         self._refuse_outdated(version)
+        self.store.remove_unnamed()
         return version
 
     def _version_of(self, entry: Entry) -> Version | None:

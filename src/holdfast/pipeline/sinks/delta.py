@@ -76,7 +76,7 @@ class DeltaLedger:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise SinkError(f"sink {self.name!r}: {self.uri}: {error}") from error
+            raise SinkError(f"sink {self.name!r}: {self.uri}: {str(error).splitlines()[0]}") from error
 
     def number(self, table: DeltaTable) -> int | None:
         """Of the last entry; None when there is none."""
@@ -113,12 +113,15 @@ class DeltaLedger:
         for path, size in zip(*files.select(["path", "size_bytes"])[: self.disk.looks_at], strict=True):
             if not self.disk.has(f"{self.uri}/{unquote(path.as_py())}", size.as_py()):
                 return f"the file {path} of {self.uri} is gone, cut short or cannot be read"
-        for commit, document in self._commits(table, self.disk.looks_at):
+        had_rows = False
+        for commit, entry in self._commits(table, self.disk.looks_at):
             if commit.get("operation") == "RESTORE":
                 return f"{self.uri} was restored to an earlier version of its own, by version {commit['version']}"
-            if document is not None and document["rows"]:
-                return None if files.num_rows else f"{self.uri} has no rows any more, and had some"
-        return None
+            if entry is not None:
+                had_rows = had_rows or entry["rows"] > 0
+                if entry["number"] == 0:
+                    break  # what was before this ledger is not ours
+        return f"{self.uri} has no rows any more, and had some" if had_rows and not files.num_rows else None
 
     def _from_history(self, table: DeltaTable, number: int) -> Any:
         for _, document in self._commits(table, None):

@@ -59,6 +59,7 @@ class LedgerRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> LedgerRecord:
+        """`ValueError` or `KeyError` for what is none."""
         document = json.loads(data)
         previous = document["previous"]
         return cls(
@@ -226,8 +227,14 @@ class LedgerTopic:
         while high > low:
             start = max(low, high - back)
             value, found = self._last_from(consumer, partition, start)
-            if found:
-                return None if value is None else LedgerRecord.decode(value)
+            try:
+                if found:
+                    return None if value is None else LedgerRecord.decode(value)
+            except (ValueError, KeyError) as error:
+                raise SinkError(
+                    f"sink {self._sink!r}: the last record of {self.name}-{partition} is no entry of a ledger: "
+                    f"somebody else wrote to the topic ({type(error).__name__}: {error})"
+                ) from error
             if start == low:
                 return None
             back *= 8

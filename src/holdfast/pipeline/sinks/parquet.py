@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.atomic import read_named
 from holdfast.pipeline.definition.model import ParquetSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry
@@ -115,7 +116,7 @@ class ParquetStore:
     def entry_of(self, number: int) -> Entry:
         try:
             entry = Entry.from_json(json.loads(self._read(number, LEDGER)))
-        except (FileNotFoundError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError) as error:
             raise SinkError(
                 f"sink {self.name!r}: {batch_directory(number)} in {self.path} has no ledger entry that can be read "
                 f"({error}); somebody else changed it. Bring {LEDGER} back, or start over with "
@@ -159,7 +160,10 @@ class ParquetStore:
                 return f"{batch_directory(expected)} is gone from {self.path}, and later batches are there"
             expected = number + 1
         for number in numbers[-self.disk.looks_at :]:
-            had = sum(entry.rows for entry in self.entries_of(number))
+            entries = self.entries_of(number)
+            if not entries[-1].positions.at.keys() <= self.entry_of(numbers[-1]).positions.at.keys():
+                return f"{batch_directory(number)} in {self.path} is of another source: it is another's"
+            had = sum(entry.rows for entry in entries)
             try:
                 has = sum(pq.read_metadata(path).num_rows for path in self.data_files(number))
             except (OSError, pa.ArrowException) as error:
@@ -194,8 +198,7 @@ class ParquetStore:
         return held
 
     def _read(self, number: int, name: str) -> str:
-        with open(os.path.join(self.path, batch_directory(number), name), encoding="utf-8") as file:
-            return file.read()
+        return read_named(os.path.join(self.path, batch_directory(number), name)).decode()
 
 
 @dataclass(frozen=True)
@@ -213,8 +216,13 @@ class Layout:
     def decode(cls, text: str) -> Layout:
         from pyspark.sql.types import StructType
 
-        document = json.loads(text)
-        return cls(StructType.fromJson(document["columns"]), tuple(document["partition_by"]))
+        try:
+            document = json.loads(text)
+            return cls(StructType.fromJson(document["columns"]), tuple(document["partition_by"]))
+        except (ValueError, KeyError) as error:
+            raise SinkError(
+                f"{SCHEMA} of the newest batch cannot be read ({error}): bring it back"
+            ) from error
 
 
 class PreparedParquet:

@@ -69,6 +69,7 @@ from holdfast.pipeline.sinks.postgres_copy import (
 )
 from holdfast.pipeline.sinks.postgres_sql import (
     DELETE,
+    LEDGER,
     LINEAGE_COLUMNS,
     MAY_REFUSE,
     Target,
@@ -195,7 +196,7 @@ class PostgresSinkWriter:
         if spark is None:
             return
         with self._explained() as connection:
-            if self._oid(connection, "holdfast_ledger") is None:
+            if self._oid(connection, LEDGER) is None:
                 with contextlib.suppress(errors.UniqueViolation, errors.DuplicateTable):  # made meanwhile
                     connection.execute(create_ledger(self._definition.schema_name))
             # Of earlier attempts: whoever made them is gone, or is fenced at its next merge.
@@ -252,10 +253,15 @@ class PostgresSinkWriter:
 
     def missing(self) -> str | None:
         with self._explained() as connection:
-            if self._newest(connection, "columns") is None:
+            known = self._newest(connection, "columns")
+            if known is None:
                 return None
-            if self._oid(connection, self._definition.table) is None:
+            (table, beside), now = known.get("oids", (None, None)), self._oids(connection)
+            if now[0] is None:
                 return f"the table {self._table} is gone, and the ledger says that it has rows"
+            # Where the ledger is another one too, both were restored or moved together.
+            if table is not None and table != now[0] and beside == now[1]:
+                return f"the table {self._table} is not the one that was written to: it was dropped and created again"
             # Where rows can delete, a table may be empty for their sake.
             if self._definition.delete_when is not None or self._has_rows(connection):
                 return None
@@ -271,7 +277,7 @@ class PostgresSinkWriter:
         return connection.execute(sql.SQL("SELECT 1 FROM {} LIMIT 1").format(table)).fetchone() is not None
 
     def _newest(self, connection: Connection, column: str) -> Any:
-        if self._oid(connection, "holdfast_ledger") is None:
+        if self._oid(connection, LEDGER) is None:
             return None
         found = connection.execute(
             sql.SQL(
@@ -293,7 +299,7 @@ class PostgresSinkWriter:
     def forget(self) -> None:
         definition = self._definition
         with self._explained() as connection, connection.transaction():
-            if self._oid(connection, "holdfast_ledger") is None:
+            if self._oid(connection, LEDGER) is None:
                 return
             connection.execute(
                 sql.SQL("DELETE FROM {} WHERE pipeline = %s AND sink = %s").format(
@@ -322,13 +328,18 @@ class PostgresSinkWriter:
     def prepare(self, batch: Batch, rows: DataFrame) -> Prepared:
         from pyspark.sql.types import StructType
 
+        missing = self.missing()
+        if missing is not None:
+            raise SinkError(
+                f"sink {self.name!r}: {missing}; nothing was committed. The next start names the ways on"
+            )
         with self._explained() as connection:
             known = self._newest(connection, "columns")
             held = None if known is None else StructType.fromJson(known)
             if batch.is_empty:
                 return PreparedTable(self, None, "", held, {}, 0)
             schema = fitting_schema(self.name, held, stored_schema(rows.schema), self._definition.schema)
-            target = self._target(connection, schema, is_known=held is not None)
+            target = self._target(connection, schema)
             stage = stage_name(self._pipeline, self.name, batch.label)
             connection.execute(target.create_stage(stage))
         try:
@@ -341,14 +352,9 @@ class PostgresSinkWriter:
         digest = sum(int(row["digest"]) for row in reports) & MASK
         return PreparedTable(self, target, stage, schema, attempts, digest)
 
-    def _target(self, connection: Connection, schema: StructType, *, is_known: bool) -> Target:
+    def _target(self, connection: Connection, schema: StructType) -> Target:
         """The table with its columns as they are, or will be."""
         there = self._columns(connection)
-        if there is None and is_known:
-            raise SinkError(
-                f"sink {self.name!r}: the table {self._table} is gone, and the ledger says that it has rows. Bring it "
-                "back, or start over with `holdfast pipeline reset`"
-            )
         columns = dict(LINEAGE_COLUMNS)
         for field in schema.fields:
             if field.name != LINEAGE:
@@ -389,6 +395,10 @@ class PostgresSinkWriter:
             (self._definition.schema_name, table),
         ).fetchone()
         return None if found is None else int(found[0])
+
+    def _oids(self, connection: Connection) -> list[int | None]:
+        """Of the table and of the ledger."""
+        return [self._oid(connection, name) for name in (self._definition.table, LEDGER)]
 
     def _columns(self, connection: Connection) -> dict[str, str] | None:
         """Types by column, as PostgreSQL prints them; None when there is no table."""
@@ -512,7 +522,9 @@ class PostgresSinkWriter:
 
     def _advance(self, connection: Connection, prepared: PreparedTable, entry: Entry) -> None:
         table = ledger(self._definition.schema_name)
-        columns = None if prepared.schema is None else Jsonb(json.loads(prepared.schema.json()))
+        columns = None
+        if prepared.schema is not None:
+            columns = Jsonb({**json.loads(prepared.schema.json()), "oids": self._oids(connection)})
         connection.execute(
             sql.SQL(
                 "INSERT INTO {} (pipeline, sink, number, entry, columns) VALUES (%s, %s, %s, %s, %s)"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.atomic import read_named
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.engine.failures import PipelineError, StepError
@@ -34,17 +35,6 @@ from holdfast.pipeline.state.tables import LookupUnavailable, Mark, Table, shown
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
-
-__all__ = [
-    "LookupGone",
-    "LookupUnavailable",
-    "added_columns",
-    "forget",
-    "found_column",
-    "join",
-    "pin",
-    "rule_of",
-]
 
 PINNED: Final = "pinned.json"
 SUFFIX: Final = ".parquet"
@@ -78,11 +68,7 @@ def pin(step: Lookup, now_ms: int, home: str, *, directory: str = ".", disk: Dis
         version = str(last["version"])
     else:
         rows, mark = table.read()
-        if (
-            last is not None
-            and not rows.num_rows
-            and pq.read_metadata(os.path.join(folder, last["version"] + SUFFIX)).num_rows
-        ):
+        if last is not None and not rows.num_rows and _rows(os.path.join(folder, last["version"] + SUFFIX)):
             raise LookupUnavailable(
                 f"step {step.name!r}: {table.shown} has no rows any more, and had some: no row would find anything. "
                 f"Bring them back; if that is meant, remove {os.path.join(folder, PINNED)}"
@@ -119,8 +105,7 @@ def _keep(folder: str, rows: pa.Table, mark: Mark, selection: str, disk: Disk) -
 def _last_pin(folder: str) -> dict[str, Any] | None:
     """Nothing when there is none that can be read: then the table is read."""
     try:
-        with open(os.path.join(folder, PINNED), encoding="utf-8") as file:
-            found: dict[str, Any] = json.load(file)
+        found: dict[str, Any] = json.loads(read_named(os.path.join(folder, PINNED)))
         return found if {"version", "looked_ms", "mark", "selection"} <= found.keys() else None
     except (FileNotFoundError, ValueError):
         return None
@@ -135,7 +120,15 @@ def _folder(home: str, step: str) -> str:
 
 
 def _is_there(folder: str, version: str) -> bool:
-    return os.path.exists(os.path.join(folder, version + SUFFIX))
+    return _rows(os.path.join(folder, version + SUFFIX)) is not None
+
+
+def _rows(path: str) -> int | None:
+    """Of a snapshot; nothing when there is none that can be read."""
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (OSError, pa.ArrowException):
+        return None
 
 
 # ---------------------------------------------------------------------------- rows
@@ -255,9 +248,9 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 def _snapshot(step: Lookup, version: str, home: str) -> str:
     folder = _folder(home, step.name)
     path = os.path.join(folder, version + SUFFIX)
-    if not os.path.exists(path):
+    if _rows(path) is None:
         raise LookupGone(
-            f"step {step.name!r}: version {version} of {step.name!r} is not in {folder} any more, and a batch that was "
+            f"step {step.name!r}: version {version} of {step.name!r} cannot be found in {folder}, and a batch that was "
             "taken with it cannot be repeated alike. Bring the file back from a copy of the home; or let sinks that "
             "are behind start anew (`holdfast pipeline reset --sink`)"
         )

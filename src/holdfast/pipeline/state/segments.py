@@ -237,6 +237,8 @@ def check_present(root: str, segment: Segment) -> None:
                     raise StateDamaged(path, "does not end as a Parquet file does")
         except FileNotFoundError:
             raise StateDamaged(path, "is missing") from None
+        except OSError as error:
+            raise StateDamaged(path, f"cannot be read ({error})") from error
     if total != segment.bytes:
         where = os.path.join(root, os.path.dirname(segment.files[0]))
         raise StateDamaged(where, f"holds {total} bytes, and {segment.bytes} were written")

@@ -12,8 +12,9 @@ The rules:
 - A version is there before any sink prepares the batch that made it, and stays while a sink stands at its positions:
   one that is behind takes up the very state the others had there.
 - Removal goes the other way: manifests first, flushed, and only then the files that no manifest names any more.
-- One process writes, under the lock of the pipeline's home. What a crash left is removed when it opens the store; a
-  reader (`is_writer=False`) changes nothing and may come at any time.
+- One process writes, under the lock of the pipeline's home; a reader (`is_writer=False`) changes nothing and may come
+  at any time. What a crash left is removed once a batch has found its version, and not before: where manifests are
+  lost, their segments wait for them to be restored.
 - A manifest carries a checksum. What is missing or not as written is `StateDamaged`, never an empty state.
 """
 
@@ -27,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.atomic import read_named
 from holdfast.pipeline.positions import Positions, to_text
 from holdfast.pipeline.sinks.files import Disk, files_below
 from holdfast.pipeline.state.segments import (
@@ -149,8 +151,6 @@ class StateStore:
             self._remove_asides()
         self._versions: dict[str, Version] = {}
         self._load()
-        if is_writer:
-            self._remove_unnamed()
 
     @property
     def _versions_path(self) -> str:
@@ -204,7 +204,7 @@ class StateStore:
         if dropped:
             # Else a manifest could be there again after a loss of power, and its files not.
             self.disk.flush_directory(self._versions_path)
-        self._remove_unnamed()
+        self.remove_unnamed()
 
     # -------------------------------------------------------------------- segments
 
@@ -322,8 +322,7 @@ class StateStore:
     def _read(self, name: str) -> Version:
         path = os.path.join(self._versions_path, name)
         try:
-            with open(path, "rb") as file:
-                return _decoded(path, file.read())
+            return _decoded(path, read_named(path))
         except FileNotFoundError:
             raise StateDamaged(path, "is missing") from None
 
@@ -332,7 +331,8 @@ class StateStore:
             if not _MANIFEST.fullmatch(name):
                 self.disk.remove(os.path.join(self._versions_path, name))
 
-    def _remove_unnamed(self) -> None:
+    def remove_unnamed(self) -> None:
+        """Remove the files that no manifest names."""
         named = {
             name
             for version in self._versions.values()
