@@ -14,7 +14,6 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -171,12 +170,11 @@ def topic(make_topic: Callable[..., str]) -> str:
 
 
 @pytest.fixture
-def dead_address() -> str:
-    """An address where nobody listens."""
+def dead_address() -> Iterator[str]:
+    """An address where nobody listens, and nobody else can: it stays taken."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        port: Any = bound.getsockname()[1]
-    return f"127.0.0.1:{port}"
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 @pytest.fixture

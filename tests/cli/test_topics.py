@@ -32,9 +32,14 @@ def test_a_topic_is_created_as_asked(run: Run, make_topic: MakeTopic) -> None:
 
 
 def test_partitions_and_factor_default_to_the_clusters(run: Run, make_topic: MakeTopic) -> None:
-    found = described(run, make_topic())
-    assert found["partition_count"] >= 1
-    assert found["replication_factor"] >= 1
+    made = make_topic()
+    found = described(run, made)
+    broker = str(found["partitions"][0]["leader"])
+    shown = run("configs", "describe", "--broker", broker, "--all", "--output", "json")
+    [entity] = json.loads(shown.stdout)["entities"]
+    settings = {each["name"]: each["value"] for each in entity["configs"]}
+    assert str(found["partition_count"]) == settings["num.partitions"]
+    assert str(found["replication_factor"]) == settings["default.replication.factor"]
 
 
 def test_replicas_can_be_assigned_by_hand(run: Run, make_topic: MakeTopic, topic: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -146,9 +147,6 @@ def test_a_transaction_that_takes_too_long_is_aborted(client: str, on_both: OnBo
     assert seen["refused"]
 
 
-ATTEMPTS = 2
-
-
 class CopyJob:
     """Consume, transform, produce: ten messages a transaction, positions committed within it."""
 
@@ -194,17 +192,18 @@ class CopyJob:
 
 
 def copies_at_last(client: str, options: dict[str, Any], engine: Engine) -> Any:
-    """kafka-python 3.0 now and then misses a wake-up and stands still, on Apache Kafka as here: it may try again."""
-    for attempt in range(ATTEMPTS):
-        try:
-            return copies(client, options, engine, attempt)
-        except NotComeAbout:
-            if client != "kafka-python":
-                raise
-    return copies(client, options, engine, ATTEMPTS)
+    """kafka-python 3.0 now and then misses a wake-up and stands still, on Apache Kafka as here: it may try once more,
+    and the run's last lines say that it had to."""
+    try:
+        return copies(client, options, engine)
+    except NotComeAbout as stall:
+        if client != "kafka-python":
+            raise
+        warnings.warn(f"{client} stood still on {engine.name} and tried again: {stall}", stacklevel=2)
+        return copies(client, options, engine, attempt=2)
 
 
-def copies(client: str, options: dict[str, Any], engine: Engine, attempt: int = 0) -> Any:
+def copies(client: str, options: dict[str, Any], engine: Engine, attempt: int = 1) -> Any:
     name = f"copy-{attempt}-{client}" + "".join(f"-{value}" for value in options.values())
     source = engine.create_topic(f"{name}-source", 2)
     target = engine.create_topic(f"{name}-target", 2)

@@ -168,6 +168,11 @@ class Bench:
             **more,
         )
 
+    def run_until_crash(self, faults: Faults) -> None:
+        """A run that ends without getting to the point fails the test."""
+        with pytest.raises(Crash):
+            self.run(faults)
+
     def run_batches(self, **more: Any) -> list[BatchDone]:
         events: list[Event] = []
         self.run(progress=events.append, **more)

@@ -52,16 +52,6 @@ def by_route(bench: Bench) -> Counter[tuple[str, str]]:
     return Counter((route, step) for route, step, _ in recorded(bench).elements())
 
 
-def run_until_crash(bench: Bench, faults: Faults) -> None:
-    try:
-        bench.run(faults)
-    except BaseException as error:
-        if type(error).__name__ != "Crash":
-            raise
-        return
-    raise AssertionError("it did not get to the point")
-
-
 def files(bench: Bench) -> dict[str, bytes]:
     directory = Path(aside.aside_path(bench.definition.home))
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
@@ -151,7 +141,7 @@ def test_a_batch_that_is_repeated_gives_the_same_file(bench: Bench, crash_at: Cr
     bench.change(steps=STEPS)
     bench.produce_orders(40)
     for point in ("aside-written", "committed:main"):
-        run_until_crash(bench, crash_at(point))
+        bench.run_until_crash(crash_at(point))
         if point == "aside-written":
             assert not bench.sinks["main"].content
             first = files(bench)
@@ -165,7 +155,7 @@ def test_what_an_attempt_left_that_nobody_has_goes_when_its_offsets_are_taken_ag
 ) -> None:
     bench.change(steps=STEPS)
     bench.produce_orders(20)
-    run_until_crash(bench, crash_at("aside-written"))
+    bench.run_until_crash(crash_at("aside-written"))
     (old,) = files(bench)
     bench.change(steps=(Filter("others", "id % 2 = 0"),))
     bench.run()

@@ -33,16 +33,6 @@ POINTS = (
 CrashAt = Callable[..., Faults]
 
 
-def run_until_crash(bench: Bench, faults: Faults) -> None:
-    try:
-        bench.run(faults)
-    except BaseException as error:
-        if type(error).__name__ != "Crash":
-            raise
-        return
-    raise AssertionError("it did not get to the point")
-
-
 def assert_exactly_once(bench: Bench, count: int, broken: int) -> None:
     for name in ("main", "second"):
         assert bench.sinks[name].ids == list(range(count)), name
@@ -61,7 +51,7 @@ def test_a_crash_loses_and_repeats_nothing(
 ) -> None:
     bench.produce_orders(20)
     bench.produce([b"broken"])
-    run_until_crash(bench, crash_at(point))
+    bench.run_until_crash(crash_at(point))
     bench.produced -= 1
     bench.produce_orders(5)
     if loses_home:
@@ -77,7 +67,7 @@ def test_a_sink_that_died_right_after_its_commit_is_found_in_its_ledger(
     bench.run()
     bench.produce_orders(10)
     bench.sinks["main"].fails_after_commit = True
-    run_until_crash(bench, crash_at("never"))
+    bench.run_until_crash(crash_at("never"))
     assert len(bench.sinks["main"].content) == 20
     assert len(bench.sinks["second"].content) == 10
     [caught_up] = bench.run_batches()
@@ -100,7 +90,7 @@ def test_a_sink_added_later_starts_where_the_pipeline_stands(bench: Bench) -> No
 
 def test_a_definition_that_changed_goes_on_where_the_ledgers_stand(bench: Bench, crash_at: CrashAt) -> None:
     bench.produce_orders(10)
-    run_until_crash(bench, crash_at("committed:main"))
+    bench.run_until_crash(crash_at("committed:main"))
     bench.change(steps=(Filter("few", "id < 5"),))
     bench.run()
     assert bench.sinks["main"].ids == list(range(10))
@@ -114,7 +104,7 @@ def test_a_batch_that_was_cut_small_is_cut_again_anywhere_after_the_crash(
 ) -> None:
     bench.change(source=replace(bench.definition.source, batch_records=7))
     bench.produce_orders(40)
-    run_until_crash(bench, crash_at("committed:main", 3))
+    bench.run_until_crash(crash_at("committed:main", 3))
     bench.change(source=replace(bench.definition.source, batch_records=1000))
     bench.run()
     assert_exactly_once(bench, count=40, broken=0)
@@ -137,7 +127,7 @@ def test_partitions_added_while_it_runs_are_read_from_their_start(
             bench.produce_orders(6, partition=3)
 
     bench.run(grow)
-    run_until_crash(bench, crash_at("opened:main"))
+    bench.run_until_crash(crash_at("opened:main"))
     bench.run()
     assert grown
     assert_exactly_once(bench, count=12, broken=0)

@@ -92,16 +92,6 @@ def outputs(bench: Bench) -> dict[str, Any]:
     return {name: totals(sink) if name == "totals" else sink.places for name, sink in bench.sinks.items()}
 
 
-def run_until_crash(bench: Bench, faults: Faults) -> None:
-    try:
-        bench.run(faults)
-    except BaseException as error:
-        if type(error).__name__ != "Crash":
-            raise
-        return
-    raise AssertionError("it did not get to the point")
-
-
 class TestOneBatch:
     def test_each_row_goes_where_it_belongs_and_everything_is_accounted_for(self, bench: Bench) -> None:
         with_memory(bench, STEPS, STREAMS)
@@ -175,7 +165,7 @@ class TestCrashes:
             for _ in range(5):
                 bench.produce(*delayed_click(number, 17))
                 number += 1
-            run_until_crash(bench, crash_at(point))
+            bench.run_until_crash(crash_at(point))
         bench.run()
         broken, state = outputs(bench), memory_of(bench)
         assert broken["late"]
