@@ -86,6 +86,18 @@ def test_every_flag_has_a_help_text() -> None:
             assert [parameter.name for parameter in each.params if not parameter.help] == []
 
 
+def test_the_list_of_commands_has_one_line_for_each_under_its_task(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        typer.main.get_command(root).main(["--help"], prog_name="holdfast")
+    shown = capsys.readouterr().out
+    for name, place in COMMANDS.items():
+        assert re.search(rf"│ {name} +{re.escape(place.summary)} *│", shown)
+        assert f"─ {place.task} ─" in shown
+
+
 def test_properties_are_those_documented() -> None:
     def names(title: str) -> set[str]:
         cells = first_cells(SECTIONS[title])

@@ -1,14 +1,13 @@
-"""The tree of commands: each one's module is imported when it is named, all of them only for --help."""
+"""The tree of commands: each one's module is imported when it is named."""
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import Exit, TyperException
 
 from holdfast import __version__
@@ -17,41 +16,71 @@ from holdfast.errors import ExitCode
 
 
 class CommandPlace(NamedTuple):
-    """Where a command lives: a module, and the `typer.Typer` in it."""
+    """Where a command lives, and its line in the list of all commands."""
 
     module: str
-    attribute: str = "app"
+    task: str
+    """The heading that it stands under."""
+    summary: str
 
 
 COMMANDS: dict[str, CommandPlace] = {
-    "serve": CommandPlace("holdfast.cli.serve_help"),
-    "topics": CommandPlace("holdfast.cli.topics"),
-    "configs": CommandPlace("holdfast.cli.configs"),
-    "produce": CommandPlace("holdfast.cli.produce"),
-    "consume": CommandPlace("holdfast.cli.consume"),
-    "generate": CommandPlace("holdfast.cli.generate"),
-    "export": CommandPlace("holdfast.cli.export"),
-    "groups": CommandPlace("holdfast.cli.groups"),
-    "transactions": CommandPlace("holdfast.cli.transactions"),
-    "sink": CommandPlace("holdfast.cli.sink"),
-    "dlq": CommandPlace("holdfast.cli.dlq"),
-    "spool": CommandPlace("holdfast.cli.spool"),
-    "pipeline": CommandPlace("holdfast.cli.pipeline"),
-    "audit": CommandPlace("holdfast.cli.audit"),
-    "audit verify": CommandPlace("holdfast.cli.audit_verify"),
-    "trace": CommandPlace("holdfast.cli.trace"),
-    "doctor": CommandPlace("holdfast.cli.doctor"),
-    "lab": CommandPlace("holdfast.cli.lab"),
-    "check": CommandPlace("holdfast.cli.check"),
-    "cluster": CommandPlace("holdfast.cli.cluster"),
-    "dump-log": CommandPlace("holdfast.cli.dump_log"),
-    "demo": CommandPlace("holdfast.cli.demo"),
-    "version": CommandPlace("holdfast.cli.version"),
+    "demo": CommandPlace("demo", "Try it", "Crash a broker and a pipeline, and see nothing lost."),
+    "version": CommandPlace("version", "Try it", "Show the versions of holdfast and its libraries."),
+    "serve": CommandPlace("serve_help", "Run brokers", "Start the broker: one durable node in this process."),
+    "cluster": CommandPlace(
+        "cluster", "Run brokers", "Start and end brokers to try things on, ours or Kafka's."
+    ),
+    "dump-log": CommandPlace("dump_log", "Run brokers", "Show what log and index files hold."),
+    "topics": CommandPlace("topics", "Topics and groups", "Create, list, describe, alter and delete topics."),
+    "configs": CommandPlace(
+        "configs", "Topics and groups", "Show and change the settings of topics and brokers."
+    ),
+    "groups": CommandPlace(
+        "groups", "Topics and groups", "List and delete groups, reset their committed offsets."
+    ),
+    "transactions": CommandPlace(
+        "transactions", "Topics and groups", "List transactions, find those that hang, abort them."
+    ),
+    "produce": CommandPlace("produce", "Messages", "Send lines of standard input to a topic."),
+    "consume": CommandPlace("consume", "Messages", "Print the messages of topics."),
+    "export": CommandPlace("export", "Messages", "Write records to Parquet, Arrow, CSV or JSON lines."),
+    "generate": CommandPlace("generate", "Messages", "Send sample data, with the results expected of it."),
+    "spool": CommandPlace("spool", "Messages", "Show and send what producers have spooled to disk."),
+    "dlq": CommandPlace("dlq", "Messages", "List, show, filter and redrive dead letters."),
+    "sink": CommandPlace("sink", "Messages", "Prepare databases that messages are written to."),
+    "pipeline": CommandPlace("pipeline", "Pipelines", "Check, run, change and rebuild pipelines on Spark."),
+    "audit": CommandPlace(
+        "audit", "Find and prove losses", "Prove that every record of a source is accounted for."
+    ),
+    "audit verify": CommandPlace(
+        "audit_verify", "Find and prove losses", "Check the certificates of audits."
+    ),
+    "trace": CommandPlace(
+        "trace", "Find and prove losses", "Show the life of one record, from producer to sink."
+    ),
+    "doctor": CommandPlace(
+        "doctor", "Find and prove losses", "Find what can lose messages in settings, code, clusters."
+    ),
+    "check": CommandPlace(
+        "check", "Find and prove losses", "Judge a history: what was lost, duplicated, reordered."
+    ),
+    "lab": CommandPlace("lab", "Find and prove losses", "Make every loss happen, and see it prevented."),
 }
 
 
 class LazyGroup(TyperGroup):
     """A group that knows its commands by name and imports one when it is asked for."""
+
+    is_listing = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The list of all commands is made from the table."""
+        self.is_listing = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.is_listing = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -60,10 +89,10 @@ class LazyGroup(TyperGroup):
         place = COMMANDS.get(cmd_name)
         if place is None:
             return None
-        command = typer.main.get_command(getattr(importlib.import_module(place.module), place.attribute))
+        if self.is_listing:
+            return TyperCommand(cmd_name, help=place.summary, rich_help_panel=place.task)
+        command = typer.main.get_command(importlib.import_module(f"holdfast.cli.{place.module}").app)
         command.name = cmd_name
-        # The list of all commands has one sentence of each.
-        command.short_help = re.split(r"(?<=\.)\s", command.help or "", maxsplit=1)[0]
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

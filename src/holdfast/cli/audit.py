@@ -49,7 +49,7 @@ from holdfast.cli.audit_other import (
     check_flags,
 )
 from holdfast.cli.exits import CannotConnect, explain
-from holdfast.cli.options import CommandConfigOption, OutputOption, examples
+from holdfast.cli.options import CommandConfigOption, CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output
 from holdfast.cli.pipeline_shared import BootstrapOption, load
 from holdfast.errors import ExitCode, UsageError
@@ -57,7 +57,7 @@ from holdfast.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from holdfast.audit.model import Report
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = CommandGroup()
 
 PipelineArgument: TypeAlias = Annotated[
     str | None,

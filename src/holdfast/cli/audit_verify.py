@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import ExitCode
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = CommandGroup()
 
 
 @app.command(

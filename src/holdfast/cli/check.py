@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
     from holdfast.lab.checking import Judgement
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = CommandGroup()
 REASONS_MAX = 20
 """So many violations of a kind are told in a table; JSON has them all."""
 

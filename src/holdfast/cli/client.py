@@ -95,7 +95,7 @@ class Connection:
                 yield brokers
         except Unreachable as error:
             hint = "is the broker running there? (--bootstrap-server, --connect-timeout-ms)"
-            raise CannotConnect(f"{error}; {hint}") from error
+            raise CannotConnect(f"cannot connect to {self.bootstrap_servers}: {error}; {hint}") from error
 
     def _direct_settings(self, timeout_ms: int) -> ConnectionSettings:
         return parse_settings(

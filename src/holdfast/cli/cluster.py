@@ -9,12 +9,10 @@ from typing import Annotated, TypeAlias
 import typer
 
 from holdfast.cli.exits import CommandFailed
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
+app = CommandGroup(
     no_args_is_help=True,
     help="Brokers on the loopback interface to try things on: one of ours, or one or three of Apache Kafka.",
 )

@@ -20,21 +20,11 @@ from holdfast.cli.broker_defaults import change_defaults, read_defaults
 from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
 from holdfast.cli.config_flags import Entity, choose_entity, parse_additions, parse_removals
 from holdfast.cli.exits import CommandFailed
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import UsageError
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Show and change the settings of topics and brokers."
-)
+app = CommandGroup(no_args_is_help=True, help="Show and change the settings of topics and brokers.")
 
 EntityType = Annotated[
     str | None, typer.Option("--entity-type", metavar="topics|brokers", help="What kind of thing is meant.")
@@ -84,13 +74,11 @@ def describe(
     show_all: Annotated[
         bool, typer.Option("--all", help="Every setting, defaults and static ones included.")
     ] = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     entity = choose_entity(entity_type, entity_name, entity_default, topic, broker, broker_defaults)
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection = server.connect()
     admin = connection.admin()
     documents = []
     for each in _entities(admin, entity):
@@ -134,9 +122,7 @@ def alter(
         list[str] | None,
         typer.Option("--delete-config", metavar="K,K", help="Settings to give back to their default."),
     ] = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     entity = choose_entity(entity_type, entity_name, entity_default, topic, broker, broker_defaults)
@@ -148,7 +134,7 @@ def alter(
         raise UsageError("nothing to change: pass --add-config, --add-config-file or --delete-config")
     if both := sorted(additions.keys() & set(removals)):
         raise UsageError(f"cannot both set and delete {', '.join(both)}")
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection = server.connect()
     admin = connection.admin()
     if removals:
         _check_set_here(entity, _read(connection, admin, entity), removals)

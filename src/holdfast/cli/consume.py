@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
 
 import typer
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Message
 from typer.exceptions import Exit
 
 from holdfast.cli.client import Connection
@@ -20,6 +22,7 @@ from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
     DEFAULT_CONNECT_TIMEOUT_MS,
     BootstrapServerOption,
+    CommandGroup,
     ConnectTimeoutOption,
     OutputOption,
     examples,
@@ -27,15 +30,155 @@ from holdfast.cli.options import (
 from holdfast.cli.output import Output
 from holdfast.errors import ExitCode, UsageError
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 SKIP_BACKOFF_MS = 10
 """Damaged messages are stepped over one by one, each of them an error after which the client pauses."""
 
 
+@dataclass(frozen=True)
+class WhatToRead:
+    """The topics and partitions that the flags name, and where reading begins."""
+
+    topic: Annotated[str | None, typer.Option("--topic", metavar="NAME", help="The topic to read.")] = None
+    include: Annotated[
+        str | None,
+        typer.Option("--include", metavar="REGEX", help="Read every topic whose whole name matches."),
+    ] = None
+    from_beginning: Annotated[
+        bool,
+        typer.Option(
+            "--from-beginning",
+            help="Start at the first message instead of the end; with --group, where it has no committed offset yet.",
+        ),
+    ] = False
+    partition: Annotated[
+        int | None, typer.Option("--partition", min=0, metavar="N", help="Read this partition only.")
+    ] = None
+    offset: Annotated[
+        str | None,
+        typer.Option("--offset", metavar="N|earliest|latest", help="Where to start (default: latest)."),
+    ] = None
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="ID",
+            help="Join this consumer group: go on at its committed offsets, and commit what was printed.",
+        ),
+    ] = None
+
+    def within(self, settings: Mapping[str, str]) -> WhatToRead:
+        """With what the consumer's settings say of it, where they do not contradict the flags."""
+        reset, group_id = settings.get("auto.offset.reset"), settings.get("group.id")
+        from_beginning = reset in ("earliest", "beginning", "smallest")
+        if self.from_beginning and reset is not None and not from_beginning:
+            raise UsageError(f"--from-beginning and auto.offset.reset={reset} contradict each other")
+        if self.group is not None and group_id not in (None, self.group):
+            raise UsageError(f"--group {self.group} and group.id={group_id} contradict each other")
+        return replace(
+            self, from_beginning=self.from_beginning or from_beginning, group=self.group or group_id
+        )
+
+    def selection(self) -> Selection:
+        if (self.topic is None) == (self.include is None):
+            raise UsageError("say what to read: --topic NAME or --include REGEX, one of them")
+        if self.partition is not None and self.topic is None:
+            raise UsageError("--partition needs --topic")
+        if self.group is not None and (self.partition is not None or self.offset is not None):
+            raise UsageError(
+                "--group keeps its committed offsets: it goes with neither --partition nor --offset"
+            )
+        if self.offset is not None:
+            if self.offset not in ("earliest", "latest") and not self.offset.isdecimal():
+                raise UsageError(f"--offset {self.offset!r} is not a number from 0, 'earliest' or 'latest'")
+            if self.offset.isdecimal() and self.partition is None:
+                raise UsageError("--offset with a number needs --partition: each partition counts its own")
+            if self.from_beginning and self.offset != "earliest":
+                raise UsageError("--from-beginning and --offset contradict each other")
+        pattern = None
+        if self.include is not None:
+            try:
+                pattern = re.compile(self.include.replace(",", "|"))
+            except re.error as error:
+                raise UsageError(
+                    f"--include {self.include!r} is not a regular expression: {error}"
+                ) from error
+        return Selection(self.topic, pattern, self.partition, parse_start(self.offset, self.from_beginning))
+
+
+@dataclass(frozen=True)
+class Printing:
+    """What is printed of a message."""
+
+    formatter_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--formatter-property",
+            "--property",
+            metavar="NAME=VALUE",
+            help="What is printed: print.timestamp, print.partition, print.offset, print.epoch, "
+            "print.headers, print.key, print.value, key.separator, line.separator, headers.separator, "
+            "null.literal; may be repeated.",
+        ),
+    ] = None
+    formatter_config: Annotated[
+        str | None,
+        typer.Option(
+            "--formatter-config", metavar="FILE", help="A properties file with formatter properties."
+        ),
+    ] = None
+    output: OutputOption = Output.TABLE
+
+    def writer(self) -> Callable[[Message], bytes]:
+        properties = read_properties(self.formatter_config) if self.formatter_config is not None else {}
+        properties |= parse_assignments(self.formatter_property or [], "--formatter-property")
+        message_format = MessageFormat.from_properties(properties)
+        return as_json_line if self.output is Output.JSON else message_format.as_text
+
+
+@dataclass(frozen=True)
+class ConsumerFlags:
+    """Which cluster is asked, and the consumer's own settings."""
+
+    command_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--command-property",
+            "--consumer-property",
+            metavar="NAME=VALUE",
+            help="A setting of the consumer, over --command-config; may be repeated.",
+        ),
+    ] = None
+    command_config: Annotated[
+        str | None,
+        typer.Option(
+            "--command-config",
+            "--consumer.config",
+            metavar="FILE",
+            help="A properties file for the consumer.",
+        ),
+    ] = None
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
+
+    def connect(self) -> Connection:
+        return Connection.from_flags(
+            self.bootstrap_server,
+            self.connect_timeout_ms,
+            self.command_config,
+            parse_assignments(self.command_property or [], "--command-property"),
+        )
+
+
+WHAT: Final = WhatToRead()
+PRINTING: Final = Printing()
+CONSUMER: Final = ConsumerFlags()
+
+
 @app.command(
-    help="Print the messages of topics. Without --group every partition is read and no position is kept; with "
+    help="Print the messages of topics. Without --group every partition is read and no offset is committed; with "
     "it the partitions are shared with the group's other members, and what was printed is committed.",
     epilog=examples(
         "holdfast consume --topic orders --from-beginning --timeout-ms 5000",
@@ -46,25 +189,7 @@ SKIP_BACKOFF_MS = 10
     ),
 )
 def consume(
-    topic: Annotated[str | None, typer.Option("--topic", metavar="NAME", help="The topic to read.")] = None,
-    include: Annotated[
-        str | None,
-        typer.Option("--include", metavar="REGEX", help="Read every topic whose whole name matches."),
-    ] = None,
-    from_beginning: Annotated[
-        bool,
-        typer.Option(
-            "--from-beginning",
-            help="Start at the first message instead of the end; with --group, where it has no position yet.",
-        ),
-    ] = False,
-    partition: Annotated[
-        int | None, typer.Option("--partition", min=0, metavar="N", help="Read this partition only.")
-    ] = None,
-    offset: Annotated[
-        str | None,
-        typer.Option("--offset", metavar="N|earliest|latest", help="Where to start (default: latest)."),
-    ] = None,
+    what: WhatToRead = WHAT,
     max_messages: Annotated[
         int | None, typer.Option("--max-messages", min=1, metavar="N", help="Stop after so many messages.")
     ] = None,
@@ -77,14 +202,6 @@ def consume(
             help="Stop when no message came for this long; joining a group is not counted.",
         ),
     ] = None,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            "--group",
-            metavar="ID",
-            help="Join this consumer group: go on at its positions, and commit what was printed.",
-        ),
-    ] = None,
     isolation_level: Annotated[
         str,
         typer.Option(
@@ -93,70 +210,20 @@ def consume(
             help="read_committed leaves out messages of open and aborted transactions; or read_uncommitted.",
         ),
     ] = "read_uncommitted",
-    formatter_property: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--formatter-property",
-            "--property",
-            metavar="NAME=VALUE",
-            help="What is printed: print.timestamp, print.partition, print.offset, print.epoch, "
-            "print.headers, print.key, print.value, key.separator, line.separator, headers.separator, "
-            "null.literal; may be repeated.",
-        ),
-    ] = None,
-    formatter_config: Annotated[
-        str | None,
-        typer.Option(
-            "--formatter-config", metavar="FILE", help="A properties file with formatter properties."
-        ),
-    ] = None,
-    command_property: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--command-property",
-            "--consumer-property",
-            metavar="NAME=VALUE",
-            help="A setting of the consumer, over --command-config; may be repeated.",
-        ),
-    ] = None,
-    command_config: Annotated[
-        str | None,
-        typer.Option(
-            "--command-config",
-            "--consumer.config",
-            metavar="FILE",
-            help="A properties file for the consumer.",
-        ),
-    ] = None,
+    printing: Printing = PRINTING,
     skip_message_on_error: Annotated[
         bool,
         typer.Option("--skip-message-on-error", help="Report a message that cannot be read, and go on."),
     ] = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
-    output: OutputOption = Output.TABLE,
+    server: ConsumerFlags = CONSUMER,
 ) -> None:
-    properties = read_properties(formatter_config) if formatter_config is not None else {}
-    properties |= parse_assignments(formatter_property or [], "--formatter-property")
-    message_format = MessageFormat.from_properties(properties)
     if isolation_level not in ISOLATION_LEVELS:
         raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
-    connection = Connection.from_flags(
-        bootstrap_server,
-        connect_timeout_ms,
-        command_config,
-        parse_assignments(command_property or [], "--command-property"),
-    )
-    reset = connection.settings.get("auto.offset.reset")
-    if from_beginning and reset not in (None, "earliest", "beginning", "smallest"):
-        raise UsageError(f"--from-beginning and auto.offset.reset={reset} contradict each other")
-    from_beginning = from_beginning or reset in ("earliest", "beginning", "smallest")
-    group_id = connection.settings.get("group.id")
-    if group is not None and group_id not in (None, group):
-        raise UsageError(f"--group {group} and group.id={group_id} contradict each other")
-    group = group or group_id
-    selection = _select(topic, include, partition, offset, from_beginning, group)
-    defaults = _consumer_defaults(connection, group, isolation_level)
+    write = printing.writer()
+    connection = server.connect()
+    what = what.within(connection.settings)
+    selection = what.selection()
+    defaults = _consumer_defaults(connection, what.group, isolation_level)
     if skip_message_on_error:
         defaults["fetch.error.backoff.ms"] = SKIP_BACKOFF_MS
     consumer = connection.make(Consumer, defaults)
@@ -167,8 +234,8 @@ def consume(
             consumer,
             connection,
             selection,
-            group=group,
-            write=as_json_line if output is Output.JSON else message_format.as_text,
+            group=what.group,
+            write=write,
             out=sys.stdout.buffer,
             interrupts=interrupts,
             max_messages=max_messages,
@@ -179,43 +246,13 @@ def consume(
         )
         try:
             reader.run()
-            if group is not None and connection.settings.get("enable.auto.commit") != "false":
+            if what.group is not None and connection.settings.get("enable.auto.commit") != "false":
                 reader.commit()
         finally:
             complain(f"processed a total of {reader.printed} messages")
             reader.close()
     if interrupts.count:
         raise Exit(ExitCode.INTERRUPTED)
-
-
-def _select(
-    topic: str | None,
-    include: str | None,
-    partition: int | None,
-    offset: str | None,
-    from_beginning: bool,
-    group: str | None,
-) -> Selection:
-    if (topic is None) == (include is None):
-        raise UsageError("say what to read: --topic NAME or --include REGEX, one of them")
-    if partition is not None and topic is None:
-        raise UsageError("--partition needs --topic")
-    if group is not None and (partition is not None or offset is not None):
-        raise UsageError("--group keeps positions of its own: it goes with neither --partition nor --offset")
-    if offset is not None:
-        if offset not in ("earliest", "latest") and not offset.isdecimal():
-            raise UsageError(f"--offset {offset!r} is not a number from 0, 'earliest' or 'latest'")
-        if offset.isdecimal() and partition is None:
-            raise UsageError("--offset with a number needs --partition: each partition counts its own")
-        if from_beginning and offset != "earliest":
-            raise UsageError("--from-beginning and --offset contradict each other")
-    pattern = None
-    if include is not None:
-        try:
-            pattern = re.compile(include.replace(",", "|"))
-        except re.error as error:
-            raise UsageError(f"--include {include!r} is not a regular expression: {error}") from error
-    return Selection(topic, pattern, partition, parse_start(offset, from_beginning))
 
 
 def _is_incremental(connection: Connection) -> bool:

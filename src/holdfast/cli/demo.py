@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.exceptions import Exit
 
+from holdfast.cli.options import CommandGroup
 from holdfast.errors import ExitCode, UsageError
 
 BULK_MESSAGES = 200_000
@@ -34,7 +35,7 @@ ORDERS = 60_000
 CERTIFICATES = "holdfast-demo"
 """In the working directory: where the certificate goes when the rest is not kept."""
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 
 class EngineName(StrEnum):

@@ -15,15 +15,7 @@ from holdfast.cli.dlq_filter import Filter, Letter
 from holdfast.cli.dlq_reading import TopicGone, TopicScan, make_reader
 from holdfast.cli.exits import CommandFailed, complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
 from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
 from holdfast.cli.redriving import Plan, Redrive, Redriven, default_group, read_progress
 from holdfast.cli.topic_admin import name_pattern, select_topics
@@ -33,8 +25,7 @@ from holdfast.errors import ExitCode, UsageError
 DEFAULT_TOPICS = r".*[-._](dlt|DLT|dlq|DLQ)"
 READER_GROUP = "holdfast-dlq"
 
-app = typer.Typer(
-    add_completion=False,
+app = CommandGroup(
     no_args_is_help=True,
     help="Dead letters, written by holdfast, Kafka Streams, Kafka Connect or Spring Kafka.",
 )
@@ -73,14 +64,12 @@ def list_letters(
         ),
     ] = DEFAULT_TOPICS,
     filters: FilterOption = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     matches = Filter(filters or ())
     pattern = name_pattern(topic)
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection = server.connect()
     reader = make_reader(connection, READER_GROUP)
     names = select_topics(connection.reach(reader).topics, pattern)
     reader.close()
@@ -172,15 +161,13 @@ def show(
     stack: Annotated[
         bool, typer.Option("--stack", help="Show where the error came from, too; JSON always has it.")
     ] = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     if offset is not None and partition is None:
         raise UsageError("--offset needs --partition: each partition counts its own")
     matches = Filter(filters or ())
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection = server.connect()
     consumer = make_reader(connection, READER_GROUP)
     stop_when_unread()
     shown = 0
@@ -331,9 +318,7 @@ def redrive(
         bool, typer.Option("--dry-run", help="Only tell what would be sent; the default.")
     ] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Send them.")] = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     if dry_run and execute:
@@ -343,7 +328,7 @@ def redrive(
     if to == topic:
         raise UsageError(f"--to {to}: that is where they are")
     plan = Plan(topic, group or default_group(topic), to, Filter(filters or ()), rate, max_letters, execute)
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection = server.connect()
     with Interrupts() as interrupts:
         work = Redrive(connection, plan, interrupts)
         try:

@@ -27,6 +27,7 @@ from holdfast.cli.doctor_live import (
 from holdfast.cli.options import (
     DEFAULT_CONNECT_TIMEOUT_MS,
     CommandConfigOption,
+    CommandGroup,
     ConnectTimeoutOption,
     examples,
 )
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.doctor.examined import FilesExamined
     from holdfast.doctor.findings import Examination
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = CommandGroup()
 
 PathsArgument: TypeAlias = Annotated[
     list[str] | None,

@@ -15,13 +15,13 @@ from holdfast.broker.dump.decoders import decode_cluster_metadata, decode_offset
 from holdfast.broker.dump.path import dump_path
 from holdfast.cli.dump_text import as_line
 from holdfast.cli.exits import complain, stop_when_unread
-from holdfast.cli.options import examples
+from holdfast.cli.options import CommandGroup, examples
 from holdfast.cli.output import json_line
 from holdfast.errors import ExitCode, UsageError
 from holdfast.real import RealFileSystem
 from holdfast.wire.batch import RECORDS_BYTES_MAX
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 
 class DumpOutput(StrEnum):

@@ -25,21 +25,14 @@ from holdfast.atomic import parent_of
 from holdfast.cli.client_settings import parse_assignments, read_properties
 from holdfast.cli.consume import ISOLATION_LEVELS
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain, stop_when_unread
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, ServerFlags, examples
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.real import RealFileSystem
 
 if TYPE_CHECKING:
     from holdfast.reader import Cluster, Isolation, PartitionRange, RangeReport
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 
 class ExportFormat(StrEnum):
@@ -121,19 +114,17 @@ def export(
             help="A setting of the client, over --command-config; may be repeated.",
         ),
     ] = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
 ) -> None:
     if isolation_level not in ISOLATION_LEVELS:
         raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
     chosen = parse_partitions(partitions)
     start, end = parse_place(from_, "--from"), parse_place(to, "--to")
-    settings = read_properties(command_config) if command_config else {}
+    settings = read_properties(server.command_config) if server.command_config else {}
     settings |= parse_assignments(command_property or [], "--command-property")
     settings |= {
-        "bootstrap.servers": bootstrap_server,
-        "socket.connection.setup.timeout.ms": str(connect_timeout_ms),
+        "bootstrap.servers": server.bootstrap_server,
+        "socket.connection.setup.timeout.ms": str(server.connect_timeout_ms),
         "client.id": settings.get("client.id", "holdfast-cli"),
     }
     with _reader_errors(topic), _interruptible():

@@ -21,15 +21,7 @@ from holdfast.cli.advice import describe_error, no_such_topic
 from holdfast.cli.client import Connection
 from holdfast.cli.exits import complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
 from holdfast.cli.output import Output, print_json
 from holdfast.demo.generate.kinds import KINDS
 from holdfast.demo.generate.messages import Generator
@@ -38,7 +30,7 @@ from holdfast.demo.generate.settings import GenerateSettings
 from holdfast.errors import ExitCode, UsageError
 from holdfast.pipeline.definition.units import parse_duration_ms
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 POLL_S = 0.1
 TURN = 500
@@ -113,9 +105,7 @@ def generate(
         bool,
         typer.Option("--with-keys", help="In a file: the key and a tab before each message."),
     ] = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     if (topic is None) == (to is None):
@@ -137,7 +127,7 @@ def generate(
     with Interrupts() as interrupts:
         messages = _paced(generator, rate, interrupts)
         if topic is not None:
-            connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+            connection = server.connect()
             place = _Topic(topic, connection)
             place.send(messages, interrupts)
             failed, where = (

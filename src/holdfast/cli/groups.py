@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import typer
 from confluent_kafka import KafkaError
 from typer.exceptions import Exit
 
 from holdfast.cli.advice import describe_error
-from holdfast.cli.client import Connection
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.groups_admin import STATE_NAMES, TYPE_NAMES, Group, GroupAdmin
 from holdfast.cli.groups_output import (
@@ -36,21 +36,11 @@ from holdfast.cli.groups_reset import (
     places_to_delete,
     read_plans,
 )
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    OptionalValues,
-    OutputOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, OptionalValues, OutputOption, ServerFlags, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import ApiError, ExitCode, UsageError
 
-app = typer.Typer(
-    add_completion=False,
+app = CommandGroup(
     no_args_is_help=True,
     help="List, describe and delete consumer groups, and move their positions.",
 )
@@ -94,14 +84,12 @@ def list_groups(
         typer.Option("--type", metavar="[TYPES]", help="Show the type; given some, only groups of those."),
     ] = None,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     states = _choices(state, STATE_NAMES, "--state")
     types = _choices(type_, TYPE_NAMES, "--type")
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection = server.connect()
     found = [
         each
         for each in GroupAdmin(connection, timeout_ms).listings()
@@ -159,16 +147,13 @@ def describe(
         bool, typer.Option("--verbose", help="More columns: epochs, and assignments of members.")
     ] = False,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     if offsets + members + state > 1:
         raise UsageError("choose one of --offsets, --members, --state")
     _check_chosen(group, all_groups)
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
-    admin = GroupAdmin(connection, timeout_ms)
+    admin = GroupAdmin(server.connect(), timeout_ms)
     names = admin.names() if all_groups else group or []
     found = admin.describe(names, with_epochs=verbose or output is Output.JSON)
     present = [each for each in found.values() if each is not None]
@@ -214,6 +199,68 @@ def _document(admin: GroupAdmin, group: Group, *, members: bool, state: bool) ->
     return positions_as_json(group, read_positions(admin, group))
 
 
+@dataclass(frozen=True)
+class ResetGoal:
+    """Where committed offsets shall go."""
+
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first message.")] = False
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False
+    to_current: Annotated[
+        bool,
+        typer.Option("--to-current", help="To where they are; to the end of the log where there is none."),
+    ] = False
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", min=0, metavar="N", help="To this offset.")
+    ] = None
+    to_datetime: Annotated[
+        str | None,
+        typer.Option(
+            "--to-datetime",
+            metavar="YYYY-MM-DDThh:mm:ss.sss",
+            help="To the first message at or after this time, UTC unless a zone follows.",
+        ),
+    ] = None
+    by_duration: Annotated[
+        str | None,
+        typer.Option(
+            "--by-duration", metavar="PnDTnHnMnS", help="To the first message since so long before now."
+        ),
+    ] = None
+    shift_by: Annotated[
+        int | None, typer.Option("--shift-by", metavar="N", help="Forward by N, or back by -N.")
+    ] = None
+    from_file: Annotated[
+        str | None,
+        typer.Option(
+            "--from-file",
+            metavar="FILE",
+            help="To the offsets in a CSV file: topic,partition,offset, or with the group in front.",
+        ),
+    ] = None
+
+    def target(self) -> Target:
+        given = {
+            Scenario.EARLIEST: 0 if self.to_earliest else None,
+            Scenario.LATEST: 0 if self.to_latest else None,
+            Scenario.CURRENT: 0 if self.to_current else None,
+            Scenario.OFFSET: self.to_offset,
+            Scenario.DATETIME: None if self.to_datetime is None else parse_datetime(self.to_datetime),
+            Scenario.DURATION: None
+            if self.by_duration is None
+            else int(time.time() * 1000) - parse_duration(self.by_duration),
+            Scenario.SHIFT: self.shift_by,
+            Scenario.FILE: None if self.from_file is None else 0,
+        }
+        chosen = [Target(scenario, number) for scenario, number in given.items() if number is not None]
+        if len(chosen) != 1:
+            flags = ", ".join(scenario.value for scenario in Scenario)
+            raise UsageError(f"say where to, by exactly one of {flags}")
+        return chosen[0]
+
+
+GOAL: Final = ResetGoal()
+
+
 @app.command(
     "reset-offsets",
     help="Move the positions of groups without active members. Without --execute the plan is only shown.",
@@ -231,75 +278,26 @@ def reset_offsets(
     all_topics: Annotated[
         bool, typer.Option("--all-topics", help="Every partition the group has a position for.")
     ] = False,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first message.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False,
-    to_current: Annotated[
-        bool,
-        typer.Option("--to-current", help="To where they are; to the end of the log where there is none."),
-    ] = False,
-    to_offset: Annotated[
-        int | None, typer.Option("--to-offset", min=0, metavar="N", help="To this offset.")
-    ] = None,
-    to_datetime: Annotated[
-        str | None,
-        typer.Option(
-            "--to-datetime",
-            metavar="YYYY-MM-DDThh:mm:ss.sss",
-            help="To the first message at or after this time, UTC unless a zone follows.",
-        ),
-    ] = None,
-    by_duration: Annotated[
-        str | None,
-        typer.Option(
-            "--by-duration", metavar="PnDTnHnMnS", help="To the first message since so long before now."
-        ),
-    ] = None,
-    shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="Forward by N, or back by -N.")
-    ] = None,
-    from_file: Annotated[
-        str | None,
-        typer.Option(
-            "--from-file",
-            metavar="FILE",
-            help="To the offsets in a CSV file: topic,partition,offset, or with the group in front.",
-        ),
-    ] = None,
+    goal: ResetGoal = GOAL,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan; the default.")] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Carry the plan out.")] = False,
     export: Annotated[bool, typer.Option("--export", help="Print the plan as CSV for --from-file.")] = False,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    target = _target(
-        {
-            Scenario.EARLIEST: 0 if to_earliest else None,
-            Scenario.LATEST: 0 if to_latest else None,
-            Scenario.CURRENT: 0 if to_current else None,
-            Scenario.OFFSET: to_offset,
-            Scenario.DATETIME: None if to_datetime is None else parse_datetime(to_datetime),
-            Scenario.DURATION: None
-            if by_duration is None
-            else int(time.time() * 1000) - parse_duration(by_duration),
-            Scenario.SHIFT: shift_by,
-            Scenario.FILE: None if from_file is None else 0,
-        }
-    )
+    target = goal.target()
     if dry_run and execute:
         raise UsageError("choose one of --dry-run and --execute")
     if export and output is Output.JSON:
         raise UsageError("--export prints CSV: it does not go with --output json")
-    _check_scope(group, all_groups, topic, all_topics, from_file)
+    _check_scope(group, all_groups, topic, all_topics, goal.from_file)
     topics = parse_topics(topic or [])
-    plans = None if from_file is None else read_plans(from_file, group or [])
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
-    admin = GroupAdmin(connection, timeout_ms)
+    plans = None if goal.from_file is None else read_plans(goal.from_file, group or [])
+    admin = GroupAdmin(server.connect(), timeout_ms)
     names = admin.names() if all_groups else list(dict.fromkeys(group or plans or ()))
     if plans is not None and (others := sorted(plans.keys() - set(names))):
-        complain(f"{from_file} also has offsets for {', '.join(others)}, which were not asked for")
+        complain(f"{goal.from_file} also has offsets for {', '.join(others)}, which were not asked for")
     planner = Planner(admin, target, places_of(admin, topics) if topics else None, plans)
     resets = [planner.reset(name, found, execute=execute) for name, found in admin.describe(names).items()]
     if output is Output.JSON:
@@ -312,14 +310,6 @@ def reset_offsets(
         complain("nothing was changed: this is the plan, --execute carries it out")
     if any(each.error for each in resets):
         raise Exit(ExitCode.FINDINGS)
-
-
-def _target(given: Mapping[Scenario, int | None]) -> Target:
-    chosen = [Target(scenario, number) for scenario, number in given.items() if number is not None]
-    if len(chosen) != 1:
-        flags = ", ".join(scenario.value for scenario in Scenario)
-        raise UsageError(f"say where to, by exactly one of {flags}")
-    return chosen[0]
 
 
 def _check_scope(
@@ -349,14 +339,11 @@ def delete(
     group: GroupNames = None,
     all_groups: AllGroups = False,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     _check_chosen(group, all_groups)
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
-    admin = GroupAdmin(connection, timeout_ms)
+    admin = GroupAdmin(server.connect(), timeout_ms)
     names = admin.names() if all_groups else list(dict.fromkeys(group or []))
     outcomes = admin.delete(names) if names else {}
     for name, error in outcomes.items():
@@ -392,14 +379,11 @@ def delete_offsets(
         ),
     ],
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     topics = parse_topics(topic)
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
-    admin = GroupAdmin(connection, timeout_ms)
+    admin = GroupAdmin(server.connect(), timeout_ms)
     outcomes = admin.delete_positions(group, places_to_delete(admin, group, topics))
     for refused in filter(None, outcomes.values()):
         complain(str(refused))

@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import ExitCode, UsageError
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from holdfast.lab.engines import EngineName, Engines
     from holdfast.lab.experiment import Experiment, Result
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
+app = CommandGroup(
     no_args_is_help=True,
     help="Every way to lose a message: made to happen, and prevented, with the checker counting.",
 )

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
 from holdfast.cli.output import Output
+
+if TYPE_CHECKING:
+    from holdfast.cli.client import Connection
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 DEFAULT_CONNECT_TIMEOUT_MS = 10_000
@@ -40,6 +48,72 @@ ConnectTimeoutOption: TypeAlias = Annotated[
 OutputOption: TypeAlias = Annotated[
     Output, typer.Option("--output", case_sensitive=False, help="For people (table) or for programs (json).")
 ]
+
+
+@dataclass(frozen=True)
+class ServerFlags:
+    """Which cluster a command asks, and how it connects."""
+
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
+    command_config: CommandConfigOption = None
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
+
+    def connect(self, properties: Mapping[str, str] | None = None) -> Connection:
+        """`properties` are settings of the client that win over the file's."""
+        from holdfast.cli.client import Connection
+
+        return Connection.from_flags(
+            self.bootstrap_server, self.connect_timeout_ms, self.command_config, properties
+        )
+
+
+SERVER: Final = ServerFlags()
+
+
+class CommandGroup(typer.Typer):
+    """Commands whose options may stand together: a parameter that is a dataclass has its fields for options."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(add_completion=False, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        register = super().command(name, **settings)
+
+        def add(function: F) -> F:
+            register(_with_single_options(function))
+            return function
+
+        return add
+
+
+def _with_single_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as typer takes it: one parameter for each option."""
+    signature = inspect.signature(function, eval_str=True)
+    single: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type[Any], list[str]]] = {}
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            single.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        hints = get_type_hints(kind, include_extras=True)
+        groups[parameter.name] = (kind, [each.name for each in fields(kind)])
+        single += [
+            inspect.Parameter(
+                each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name]
+            )
+            for each in fields(kind)
+        ]
+
+    @wraps(function)
+    def call(**given: Any) -> Any:
+        for name, (kind, names) in groups.items():
+            given[name] = kind(**{each: given.pop(each) for each in names})
+        return function(**given)
+
+    call.__signature__ = signature.replace(parameters=single)  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in single}
+    return call
 
 
 def examples(*lines: str) -> str:

@@ -14,7 +14,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli import pipeline_change, pipeline_cluster, pipeline_state
 from holdfast.cli.exits import complain
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import (
     BootstrapOption,
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.definition.errors import Finding
     from holdfast.pipeline.definition.loading import Loaded
 
-app = typer.Typer(
-    add_completion=False,
+app = CommandGroup(
     no_args_is_help=True,
     help="From topics to exactly-once sinks on Spark: define, check, explain and run a pipeline.",
 )

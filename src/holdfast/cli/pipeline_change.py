@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, json_line, print_json, print_table
 from holdfast.cli.pipeline_shared import (
     BootstrapOption,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.changes.multisets import Row
     from holdfast.pipeline.definition.loading import Loaded
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 SHOWN_WIDTH: Final = 160
 """Of an example row on one line."""

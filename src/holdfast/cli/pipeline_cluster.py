@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, print_json
 from holdfast.cli.pipeline_shared import require_extra
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 
 @app.command(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.options import OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import FileArgument, load, located
 from holdfast.errors import UsageError
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.state.inspecting import Growth, StepSize
     from holdfast.pipeline.state.store import StateStore
 
-app = typer.Typer(
-    add_completion=False,
+app = CommandGroup(
     no_args_is_help=True,
     help="What the steps of a pipeline remember between batches: how much it is, and its rows.",
 )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
 import typer
 from confluent_kafka import Producer
@@ -24,6 +26,7 @@ from holdfast.cli.options import (
     DEFAULT_BOOTSTRAP_SERVER,
     DEFAULT_CONNECT_TIMEOUT_MS,
     BootstrapServerOption,
+    CommandGroup,
     ConnectTimeoutOption,
     OutputOption,
     examples,
@@ -32,13 +35,146 @@ from holdfast.cli.output import Output, json_line
 from holdfast.cli.producing import Deliveries, LineProducer
 from holdfast.errors import ExitCode, UsageError
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 MAX_REQUEST_BYTES = 1_048_576
 """Java's default for max.request.size; librdkafka's own is smaller."""
 
 STANDARD_INPUT = 0
 ACKS_ALL = ("all", "-1")
+
+
+@dataclass(frozen=True)
+class LineFlags:
+    """How a line is read."""
+
+    reader_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reader-property",
+            "--property",
+            metavar="NAME=VALUE",
+            help="How a line is read: parse.key, key.separator, parse.headers, headers.delimiter, "
+            "headers.separator, headers.key.separator, null.marker, ignore.error; may be repeated.",
+        ),
+    ] = None
+    reader_config: Annotated[
+        str | None,
+        typer.Option("--reader-config", metavar="FILE", help="A properties file with reader properties."),
+    ] = None
+
+    def line_format(self) -> LineFormat:
+        properties = read_properties(self.reader_config) if self.reader_config is not None else {}
+        properties |= parse_assignments(self.reader_property or [], "--reader-property")
+        return LineFormat.from_properties(properties)
+
+
+@dataclass(frozen=True)
+class ProducerFlags:
+    """Which cluster is sent to, and the producer's own settings."""
+
+    command_property: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--command-property",
+            "--producer-property",
+            metavar="NAME=VALUE",
+            help="A setting of the producer, over --command-config; may be repeated.",
+        ),
+    ] = None
+    command_config: Annotated[
+        str | None,
+        typer.Option(
+            "--command-config",
+            "--producer.config",
+            metavar="FILE",
+            help="A properties file for the producer.",
+        ),
+    ] = None
+    compression_codec: Annotated[
+        str | None,
+        typer.Option(
+            "--compression-codec", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd (default: none)."
+        ),
+    ] = None
+    request_required_acks: Annotated[
+        str,
+        typer.Option(
+            "--request-required-acks",
+            metavar="0|1|all",
+            help="Whose confirmation counts; with 0 or 1 an acknowledged message may still be lost.",
+        ),
+    ] = "all"
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", min=1, metavar="BYTES", help="Largest batch for one partition."),
+    ] = None
+    timeout: Annotated[
+        int | None,
+        typer.Option(
+            "--timeout", min=0, metavar="MS", help="How long a message waits for its batch to fill."
+        ),
+    ] = None
+    request_timeout_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--request-timeout-ms", min=1, metavar="MS", help="How long a broker may take to confirm."
+        ),
+    ] = None
+    message_send_max_retries: Annotated[
+        int | None,
+        typer.Option(
+            "--message-send-max-retries",
+            min=0,
+            metavar="N",
+            help="Retries of one message within delivery.timeout.ms (default: no limit).",
+        ),
+    ] = None
+    retry_backoff_ms: Annotated[
+        int | None, typer.Option("--retry-backoff-ms", min=1, metavar="MS", help="Wait before a retry.")
+    ] = None
+    max_memory_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--max-memory-bytes", min=1024, metavar="BYTES", help="Memory for lines not yet confirmed."
+        ),
+    ] = None
+    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
+    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
+
+    def connect(self) -> Connection:
+        return Connection.from_flags(
+            self.bootstrap_server,
+            self.connect_timeout_ms,
+            self.command_config,
+            parse_assignments(self.command_property or [], "--command-property"),
+        )
+
+    def defaults(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """Safe settings with the flags' over them; acks among the given settings decide as the flag does."""
+        acks = self.request_required_acks
+        if acks not in (*ACKS_ALL, "0", "1"):
+            raise UsageError(f"--request-required-acks {acks!r} is not 0, 1 or all")
+        acks = given.get("acks", given.get("request.required.acks", acks))
+        settings = {
+            "acks": acks,
+            "enable.idempotence": acks in ACKS_ALL,
+            "delivery.timeout.ms": 120_000,
+            "message.max.bytes": MAX_REQUEST_BYTES,
+            "partitioner": "murmur2_random",
+            "compression.type": self.compression_codec,
+            "batch.size": self.batch_size,
+            "linger.ms": self.timeout,
+            "request.timeout.ms": self.request_timeout_ms,
+            "retries": self.message_send_max_retries,
+            "retry.backoff.ms": self.retry_backoff_ms,
+            "queue.buffering.max.kbytes": self.max_memory_bytes and self.max_memory_bytes // 1024,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+LINES: Final = LineFlags()
+PRODUCER: Final = ProducerFlags()
 
 
 @app.command(
@@ -50,135 +186,18 @@ ACKS_ALL = ("all", "-1")
 )
 def produce(
     topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic to send to.")],
-    reader_property: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reader-property",
-            "--property",
-            metavar="NAME=VALUE",
-            help="How a line is read: parse.key, key.separator, parse.headers, headers.delimiter, "
-            "headers.separator, headers.key.separator, null.marker, ignore.error; may be repeated.",
-        ),
-    ] = None,
-    reader_config: Annotated[
-        str | None,
-        typer.Option("--reader-config", metavar="FILE", help="A properties file with reader properties."),
-    ] = None,
-    command_property: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--command-property",
-            "--producer-property",
-            metavar="NAME=VALUE",
-            help="A setting of the producer, over --command-config; may be repeated.",
-        ),
-    ] = None,
-    command_config: Annotated[
-        str | None,
-        typer.Option(
-            "--command-config",
-            "--producer.config",
-            metavar="FILE",
-            help="A properties file for the producer.",
-        ),
-    ] = None,
+    lines: LineFlags = LINES,
     sync: Annotated[bool, typer.Option("--sync", help="Send one line and wait for its result.")] = False,
-    compression_codec: Annotated[
-        str | None,
-        typer.Option(
-            "--compression-codec", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd (default: none)."
-        ),
-    ] = None,
-    request_required_acks: Annotated[
-        str,
-        typer.Option(
-            "--request-required-acks",
-            metavar="0|1|all",
-            help="Whose confirmation counts; with 0 or 1 an acknowledged message may still be lost.",
-        ),
-    ] = "all",
-    batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", min=1, metavar="BYTES", help="Largest batch for one partition."),
-    ] = None,
-    timeout: Annotated[
-        int | None,
-        typer.Option(
-            "--timeout", min=0, metavar="MS", help="How long a message waits for its batch to fill."
-        ),
-    ] = None,
-    request_timeout_ms: Annotated[
-        int | None,
-        typer.Option(
-            "--request-timeout-ms", min=1, metavar="MS", help="How long a broker may take to confirm."
-        ),
-    ] = None,
-    message_send_max_retries: Annotated[
-        int | None,
-        typer.Option(
-            "--message-send-max-retries",
-            min=0,
-            metavar="N",
-            help="Retries of one message within delivery.timeout.ms (default: no limit).",
-        ),
-    ] = None,
-    retry_backoff_ms: Annotated[
-        int | None, typer.Option("--retry-backoff-ms", min=1, metavar="MS", help="Wait before a retry.")
-    ] = None,
-    max_memory_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--max-memory-bytes", min=1024, metavar="BYTES", help="Memory for lines not yet confirmed."
-        ),
-    ] = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ProducerFlags = PRODUCER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    properties = read_properties(reader_config) if reader_config is not None else {}
-    properties |= parse_assignments(reader_property or [], "--reader-property")
-    line_format = LineFormat.from_properties(properties)
-    defaults = _producer_defaults(request_required_acks)
-    flags = {
-        "compression.type": compression_codec,
-        "batch.size": batch_size,
-        "linger.ms": timeout,
-        "request.timeout.ms": request_timeout_ms,
-        "retries": message_send_max_retries,
-        "retry.backoff.ms": retry_backoff_ms,
-        "queue.buffering.max.kbytes": None if max_memory_bytes is None else max_memory_bytes // 1024,
-    }
-    defaults |= {name: value for name, value in flags.items() if value is not None}
-    connection = Connection.from_flags(
-        bootstrap_server,
-        connect_timeout_ms,
-        command_config,
-        parse_assignments(command_property or [], "--command-property"),
-    )
-    _follow_acks(connection, defaults)
+    line_format = lines.line_format()
+    connection = server.connect()
+    defaults = server.defaults(connection.settings)
     producer = connection.make(Producer, defaults)
     if topic not in connection.reach(producer).topics:
         raise no_such_topic(topic)
     raise Exit(_run(producer, connection, line_format, topic, defaults, sync, output))
-
-
-def _producer_defaults(acks: str) -> dict[str, Any]:
-    if acks not in (*ACKS_ALL, "0", "1"):
-        raise UsageError(f"--request-required-acks {acks!r} is not 0, 1 or all")
-    return {
-        "acks": acks,
-        "enable.idempotence": acks in ACKS_ALL,
-        "delivery.timeout.ms": 120_000,
-        "message.max.bytes": MAX_REQUEST_BYTES,
-        "partitioner": "murmur2_random",
-    }
-
-
-def _follow_acks(connection: Connection, defaults: dict[str, Any]) -> None:
-    """acks given as a setting of the producer decides as the flag does, and idempotence follows it."""
-    acks = connection.settings.get("acks", connection.settings.get("request.required.acks"))
-    if acks is not None:
-        defaults |= {"acks": acks, "enable.idempotence": acks in ACKS_ALL}
 
 
 def _run(

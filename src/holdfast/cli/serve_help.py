@@ -5,9 +5,10 @@ from __future__ import annotations
 import typer
 from typer.exceptions import Exit
 
+from holdfast.cli.options import CommandGroup
 from holdfast.cli.serve import SUMMARY, serve_command
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 
 @app.command(

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.exits import CannotConnect
-from holdfast.cli.options import examples
+from holdfast.cli.options import CommandGroup, examples
 from holdfast.client.database.migrations import NEWEST
 from holdfast.client.database.store import DatabaseUnreachable, open_database
 
-app = typer.Typer(
-    add_completion=False,
+app = CommandGroup(
     no_args_is_help=True,
     help="Prepare databases that messages are written to exactly once.",
 )

@@ -16,15 +16,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
 from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
 from holdfast.client.spool.format import Message
 from holdfast.client.spool.home import OwnedSpool, SpoolHome
@@ -37,8 +29,7 @@ from holdfast.real import RealFileSystem, RealRandomness
 if TYPE_CHECKING:
     from holdfast.cli.client import Connection
 
-app = typer.Typer(
-    add_completion=False,
+app = CommandGroup(
     no_args_is_help=True,
     help="What producers with a spool have stored on this machine, and what of it is still to be sent.",
 )
@@ -251,13 +242,11 @@ def drain(
     directory: SpoolOption,
     spool_id: IdOption = None,
     timeout_ms: TimeoutOption = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     home = _home(directory)
-    connection = _connection(bootstrap_server, connect_timeout_ms, command_config)
+    connection = _connection(server)
     _deliver(home, _ids(home, spool_id), connection, timeout_ms, output)
 
 
@@ -279,22 +268,19 @@ def retry(
         ),
     ] = False,
     timeout_ms: TimeoutOption = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     if not refused:
         raise UsageError("say --refused: messages that were set aside are sent once more")
     home = _home(directory)
-    connection = _connection(bootstrap_server, connect_timeout_ms, command_config)
+    connection = _connection(server)
     _deliver(home, _ids(home, spool_id), connection, timeout_ms, output, retry_refused=True)
 
 
-def _connection(bootstrap_server: str, connect_timeout_ms: int, command_config: str | None) -> Connection:
-    from holdfast.cli.client import Connection
+def _connection(server: ServerFlags) -> Connection:
 
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+    connection = server.connect()
     connection.admin()
     return connection
 

@@ -12,18 +12,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from typer.exceptions import Exit
 
 from holdfast.cli.advice import describe_error, failure, no_such_topic, no_topic_to_change
-from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
+from holdfast.cli.client import REQUEST_TIMEOUT_S
 from holdfast.cli.client_settings import parse_assignments
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.topic_admin import (
     PartitionView,
@@ -37,9 +29,7 @@ from holdfast.cli.topic_admin import (
 )
 from holdfast.errors import ExitCode, UsageError
 
-app = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="Create, list, describe, alter and delete topics."
-)
+app = CommandGroup(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
 TopicName = Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic's name.")]
 TopicToChange = Annotated[
@@ -96,9 +86,7 @@ def create(
     if_not_exists: Annotated[
         bool, typer.Option("--if-not-exists", help="Do nothing when the topic exists.")
     ] = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     settings = parse_assignments(config or [], "--config")
@@ -111,7 +99,7 @@ def create(
             raise UsageError("--replica-assignment takes the place of --partitions and --replication-factor")
         assignment = parse_replica_assignment(replica_assignment)
         arguments = {"num_partitions": len(assignment), "replica_assignment": assignment}
-    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    admin = _admin(server)
     try:
         new_topic = NewTopic(topic, config=settings, **arguments)
         admin.create_topics([new_topic], request_timeout=REQUEST_TIMEOUT_S)[topic].result()
@@ -131,13 +119,11 @@ def create(
 def list_topics(
     topic: TopicFilter = None,
     exclude_internal: ExcludeInternal = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     pattern = name_pattern(topic)
-    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    admin = _admin(server)
     names = select_topics(_all_names(admin), pattern)
     if exclude_internal:
         described = describe_topics(admin, names)
@@ -189,9 +175,7 @@ def describe(
     ] = False,
     exclude_internal: ExcludeInternal = False,
     if_exists: IfExists = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     filters = {
@@ -204,7 +188,7 @@ def describe(
     if len(chosen) + topics_with_overrides > 1:
         raise UsageError("choose one of " + ", ".join([*filters, "--topics-with-overrides"]))
     pattern = name_pattern(topic)
-    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    admin = _admin(server)
     views = [
         view
         for view in topic_views(admin, select_topics(_all_names(admin), pattern))
@@ -242,9 +226,7 @@ def alter(
     ],
     replica_assignment: ReplicaAssignment = None,
     if_exists: IfExists = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     assignment = parse_replica_assignment(replica_assignment) if replica_assignment is not None else None
@@ -254,7 +236,7 @@ def alter(
             "give the brokers of every partition, those that exist included"
         )
     pattern = pattern_to_change(topic)
-    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    admin = _admin(server)
     names = select_topics(_all_names(admin), pattern)
     if not names and not if_exists:
         raise no_topic_to_change(topic)
@@ -278,13 +260,11 @@ def alter(
 def delete(
     topic: TopicToChange,
     if_exists: IfExists = False,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     pattern = pattern_to_change(topic)
-    admin = _admin(bootstrap_server, connect_timeout_ms, command_config)
+    admin = _admin(server)
     names = select_topics(_all_names(admin), pattern)
     if not names and not if_exists:
         raise no_topic_to_change(topic)
@@ -292,8 +272,8 @@ def delete(
     _report(_outcomes(futures, "deleted"), output)
 
 
-def _admin(bootstrap_server: str, connect_timeout_ms: int, command_config: str | None) -> AdminClient:
-    return Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config).admin()
+def _admin(server: ServerFlags) -> AdminClient:
+    return server.connect().admin()
 
 
 def _all_names(admin: AdminClient) -> list[str]:

@@ -14,7 +14,13 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain
-from holdfast.cli.options import DEFAULT_BOOTSTRAP_SERVER, CommandConfigOption, OutputOption, examples
+from holdfast.cli.options import (
+    DEFAULT_BOOTSTRAP_SERVER,
+    CommandConfigOption,
+    CommandGroup,
+    OutputOption,
+    examples,
+)
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import BootstrapOption, load, located, require_extra
 from holdfast.errors import ExitCode, UsageError
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.pipeline.definition.model import PipelineDefinition
     from holdfast.pipeline.positions import Place
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = CommandGroup()
 
 RECORD: Final = re.compile(r"(?P<topic>.+):(?P<partition>\d+)@(?P<offset>\d+)")
 RECORDS_DEFAULT: Final = 10

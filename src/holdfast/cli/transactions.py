@@ -10,23 +10,13 @@ from typing import Annotated, Any
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.client import Connection
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandConfigOption,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-)
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.transactions_admin import ActiveProducer, Transaction, TransactionAdmin
 from holdfast.errors import ExitCode, UsageError
 
-app = typer.Typer(
-    add_completion=False,
+app = CommandGroup(
     no_args_is_help=True,
     help="List and describe transactions, find those that hang, and abort them.",
 )
@@ -76,13 +66,11 @@ def list_transactions(
         list[str] | None,
         typer.Option("--state", metavar="STATE", help="Only those in this state; may be repeated."),
     ] = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     states = [_state_name(each) for each in state or []]
-    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+    with _admin(server) as admin:
         found = admin.listings(states=states, duration_ms=duration_filter, pattern=transactional_id_pattern)
     if output is Output.JSON:
         keys = ("transactional_id", "coordinator_id", "producer_id", "state")
@@ -121,12 +109,10 @@ def describe(
     transactional_id: Annotated[
         str, typer.Option("--transactional-id", metavar="ID", help="The transactional id.")
     ],
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+    with _admin(server) as admin:
         found = admin.describe(transactional_id)
     if found is None:
         raise _no_such_id(transactional_id)
@@ -182,12 +168,10 @@ def describe_producers(
     topic: TopicName,
     partition: PartitionNumber,
     broker_id: BrokerId = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+    with _admin(server) as admin:
         found = sorted(admin.producers([(topic, partition)], broker_id), key=lambda each: each.producer_id)
     if output is Output.JSON:
         print_json({"producers": [_producer_as_json(each) for each in found]})
@@ -258,16 +242,14 @@ def abort(
             help="The epoch of the coordinator that last wrote to the partition; -1 when none did.",
         ),
     ] = None,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     by_producer = (producer_id, producer_epoch, coordinator_epoch)
     if transactional_id is not None:
         if any(flag is not None for flag in (topic, partition, start_offset, *by_producer)):
             raise UsageError("--transactional-id aborts in all partitions: it goes with no other choice")
-        with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+        with _admin(server) as admin:
             _abort_id(admin, transactional_id, output)
         return
     if topic is None or partition is None:
@@ -278,7 +260,7 @@ def abort(
         raise UsageError(
             "say which transaction: --start-offset, or --producer-id, --producer-epoch and --coordinator-epoch"
         )
-    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+    with _admin(server) as admin:
         if producer_id is None or producer_epoch is None or coordinator_epoch is None:
             assert start_offset is not None
             found = _open_transaction(admin, topic, partition, start_offset)
@@ -354,9 +336,7 @@ def find_hanging(
             help="Only transactions whose last message is older; transaction.max.timeout.ms of the cluster.",
         ),
     ] = DEFAULT_LONGEST_MINUTES,
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER,
-    command_config: CommandConfigOption = None,
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS,
+    server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     if topic is None and broker_id is None:
@@ -364,7 +344,7 @@ def find_hanging(
     if partition is not None and topic is None:
         raise UsageError("--partition needs --topic")
     now_ms = _now_ms()
-    with _admin(bootstrap_server, connect_timeout_ms, command_config) as admin:
+    with _admin(server) as admin:
         places = admin.places(topic, partition, broker_id)
         found = admin.hanging(places, broker_id, max_transaction_timeout * 60_000, now_ms)
     if output is Output.JSON:
@@ -396,10 +376,8 @@ def find_hanging(
 
 
 @contextmanager
-def _admin(
-    bootstrap_server: str, connect_timeout_ms: int, command_config: str | None
-) -> Iterator[TransactionAdmin]:
-    connection = Connection.from_flags(bootstrap_server, connect_timeout_ms, command_config)
+def _admin(server: ServerFlags) -> Iterator[TransactionAdmin]:
+    connection = server.connect()
     with connection.brokers() as brokers:
         yield TransactionAdmin(brokers)
 

@@ -8,10 +8,10 @@ from importlib import metadata
 import typer
 
 from holdfast import __version__
-from holdfast.cli.options import OutputOption
+from holdfast.cli.options import CommandGroup, OutputOption
 from holdfast.cli.output import Output, print_json
 
-app = typer.Typer(add_completion=False)
+app = CommandGroup()
 
 PARTS = ("confluent-kafka", "kio")
 

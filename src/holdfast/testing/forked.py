@@ -236,7 +236,7 @@ def _nurse() -> None:
     for module in ("hypothesis", "hypothesis.strategies"):
         sys.modules.setdefault(module, None)  # type: ignore[arg-type]
     commands = importlib.import_module(_COMMAND_LINE).COMMANDS
-    for module in (*_PRELOADED, *(place.module for place in commands.values())):
+    for module in (*_PRELOADED, *(f"holdfast.cli.{place.module}" for place in commands.values())):
         importlib.import_module(module)
     gc.collect()
     gc.freeze()
