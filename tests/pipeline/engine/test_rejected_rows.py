@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
 
+from holdfast.pipeline.definition.model import Sql
 from holdfast.pipeline.engine.batches import REJECTED_MAX
 from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.sinks.base import Batch, RowsRejected, SinkError
 
-from .conftest import MemoryPrepared, MemorySink
+from .conftest import MemoryPrepared, MemorySink, order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +63,22 @@ def test_it_is_in_no_sink_but_the_dead_letter_and_named_there(bench: Bench) -> N
     entry = bench.sinks["main"].ledger[-1]
     assert {each[:3] for each in entry.rejected} == places(bench.sinks["dead-letter"])
     assert Entry.from_json(entry.as_json()) == entry
+
+
+def test_a_text_that_is_not_utf_8_is_a_dead_letter(bench: Bench) -> None:
+    """A CAST of bytes gives it: files would keep it for readers to stumble over, and JSON would have another text."""
+    bench.change(steps=(Sql("keys", "SELECT _hf, id, CAST(_key AS STRING) AS name FROM input"),))
+    producer = Producer({"bootstrap.servers": bench.broker.bootstrap_servers})
+    for number, key in enumerate((b"fine", b"\xff", "\u00fc".encode(), b"\xc3", None)):
+        producer.produce("orders", order(number), key, partition=0)
+    assert producer.flush(30) == 0
+    bench.run()
+    assert [row["name"] for row in bench.sinks["main"].content] == ["fine", "\u00fc", None]
+    dead = bench.sinks["dead-letter"].content
+    assert {(row["_hf"]["offset"], row["_error"]) for row in dead} == {
+        (1, "sink:main: column 'name' is not UTF-8"),
+        (3, "sink:main: column 'name' is not UTF-8"),
+    }
 
 
 def test_a_sink_behind_leaves_it_out_too(bench: Bench, crash_at: Any) -> None:

@@ -42,6 +42,7 @@ from holdfast.pipeline.engine.stateful import Memory, Round, shared_positions
 from holdfast.pipeline.ledger import NOWHERE, STATELESS, Decision, Entry, Intake, Rejected, Routes, decide
 from holdfast.pipeline.positions import BatchRange, Positions
 from holdfast.pipeline.sinks.base import Batch, Prepared, RowsRejected, Sink, SinkError
+from holdfast.pipeline.sinks.columns import INVALID_TEXT, rejected_for_text, with_checked_text
 from holdfast.pipeline.state.store import Version
 
 if TYPE_CHECKING:
@@ -355,8 +356,17 @@ class Workshop:
     def _prepare(
         self, name: str, batch: Batch, rows: DataFrame, prepared: dict[str, Prepared], watch: Stopwatch
     ) -> None:
+        from pyspark.errors import PySparkException
+
+        # Decoders give texts only; a step may make a string of any bytes, which files would keep and JSON would mend.
+        checked = with_checked_text(rows) if self.definition.steps else rows
         with watch.phase("prepare"):
-            prepared[name] = self.sinks[name].prepare(batch, rows)
+            try:
+                prepared[name] = self.sinks[name].prepare(batch, checked)
+            except PySparkException as error:
+                if INVALID_TEXT not in str(error):
+                    raise
+                raise RowsRejected(rejected_for_text(name, rows)) from error
         self.faults(f"prepared:{name}")
 
     def _must_write(self, name: str, batch: BatchRange) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from holdfast.pipeline.definition.model import SchemaChange
+from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import LINEAGE, Problem, SchemaChanged
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ JSON_KEYS = frozenset(
 """Types whose values `to_json` writes as themselves where they are a map's keys, as Spark calls them."""
 STORABLE = JSON_KEYS | {"binary", "date", "timestamp", "timestamp_ntz", "array", "map", "struct"}
 """Types that every reader of a sink knows."""
+INVALID_TEXT = "INVALID_UTF8_STRING"
 JSON_OPTIONS = {
     "ignoreNullFields": "false",
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
@@ -104,6 +106,45 @@ def projected(rows: DataFrame, schema: StructType, extra: tuple[Column, ...] = (
         for field in schema.fields
     ]
     return rows.select(*columns, *extra)
+
+
+def with_checked_text(rows: DataFrame) -> DataFrame:
+    """The same rows; a job over them fails (`INVALID_TEXT`) at a text that is not UTF-8: a CAST of bytes gives it."""
+    from pyspark.sql import functions
+
+    texts = set(_texts(rows))
+    return rows.select(
+        *(
+            functions.validate_utf8(quoted(name)).alias(name) if name in texts else quoted(name)
+            for name in rows.columns
+        )
+    )
+
+
+def rejected_for_text(sink: str, rows: DataFrame) -> list[Rejected]:
+    """The rows that `with_checked_text` fails at."""
+    from pyspark.sql import functions
+
+    names = _texts(rows)
+    wrong = functions.array_compact(
+        functions.array(
+            *(functions.when(~functions.is_valid_utf8(quoted(name)), functions.lit(name)) for name in names)
+        )
+    )
+    found = rows.select(LINEAGE, wrong.alias("wrong")).where("size(wrong) > 0").collect()
+    return [
+        Rejected(at["topic"], at["partition"], at["offset"], sink, f"column {row.wrong[0]!r} is not UTF-8")
+        for row in found
+        for at in [row[LINEAGE]]
+    ]
+
+
+def _texts(rows: DataFrame) -> list[str]:
+    from pyspark.sql.types import StringType
+
+    return [
+        field.name for field in rows.schema.fields if is_stored(field.name) and field.dataType == StringType()
+    ]
 
 
 def quoted(name: str) -> Column:
