@@ -477,6 +477,8 @@ UPSERT = "postgres: {url: u, table: t, rows: w, mode: upsert, key: [window_start
         (CHANGING, "parquet: {path: o, rows: w.late}", None),
         (CORRECTING, UPSERT, None),
         (CHANGING, UPSERT.replace("window_start, ", ""), "add window_start"),
+        (CORRECTING, UPSERT.replace("key:", "order: n, key:"), "an older one could be the greatest"),
+        (WINDOW, UPSERT.replace("key:", "order: n, key:"), None),
         (WINDOW, UPSERT.replace(", name]", "]"), "windows would replace each other"),
         (SESSIONS, UPSERT, "add 'delete_when: _tombstone'"),
         (SESSIONS, UPSERT.replace("mode: upsert", "mode: upsert, delete_when: _tombstone"), None),

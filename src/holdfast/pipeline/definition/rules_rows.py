@@ -101,6 +101,11 @@ def _window_rows(step: Window, sink: SinkDefinition, path: Path) -> Iterator[Fin
                 f"two sessions of {step.name!r} can become one ({reason}), and the other is taken back by a row that "
                 "is a tombstone; add 'delete_when: _tombstone'",
             )
+        if reason and sink.order is not None:
+            message = f"a window of {step.name!r} is written again when it changes ({reason}): its last version counts"
+            yield Finding(
+                (*path, "order"), f"{message}, and an older one could be the greatest; leave 'order' out"
+            )
         given = {column.lower() for column in sink.key}
         lacking = [column for column in ("window_start", *step.key) if column.lower() not in given]
         if lacking and sink.key:
