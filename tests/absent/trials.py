@@ -150,8 +150,8 @@ def _while_running(here: World, disk: SimulatedDisk, thing: Thing, way: str) -> 
     node.advance(HOUSEKEEPING_MS)
     node.settle()
     outcome = _judged(known, node)
-    if node.node.fatal is not None and not outcome.is_loss:
-        outcome = outcome._replace(word="ends", detail=node.node.fatal)
+    if node.node.failures.fatal is not None and not outcome.is_loss:
+        outcome = outcome._replace(word="ends", detail=node.node.failures.fatal)
     return outcome if outcome.is_loss else _started_again(here, node, outcome)
 
 

@@ -129,7 +129,7 @@ def _compact(node: BareNode) -> None:
 def look(node: BareNode) -> Seen:
     client = node.connect()
     return Seen(
-        node.node.cluster_id,
+        node.node.identity.cluster_id,
         {partition: _records(client, *partition) for partition in PARTITIONS},
         _committed(client),
         _transaction(client),

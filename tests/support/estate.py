@@ -134,8 +134,8 @@ class Estate:
             raise Broken(f"{what}: the log does not tell about {partition}")
 
     def _check_alive(self) -> None:
-        if self.node.node.fatal is not None:
-            raise Refused(self.node.node.fatal)
+        if self.node.node.failures.fatal is not None:
+            raise Refused(self.node.node.failures.fatal)
 
     # What clients do
 
@@ -164,7 +164,7 @@ class Estate:
         if self.has_topics_fixed:
             return
         self.client.create_topic(name, partitions, **configs)
-        topic = self.node.node.image.topic(name)
+        topic = self.node.node.metadata.image.topic(name)
         assert topic is not None
         self.topic_ids[name] = topic.topic_id.hex
         for index in range(partitions):

@@ -21,7 +21,7 @@ PLUMBING = tuple(
 """What calls the others and catches what they raise, and what tells the time."""
 GUARDS = frozenset(
     {
-        "NodeSchedule.at",
+        "ProvenSchedule.at",
         "Production._resolve",
         "Sessions._look_at",
         "Sessions._watch",

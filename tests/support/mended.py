@@ -22,12 +22,12 @@ from holdfast.broker.log.segment import Segment
 from holdfast.broker.node import intake, metadata_log, partitions, startup
 from holdfast.broker.node.context import Later
 from holdfast.broker.node.directories import LogDirectory
-from holdfast.broker.node.node import Node
+from holdfast.broker.node.following import ImageFollower
 from holdfast.broker.node.placement import Survey
 from holdfast.broker.node.wall_clock import WallClock
 from holdfast.broker.transactions.coordinator import TransactionCoordinator
 from holdfast.errors import CorruptLog, InvalidRecords, StorageError
-from holdfast.seams import Now
+from holdfast.seams import FileSystem, Now
 
 Plant = Callable[[], AbstractContextManager[Any]]
 Net = Callable[[Plant, int], bool]
@@ -98,12 +98,13 @@ def _junk_ends_compaction() -> AbstractContextManager[Any]:
 def _flip_flushes_nothing() -> AbstractContextManager[Any]:
     """holdfast.flush from os to group counts for what comes, and what was there stays unflushed."""
 
-    def follow_settings(node: Node) -> None:
-        node.apply_settings()
-        for hosted in node.partitions:
-            hosted.log.config = node.topic_config(hosted.topic)
+    def follow_settings(follower: ImageFollower) -> None:
+        settings = follower._metadata.settings
+        settings.reload()
+        for hosted in follower._partitions:
+            hosted.log.config = settings.topic(hosted.topic)
 
-    return patch.object(Node, "_follow_settings", follow_settings)
+    return patch.object(ImageFollower, "_follow_settings", follow_settings)
 
 
 def _session_watched_once() -> AbstractContextManager[Any]:
@@ -147,8 +148,8 @@ def _metadata_by_position() -> AbstractContextManager[Any]:
     """The first log directory is the one with the metadata log."""
     find = metadata_log.find_metadata
 
-    def first(node: Node) -> list[LogDirectory]:
-        return [directory for directory in find(node) if directory is node.directories[0]]
+    def first(fs: FileSystem, directories: list[LogDirectory]) -> list[LogDirectory]:
+        return [directory for directory in find(fs, directories) if directory is directories[0]]
 
     return patch.object(startup, "find_metadata", first)
 
@@ -170,10 +171,10 @@ def _names_not_cut() -> AbstractContextManager[Any]:
 def _late_failure_ends_the_start() -> AbstractContextManager[Any]:
     """A log directory that fails once it is open ends the broker."""
 
-    def refused(node: Node, directory: LogDirectory, error: OSError) -> None:
+    def refuses(directory: LogDirectory, error: OSError) -> bool:
         raise error
 
-    return patch.object(Node, "refused", refused)
+    return patch.object(LogDirectory, "refuses", refuses)
 
 
 def _damaged_id_is_a_stranger() -> AbstractContextManager[Any]:

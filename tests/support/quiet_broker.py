@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from holdfast.broker.metadata import changes
 from holdfast.broker.metadata.image import EndPoint, ResourceType
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.broker.node.node import Node, NodeSeams
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.services import NodeSeams
 from holdfast.config.broker import BrokerConfig
 from holdfast.testing.bare_node import SETTINGS, check_defects
 from holdfast.testing.clock import ManualClock
@@ -84,21 +85,25 @@ class QuietBroker:
         """Returns the first partition; settings are given with underscores for dots."""
         configs = [(name.replace("_", "."), value) for name, value in settings.items()]
         new = changes.NewTopic(topic, partitions, 1, configs=configs)
-        records = changes.create_topic(self.node.image, new, self.node.config, self.node.seams.randomness)
-        self.node.append_metadata(records, self.clock.now())
+        records = changes.create_topic(
+            self.node.metadata.image, new, self.node.settings.broker, self.node.seams.randomness
+        )
+        self.node.metadata.append(records, self.clock.now())
         self.settle()
         hosted = self.node.partitions.get(topic, 0)
         assert hosted is not None
         return hosted
 
     def delete(self, topic: str) -> None:
-        image = self.node.image.topic(topic)
+        image = self.node.metadata.image.topic(topic)
         assert image is not None
-        self.node.append_metadata(changes.delete_topic(self.node.image, image.topic_id), self.clock.now())
+        self.node.metadata.append(
+            changes.delete_topic(self.node.metadata.image, image.topic_id), self.clock.now()
+        )
 
     def set(self, topic: str, name: str, value: str) -> None:
         record = Config(resource_type=ResourceType.TOPIC, resource_name=topic, name=name, value=value)
-        self.node.append_metadata([record], self.clock.now())
+        self.node.metadata.append([record], self.clock.now())
         self.settle()
 
     def append(self, hosted: HostedPartition, key: bytes, value: bytes | None, **options: int) -> None:

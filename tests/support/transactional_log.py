@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 from uuid import UUID
 
 from holdfast.atomic import flush_each
@@ -22,7 +22,7 @@ from holdfast.broker.log.recovery import Trust, open_log
 from holdfast.broker.log.segment import SNAPSHOT_SUFFIX
 from holdfast.broker.log.tasks import run
 from holdfast.broker.log.transaction_index import AbortedEntry
-from holdfast.broker.node.directories import LogDirectory
+from holdfast.broker.node.directories import DirectoryFailures, LogDirectory
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.config.topic import TopicConfig
 from holdfast.seams import Now
@@ -159,7 +159,7 @@ class TransactionalLog:
         self._pending = None
         trust = Trust(clean, self.recovery_point, self.start_offset, torn)
         log = open_log(self.disk, DIRECTORY, self.config, trust, self.now, self.said.append)
-        directory = LogDirectory(self.disk, "/data")
+        directory = LogDirectory(self.disk, "/data", cast(DirectoryFailures, None))
         return HostedPartition(
             "t", UUID(int=1), 0, 0, log, directory, lambda where, _: self.said.append(where)
         )

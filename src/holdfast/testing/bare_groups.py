@@ -144,7 +144,7 @@ class BareMember:
         }
 
     def _topic_id(self, topic: str) -> Any:
-        known = self.node.node.image.topic(topic)
+        known = self.node.node.metadata.image.topic(topic)
         return None if known is None else known.topic_id
 
     def begin_commit(self, positions: Mapping[tuple[str, int], int], version: int = 9, **fields: Any) -> int:

@@ -171,7 +171,7 @@ def test_retention_and_deletion_end_a_swap_that_waits() -> None:
             broker.delete("t")
             broker.settle()
         else:
-            broker.node.move_log_start(hosted, hosted.log.segments[2].base_offset)
+            broker.node.log_starts.move([(hosted, hosted.log.segments[2].base_offset)])
         broker.pass_time(STEP_RETRY_MS + FIRST_CHECK_MS)
         assert is_compacted(other), "nothing is under way any more"
         if not deletes:
@@ -193,7 +193,7 @@ def test_a_full_disk_at_any_moment_of_a_compaction_costs_nothing_and_no_restart(
         broker.pass_time(FIRST_CHECK_MS)
         outcomes.add(is_compacted(hosted))
         assert not hosted.offline, (room, broker.said)
-        assert broker.node.fatal is None
+        assert broker.node.failures.fatal is None
         assert latest(read_all(hosted.log)) == LATEST
         assert broker.files(hosted, ".cleaned") == [], "a full disk needs what they hold"
         broker.disk.capacity_bytes = None
@@ -211,7 +211,7 @@ def test_a_checkpoint_that_finds_no_room_is_written_when_there_is_some() -> None
     broker.disk.plan(Fault("write", errno.ENOSPC, times=3, path_contains=CLEANER_FILE))
     broker.pass_time(FIRST_CHECK_MS)
     assert is_compacted(hosted)
-    assert broker.node.fatal is None
+    assert broker.node.failures.fatal is None
     path = f"/data/{CLEANER_FILE}"
     assert not broker.disk.exists(path)
     broker.pass_time(3 * FIRST_CHECK_MS)

@@ -358,7 +358,7 @@ def test_who_waits_for_a_real_flush_is_told_that_it_failed(node: BareNode) -> No
     client.begin_produce("fast", batch())
     node.node.commit.when_flushed(hosted, 1, told.append)
     failure = OSError(errno.EIO, "broken")
-    node.node.directory_failed(hosted.directory, failure)
+    hosted.directory.take_offline(failure)
     node.node.commit.when_flushed(hosted, 1, told.append)
     assert len(told) == 2
     assert all(isinstance(error, LogDirectoryOffline) for error in told)
@@ -396,7 +396,7 @@ def test_one_who_raises_when_told_keeps_nobody_else_waiting(node: BareNode, mode
         client.begin_produce("two", batch(), index)
         commit.when_flushed(hosted, 2, spoil)
         commit.when_flushed(hosted, 2, told.append)
-    node.node.directory_failed(hosted.directory, OSError(errno.EIO, "broken"))
+    hosted.directory.take_offline(OSError(errno.EIO, "broken"))
     assert [type(error) for error in told[2:]] == [LogDirectoryOffline] * 2
 
 

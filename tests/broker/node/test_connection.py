@@ -7,8 +7,8 @@ import struct
 import pytest
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.node import dispatch
-from holdfast.broker.node.handlers import k00_produce, k18_api_versions
+from holdfast.broker.node import dispatch, production
+from holdfast.broker.node.handlers import k18_api_versions
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault
 from holdfast.wire.batch import make_batch
@@ -164,16 +164,16 @@ def test_a_defect_in_one_answer_costs_no_other_that_waits_for_the_same_flush(
     node: BareNode, client: BareClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = [node.connect() for _ in range(3)]
-    real = k00_produce.Production.response
+    real = production.Production.response
     broken: list[object] = []
 
-    def response(self: k00_produce.Production) -> object:
+    def response(self: production.Production) -> object:
         if not broken:
             broken.append(self)
             return {"responses": [{"name": object()}]}
         return real(self)
 
-    monkeypatch.setattr(k00_produce.Production, "response", response)
+    monkeypatch.setattr(production.Production, "response", response)
     for asking in (client, *others):
         asking.begin(0, 8, **client.produce_fields("t", {0: BATCH}))
     node.settle()
@@ -234,7 +234,7 @@ def test_when_the_metadata_log_fails_no_answer_built_on_it_leaves(node: BareNode
     assert not reader.frames
     assert client.closed
     assert reader.closed, "nobody is left hanging"
-    assert node.node.fatal
+    assert node.node.failures.fatal
     late = node.connect()
     late.begin(3, 9, **METADATA_FIELDS)
     assert late.closed

@@ -238,7 +238,7 @@ def test_settings_at_their_limits_lose_nothing(name: str, value: int) -> None:
     member.begin_join()
     member.client.begin(CONSUMER_GROUP_HEARTBEAT, 1, **JOINING)
     producer = TransactionalProducer(node.connect())
-    timeout_ms = min(60_000, node.node.config.transaction_max_timeout_ms)
+    timeout_ms = min(60_000, node.node.settings.broker.transaction_max_timeout_ms)
     assert producer.init(transaction_timeout=timeout_ms) is ErrorCode.none
     assert producer.produce("t", 0, b"kept") is ErrorCode.none
     assert producer.end(is_commit=True) is ErrorCode.none

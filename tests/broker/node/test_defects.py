@@ -15,7 +15,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.log.log import Log
-from holdfast.broker.node import connection, usual_produce
+from holdfast.broker.node import connection, production, usual_produce
 from holdfast.broker.node.checkpoints import Checkpoints
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.connection import Exchange
@@ -27,11 +27,13 @@ from holdfast.broker.node.handlers import (
     k14_sync_group,
     k22_init_producer_id,
 )
-from holdfast.broker.node.handlers.k00_produce import Production
 from holdfast.broker.node.handlers.k01_fetch import Reading
 from holdfast.broker.node.handlers.k61_describe_producers import Describing
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.intake import Intake
+from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.node import Node
+from holdfast.broker.node.production import Production
 from holdfast.broker.node.shard import Shard
 from holdfast.broker.node.usual_produce import Parked
 from holdfast.broker.partition.offsets import PartitionOffsets
@@ -56,8 +58,9 @@ PLACES: list[tuple[Any, str]] = [
     (Log, "begin_flush"),
     (Log, "flushed"),
     (Log, "read"),
-    (Node, "_flushed"),
-    (Node, "_metadata_committed"),
+    (Node, "_note_flush"),
+    (MetadataLog, "_committed"),
+    (Intake, "accept_batch"),
     (Checkpoints, "write_due"),
     (Checkpoints, "write_recovery_points"),
     (Parked, "_tell"),
@@ -71,7 +74,7 @@ PLACES: list[tuple[Any, str]] = [
     (Shard, "when_durable"),
     (connection, "encode_response"),
     (k00_produce, "_produce_one"),
-    (k00_produce, "failure"),
+    (production, "failure"),
     (k01_fetch, "pack_fetch_response"),
     (k11_join_group, "_fields"),
     (k14_sync_group, "_fields"),

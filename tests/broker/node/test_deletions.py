@@ -200,7 +200,7 @@ def test_a_topic_whose_name_is_long_is_deleted_like_any_other(length: int, end: 
     second(node)
     delete(client, name)
     node = getattr(node, end)()
-    assert node.node.image.topic(name) is None
+    assert node.node.metadata.image.topic(name) is None
     assert leftovers(node.disk) == []
     assert node.hosted(beside).log.end_offset == 5
     client = node.connect()
@@ -233,7 +233,7 @@ def test_power_lost_while_a_topic_of_a_long_name_is_deleted_and_made_again_leave
             pass
         node = node.lose_power()
         hosted = node.node.partitions.get(name, 0)
-        assert (hosted is None) is (node.node.image.topic(name) is None), node.said
+        assert (hosted is None) is (node.node.metadata.image.topic(name) is None), node.said
         if hosted is not None:
             seen.add(hosted.topic_id == old)
             assert hosted.log.end_offset in ((20,) if hosted.topic_id == old else {3, acknowledged})

@@ -124,13 +124,13 @@ def test_a_checkpoint_that_cannot_be_written_is_written_later(
     client.produce("t", batch())
     node.disk.plan(Fault("create", error, times=FOR_EVER, path_contains=file))
     hosted = node.hosted("t")
-    node.node.move_log_start(hosted, 1)
+    node.node.log_starts.move([(hosted, 1)])
     second(node)
     assert not hosted.offline
     assert hosted.log.start_offset == (0 if file == LOG_START_FILE else 1)
     node.disk.clear_faults()
     second(node)
-    node.node.move_log_start(hosted, 1)
+    node.node.log_starts.move([(hosted, 1)])
     assert OffsetCheckpoint(node.disk, f"/data/{RECOVERY_POINT_FILE}").read()["t", 0] == 2
     assert OffsetCheckpoint(node.disk, f"/data/{LOG_START_FILE}").read()["t", 0] == 1
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from holdfast.broker.log.checkpoints import MetaProperties
-from holdfast.broker.node.directories import LogDirectory
+from holdfast.broker.node.directories import DirectoryFailures, LogDirectory
 from holdfast.real import RealFileSystem
 from holdfast.testing.disk import SimulatedDisk
 
 META = MetaProperties("Y2NjY2NjY2NjY2NjY2NjYw", 1, b"d" * 16)
+NOBODY = cast(DirectoryFailures, None)
 
 
 class WatchedFiles(RealFileSystem):
@@ -41,10 +43,10 @@ def test_a_new_directory_survives_power_loss_with_what_is_in_it(path: str) -> No
         disk = SimulatedDisk(seed)
         disk.make_directory("/there")
         disk.flush_directory("/")
-        directory = opened(LogDirectory(disk, path))
+        directory = opened(LogDirectory(disk, path, NOBODY))
         directory.write_meta(META)
         disk.crash()
-        assert opened(LogDirectory(disk, path)).meta == META
+        assert opened(LogDirectory(disk, path, NOBODY)).meta == META
 
 
 @pytest.mark.parametrize("is_absolute", [False, True])
@@ -69,13 +71,13 @@ def test_every_parent_of_what_was_made_is_flushed_after_it(
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path)
     fs = WatchedFiles()
-    opened(LogDirectory(fs, f"{tmp_path}/{path}" if is_absolute else path)).release()
+    opened(LogDirectory(fs, f"{tmp_path}/{path}" if is_absolute else path, NOBODY)).release()
     assert fs.flushed >= {(str(tmp_path / parent), name) for parent, name in entries}
 
 
 def test_what_was_there_is_not_flushed(tmp_path: Path) -> None:
     fs = WatchedFiles()
-    opened(LogDirectory(fs, str(tmp_path))).release()
+    opened(LogDirectory(fs, str(tmp_path), NOBODY)).release()
     assert not fs.flushed
 
 
@@ -89,4 +91,4 @@ def test_a_working_directory_that_may_not_be_entered_is_an_error(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").touch()
     with pytest.raises(FileExistsError):
-        opened(LogDirectory(Closed(), "data"))
+        opened(LogDirectory(Closed(), "data", NOBODY))

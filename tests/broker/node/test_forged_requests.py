@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.node.markers import append_marker
 from holdfast.testing.bare_node import BareNode
 from holdfast.testing.transactional_producer import (
     TransactionalProducer,
@@ -239,8 +238,8 @@ def test_epochs_that_were_forged_before_they_were_refused_keep_no_transaction_op
     scene = Scene(is_newer=is_newer)
     for index in range(2):
         hosted, now = scene.node.hosted("t", index), scene.node.clock.now()
-        append_marker(
-            scene.node.node, hosted, scene.honest.producer_id, 0, True, LARGEST_COORDINATOR_EPOCH, 0, now
+        scene.node.node.transactions.markers.append(
+            hosted, scene.honest.producer_id, 0, True, LARGEST_COORDINATOR_EPOCH, 0, now
         )
     for _ in range(2):
         scene.write(0)

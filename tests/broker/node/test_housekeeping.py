@@ -115,7 +115,7 @@ def test_a_removal_that_is_refused_at_any_rename_goes_on_at_the_next_check(code:
             break
         assert hosted.log.start_offset == 3
         assert not hosted.offline
-        assert broker.node.fatal is None
+        assert broker.node.failures.fatal is None
         assert any("/data refuses writes" in line for line in broker.said)
         assert broker.files(hosted) == [f"{segment.base_offset:020}.log" for segment in hosted.log.segments]
         broker.pass_time(broker.config.log_retention_check_interval_ms + 120_000)
@@ -382,7 +382,7 @@ def test_retention_during_a_compaction_wins(broker: QuietBroker, flushes: int) -
         broker.worker.run_one()
     for _ in range(flushes - 1):
         broker.flusher.run_one()
-    broker.node.move_log_start(hosted, 3)
+    broker.node.log_starts.move([(hosted, 3)])
     broker.settle()
     assert hosted.log.start_offset == 3
     records = read_all(hosted.log)
@@ -491,7 +491,7 @@ def test_a_sound_log_is_scrubbed_in_silence_while_it_is_compacted_and_cut(broker
     for number in range(40):
         fill(broker, hosted)
         if number % 10 == 9:
-            broker.node.move_log_start(hosted, hosted.log.segments[-2].base_offset)
+            broker.node.log_starts.move([(hosted, hosted.log.segments[-2].base_offset)])
         broker.pass_time(11_000)
     assert not any("scrub" in line for line in broker.said)
 
@@ -503,7 +503,7 @@ def test_seconds_in_which_the_process_was_stopped_are_not_made_up_for(
     broker: QuietBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds: list[int] = []
-    monkeypatch.setattr(broker.node.deletions, "carry_on", lambda: rounds.append(1))
+    monkeypatch.setattr(broker.node.checkpoints.deletions, "carry_on", lambda: rounds.append(1))
     broker.node.tick(broker.clock.advance(DAY_MS))
     assert rounds == [1]
     broker.node.tick(broker.clock.advance(1_000))

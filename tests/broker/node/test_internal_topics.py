@@ -199,7 +199,7 @@ def test_what_would_lose_the_state_of_groups_or_transactions_is_refused(name: st
     work = Work()
     for ask, expected in REFUSED:
         assert ask(work.client, name) is expected, ask
-    assert {len(work.node.node.image.topics[each].partitions) for each in INTERNAL} == {3}
+    assert {len(work.node.node.metadata.image.topics[each].partitions) for each in INTERNAL} == {3}
     work.restart()
     work.check()
 
@@ -209,12 +209,12 @@ def test_a_topic_that_was_grown_before_is_served_by_the_partitions_it_had(name: 
     work = Work()
     node = work.node.node
     fresh = NewTopic("copy", 3)
-    records = create_topic(node.image, fresh, node.config, node.seams.randomness)
-    node.append_metadata(records, work.node.clock.now())
-    grown = add_partitions(node.image, "copy", 7, None, node.seams.randomness)
-    topic_id = node.image.topics[name].topic_id
+    records = create_topic(node.metadata.image, fresh, node.settings.broker, node.seams.randomness)
+    node.metadata.append(records, work.node.clock.now())
+    grown = add_partitions(node.metadata.image, "copy", 7, None, node.seams.randomness)
+    topic_id = node.metadata.image.topics[name].topic_id
     # As versions wrote it that did not refuse.
-    node.append_metadata(
+    node.metadata.append(
         [dataclasses.replace(record, topic_id=topic_id) for record in grown],  # type: ignore[call-arg]
         work.node.clock.now(),
     )
@@ -266,7 +266,7 @@ def test_a_stored_policy_that_would_delete_is_not_in_force(name: str) -> None:
     work = Work()
     # As Apache Kafka, and versions before, would have stored it.
     stored = Config(resource_type=TOPIC, resource_name=name, name="cleanup.policy", value="delete")
-    work.node.node.append_metadata([stored], work.node.clock.now())
+    work.node.node.metadata.append([stored], work.node.clock.now())
     work.node.settle()
     for _ in range(2):
         assert work.node.hosted(name).log.config.cleanup_policy == {"compact"}

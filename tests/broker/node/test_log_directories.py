@@ -235,11 +235,11 @@ def test_without_the_directory_of_the_metadata_log_nothing_starts(two: BareNode,
 
 def test_metadata_given_up_by_name_begins_anew_and_keeps_partitions_aside(two: BareNode) -> None:
     kept = in_directory(two, "/two")
-    cluster_id = two.node.cluster_id
+    cluster_id = two.node.identity.cluster_id
     two.disk.rename("/one", "/unmounted")
     node = started("/one,/two", two, accept_loss=["__cluster_metadata-0"])
-    assert node.node.cluster_id == cluster_id
-    assert not node.node.image.topics
+    assert node.node.identity.cluster_id == cluster_id
+    assert not node.node.metadata.image.topics
     strays = {name.partition(".")[0] for name in node.disk.list("/two") if name.endswith("-stray")}
     assert strays == {f"t-{index}" for index in kept}
 
@@ -305,7 +305,7 @@ def test_a_second_directory_whose_identity_is_damaged_is_offline_and_left_as_it_
 
 
 def test_a_directory_whose_identity_was_written_by_hand_is_taken_with_everything_in_it(two: BareNode) -> None:
-    text = f"cluster.id={two.node.cluster_id}\nnode.id=1\nversion=1\n"
+    text = f"cluster.id={two.node.identity.cluster_id}\nnode.id=1\nversion=1\n"
     for path in ("/one/meta.properties", "/two/meta.properties"):
         two.disk.remove(path)
         two.disk.open(path, "create").pwritev([text.encode()], 0)
@@ -316,7 +316,7 @@ def test_a_directory_whose_identity_was_written_by_hand_is_taken_with_everything
 
 def test_a_directory_that_gets_no_id_is_offline(two: BareNode) -> None:
     away = in_directory(two, "/two")
-    text = f"cluster.id={two.node.cluster_id}\nnode.id=1\nversion=1\n"
+    text = f"cluster.id={two.node.identity.cluster_id}\nnode.id=1\nversion=1\n"
     two.disk.remove("/two/meta.properties")
     two.disk.open("/two/meta.properties", "create").pwritev([text.encode()], 0)
     two.disk.plan(Fault("rename", path_contains="/two/meta"))
@@ -326,7 +326,7 @@ def test_a_directory_that_gets_no_id_is_offline(two: BareNode) -> None:
 
 
 def test_a_pinned_cluster_refuses_an_empty_and_a_foreign_directory(two: BareNode) -> None:
-    pinned = {**TWO, "holdfast.cluster.id": two.node.cluster_id}
+    pinned = {**TWO, "holdfast.cluster.id": two.node.identity.cluster_id}
     assert ends(BareNode(pinned, disk=two.disk)) == dict.fromkeys(range(PARTITIONS), 10)
     with pytest.raises(DataDirectoryError, match=r"/empty: empty, and cluster .* was asked for"):
         BareNode({**pinned, "log.dirs": "/empty"}, disk=two.disk)

@@ -7,7 +7,8 @@ import pytest
 from holdfast.broker.metadata import changes
 from holdfast.broker.metadata.image import ClusterImage, EndPoint
 from holdfast.broker.node import metadata_log
-from holdfast.broker.node.node import Node, NodeSeams
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.services import NodeSeams
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import CorruptLog
 from holdfast.seams import Now
@@ -50,8 +51,9 @@ def with_history(disk: SimulatedDisk, starts: int = 12) -> Node:
     disk.make_directory("/")
     node = start(disk)
     topic = changes.NewTopic("orders", 3, 1, configs=[("retention.ms", "1000")])
-    node.append_metadata(
-        changes.create_topic(node.image, topic, node.config, node.seams.randomness), Now(1_000_000, 0)
+    node.metadata.append(
+        changes.create_topic(node.metadata.image, topic, node.settings.broker, node.seams.randomness),
+        Now(1_000_000, 0),
     )
     for _ in range(starts):
         stop(node)
@@ -77,20 +79,19 @@ def test_a_log_of_history_is_replaced_by_a_snapshot() -> None:
     disk = SimulatedDisk(1)
     node = with_history(disk)
     assert len(checkpoints(disk)) == 1
-    assert node.metadata is not None
-    assert node.metadata.log.start_offset > 0
+    assert node.metadata.hosted.log.start_offset > 0
     stop(node)
     again = start(disk)
-    assert timeless(again.image) == timeless(node.image)
-    epoch = node.image.topics["orders"].partitions[0].leader_epoch
-    assert again.image.topics["orders"].partitions[0].leader_epoch == epoch + 1
+    assert timeless(again.metadata.image) == timeless(node.metadata.image)
+    epoch = node.metadata.image.topics["orders"].partitions[0].leader_epoch
+    assert again.metadata.image.topics["orders"].partitions[0].leader_epoch == epoch + 1
 
 
 @pytest.mark.parametrize("operations", range(1, 120, 2))
 def test_power_failing_while_a_snapshot_is_made_loses_nothing(operations: int) -> None:
     disk = SimulatedDisk(operations)
     node = with_history(disk, starts=4)
-    expected = timeless(node.image)
+    expected = timeless(node.metadata.image)
     stop(node)
     disk.lose_power_after(operations)
     try:
@@ -99,7 +100,7 @@ def test_power_failing_while_a_snapshot_is_made_loses_nothing(operations: int) -
     except PowerLost:
         pass
     disk.crash()
-    assert timeless(start(disk, boot_id="another").image) == expected
+    assert timeless(start(disk, boot_id="another").metadata.image) == expected
 
 
 def test_a_snapshot_without_its_end_is_not_used_and_a_gap_is_an_error() -> None:
@@ -116,8 +117,7 @@ def test_damage_in_the_metadata_log_names_the_file_and_what_to_do() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/")
     node = start(disk)
-    assert node.metadata is not None
-    path, size = node.metadata.log.active.path(), node.metadata.log.active.size
+    path, size = node.metadata.hosted.log.active.path(), node.metadata.hosted.log.active.size
     stop(node)
     file = disk.open(path, "write")
     file.pwritev([bytes([file.pread(1, size // 2)[0] ^ 1])], size // 2)

@@ -47,8 +47,7 @@ def remove_directory(node: BareNode, index: int) -> None:
 
 
 def where_the_metadata_is_not(node: BareNode) -> int:
-    assert node.node.metadata is not None
-    return next(i for i in (0, 1) if node.hosted("t", i).directory is not node.node.metadata.directory)
+    return next(i for i in (0, 1) if node.hosted("t", i).directory is not node.node.metadata.hosted.directory)
 
 
 @pytest.mark.parametrize("taken", [remove, replace, remove_directory])

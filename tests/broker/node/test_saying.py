@@ -9,8 +9,9 @@ import pytest
 from kio.schema.errors import ErrorCode
 from tests.support.quiet_broker import QuietBroker
 
+from holdfast.broker.node.failures import QUIET_MS
 from holdfast.broker.node.node import CHECKPOINT_INTERVAL_MS
-from holdfast.broker.node.troubles import QUIET_MS, REMIND_MS, REMINDED_MAX, Kind, Troubles
+from holdfast.broker.node.troubles import REMIND_MS, REMINDED_MAX, Kind, Troubles
 from holdfast.saying import Level, Line, warn
 from holdfast.testing.bare_node import BareNode
 from holdfast.testing.disk import Fault
@@ -42,7 +43,7 @@ def test_a_dead_log_does_not_leave_a_failing_directory_halfway() -> None:
     client, other = node.connect(), node.connect()
     client.create_topic("t", 2)
     ended: list[bool] = []
-    node.node.on_fatal = lambda: ended.append(True)
+    node.node.failures.on_fatal = lambda: ended.append(True)
     asked = client.begin_produce("t", batch(node))
     also = other.begin_produce("t", batch(node), index=1)
     node.turn()
@@ -52,7 +53,7 @@ def test_a_dead_log_does_not_leave_a_failing_directory_halfway() -> None:
         (partition,) = asking.answer(number).responses[0].partition_responses
         assert partition.error_code is ErrorCode.kafka_storage_error
     assert node.node.directories[0].offline
-    assert node.node.fatal is not None
+    assert node.node.failures.fatal is not None
     assert ended == [True]
 
 
@@ -224,7 +225,7 @@ def test_damage_that_retention_has_taken_is_said_no_more() -> None:
     broker.disk.flip_bit(hosted.log.segments[0].path(), hosted.log.segments[0].size - 4)
     broker.pass_time(900_000)
     assert len(broker.node.troubles.lasting(Kind.DAMAGED)) == 1
-    broker.node.move_log_start(hosted, 2)
+    broker.node.log_starts.move([(hosted, 2)])
     broker.pass_time(60_000)
     assert not broker.node.troubles.lasting(Kind.DAMAGED)
     assert broker.node.troubles.counts[Kind.DAMAGED] == 1

@@ -53,11 +53,11 @@ def client(node: BareNode) -> BareClient:
 @pytest.mark.parametrize("end", ["stop", "kill", "lose_power"])
 def test_topics_messages_and_identity_survive_any_end(node: BareNode, client: BareClient, end: str) -> None:
     topic_id = node.hosted("t").topic_id
-    cluster_id = node.node.cluster_id
+    cluster_id = node.node.identity.cluster_id
     again: BareNode = getattr(node, end)()
     assert values(again, "t") == 20
     assert again.hosted("t").topic_id == topic_id
-    assert again.node.cluster_id == cluster_id
+    assert again.node.identity.cluster_id == cluster_id
     assert again.connect().fetch("t", 19).high_watermark == 20
 
 
@@ -87,7 +87,7 @@ def test_broker_epochs_rise_and_producer_ids_are_never_given_twice(
         for _ in range(3):
             answer = asking.ask(22, 4, transactional_id=None, transaction_timeout=60_000)
             given.append(answer.producer_id)
-        broker_epochs.append(node.node.broker_epoch)
+        broker_epochs.append(node.node.identity.broker_epoch)
         node = getattr(node, end)()
     assert len(set(given)) == len(given)
     assert broker_epochs == sorted(set(broker_epochs))
@@ -273,8 +273,7 @@ def test_damage_in_the_metadata_log_ends_the_start_with_a_reason(node: BareNode,
         client.create_topic(f"topic-{number}")
     node.advance(2000)
     node.settle()
-    assert node.node.metadata is not None
-    node.disk.flip_bit(node.node.metadata.log.segments[0].path(), 80, 1)
+    node.disk.flip_bit(node.node.metadata.hosted.log.segments[0].path(), 80, 1)
     with pytest.raises(CorruptLog, match="__cluster_metadata"):
         node.kill()
 
@@ -353,7 +352,7 @@ def test_power_loss_at_any_moment_of_deleting_and_making_again_leaves_the_old_or
             node = node.lose_power() if seed else node.kill()
             log = node.hosted("t").log if node.node.partitions.get("t", 0) else None
             if log is None:
-                assert node.node.image.topic("t") is None, node.said
+                assert node.node.metadata.image.topic("t") is None, node.said
                 seen.add("none")
             elif node.hosted("t").topic_id == old_id:
                 assert log.end_offset == 20

@@ -277,7 +277,7 @@ def test_producers_are_described_when_what_is_told_of_them_is_committed(bench: B
     assert unknown.error_code == ErrorCode.unknown_topic_or_partition
     bench.write(7, b"in")
     asked = bench.reader.begin(DESCRIBE_PRODUCERS, 0, topics=topics[:1])
-    bench.node.node.directory_failed(bench.hosted.directory, OSError(5, "broken"))
+    bench.hosted.directory.take_offline(OSError(5, "broken"))
     known, _ = bench.reader.answer(asked).topics[0].partitions
     assert (known.error_code, known.active_producers) == (ErrorCode.kafka_storage_error, ())
 
@@ -317,7 +317,7 @@ def test_a_marker_on_a_failing_disk_is_answered_with_a_storage_error(bench: Benc
     bench.write(7, b"in")
     bench.settle()
     asked = bench.begin_end(7, COMMIT)
-    bench.node.node.directory_failed(bench.hosted.directory, OSError(5, "broken"))
+    bench.hosted.directory.take_offline(OSError(5, "broken"))
     answer = bench.client.answer(asked)
     assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.kafka_storage_error
     assert bench.end(7, COMMIT) == ErrorCode.kafka_storage_error

@@ -120,7 +120,7 @@ class Settle(NamedTuple):
 
 
 def topic_id(world: World, name: str) -> Any:
-    topic = world.node.node.image.topic(name)
+    topic = world.node.node.metadata.image.topic(name)
     return topic.topic_id if topic is not None else None
 
 

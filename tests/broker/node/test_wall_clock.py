@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from tests.support.compacted_log import read_all
 from tests.support.quiet_broker import QuietBroker
 from tests.support.tiers import examples
 
+from holdfast.broker.node.directories import DirectoryFailures, LogDirectory
 from holdfast.broker.node.troubles import Troubles
 from holdfast.broker.node.wall_clock import AWAY_MS, CLOCK_FILE, GAIN, STEP_MS, WallClock
 from holdfast.testing.bare_node import BareNode
@@ -44,7 +45,7 @@ class Watched:
         guard = WallClock(
             self.disk, self.clock, self.boot_id, lambda: self.settle_ms, troubles, self.said.append
         )
-        guard.begin("/data")
+        guard.begin(LogDirectory(self.disk, "/data", cast(DirectoryFailures, None)))
         return guard
 
     def restart(self, *, boots: bool = False, down_ms: int = 0, step_ms: int = 0) -> None:

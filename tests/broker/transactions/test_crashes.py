@@ -283,7 +283,7 @@ def test_a_topic_whose_deletion_is_undone_by_a_crash_has_no_transaction_open() -
             is_told = asked in producer.client.correlation_ids
             again = node.lose_power()
             again.settle()
-            is_back = again.node.image.topic("b") is not None
+            is_back = again.node.metadata.image.topic("b") is not None
             for _ in range(8):
                 again.advance(10_000)
                 again.settle()

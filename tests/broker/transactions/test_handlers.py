@@ -385,8 +385,7 @@ def test_no_answer_leaves_before_the_records_it_is_built_on_are_durable(node: Ba
 
 
 def test_a_producer_id_is_in_no_transaction_record_before_its_block_is_durable(node: BareNode) -> None:
-    metadata = node.node.metadata
-    assert metadata is not None
+    metadata = node.node.metadata.hosted
     producer = TransactionalProducer(node.connect())
     producer.begin_init()
     while node.has_turn or node.flusher.jobs:
@@ -434,7 +433,7 @@ def test_an_empty_transactional_id_is_no_request(node: BareNode) -> None:
 def test_an_idempotent_producer_needs_no_coordinator(node: BareNode) -> None:
     producer = TransactionalProducer(node.connect(), None)
     assert producer.init() is ErrorCode.none
-    assert node.node.image.topic(STATE) is None
+    assert node.node.metadata.image.topic(STATE) is None
     batch = producer.batch("a", 0, b"1", is_transactional=False)
     asked = producer.begin_produce({("a", 0): batch})
     node.settle()

@@ -19,8 +19,7 @@ from holdfast.broker.log.recovery import _Opening
 from holdfast.broker.log.scan import Damage
 from holdfast.broker.node import intake
 from holdfast.broker.node import node as node_module
-from holdfast.broker.node.handlers import k00_produce
-from holdfast.broker.node.node import Node
+from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.wall_clock import WallClock
 from holdfast.seams import FileSystem, FlushJob, Now
 from holdfast.testing.disk import SimulatedDisk
@@ -112,7 +111,7 @@ class DuplicateAnsweredEarly(Mutant):
             admitted = admit(*arguments)
             return admitted._replace(last_offset=-1) if isinstance(admitted, Duplicate) else admitted
 
-        with patch.object(k00_produce, "admit", admit_early):
+        with patch.object(intake, "admit", admit_early):
             yield
 
 
@@ -123,16 +122,16 @@ class ProducerIdReused(Mutant):
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        append = Node.append_metadata
+        append = MetadataLog.append
 
-        def append_others(node: Node, records: Sequence[MetadataRecord], now: Now) -> None:
+        def append_others(metadata: MetadataLog, records: Sequence[MetadataRecord], now: Now) -> None:
             if not records or not all(isinstance(record, ProducerIds) for record in records):
-                append(node, records, now)
+                append(metadata, records, now)
                 return
-            image = node.image
+            image = metadata.image
             image.apply_all(records, last_offset=image.last_offset, last_epoch=image.last_epoch)
 
-        with patch.object(Node, "append_metadata", append_others):
+        with patch.object(MetadataLog, "append", append_others):
             yield
 
 

@@ -12,7 +12,8 @@ from holdfast.broker.log.segment import Slice
 from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node.connection import Connection
 from holdfast.broker.node.context import Part
-from holdfast.broker.node.node import Node, NodeSeams
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.services import NodeSeams
 from holdfast.config import BrokerConfig
 from holdfast.seams import Now
 

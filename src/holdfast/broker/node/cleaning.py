@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from holdfast.broker.log.checkpoints import CLEANER_FILE, OffsetCheckpoint
@@ -23,14 +23,11 @@ from holdfast.broker.log.compaction import Dirt, Swap, examine, is_due, plan_rou
 from holdfast.broker.log.segment import Segment
 from holdfast.broker.node.directories import NO_DESCRIPTOR_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.broker.node.removal import remove_later
+from holdfast.broker.node.services import UpkeepServices
 from holdfast.broker.node.troubles import Kind
 from holdfast.errors import CorruptLog
 from holdfast.saying import warn
 from holdfast.seams import FlushJob, Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 RETRY_MS: Final = 600_000
 """How long a log is left alone after its cleaning failed."""
@@ -50,7 +47,7 @@ class Background:
 
 
 class Cleaning:
-    def __init__(self, node: Node, background: Background) -> None:
+    def __init__(self, node: UpkeepServices, background: Background) -> None:
         self._node = node
         self._background = background
         # How far each partition was cleaned; its topic's id tells it from a later one of the same name.
@@ -65,7 +62,7 @@ class Cleaning:
 
     def _load(self, directory: LogDirectory) -> None:
         try:
-            offsets = OffsetCheckpoint(self._node.fs, f"{directory.path}/{CLEANER_FILE}").read()
+            offsets = OffsetCheckpoint(self._node.seams.fs, f"{directory.path}/{CLEANER_FILE}").read()
         except (CorruptLog, OSError) as error:
             self._node.say(warn(f"{error}; compaction begins anew"))
             return
@@ -86,7 +83,7 @@ class Cleaning:
         node = self._node
         for directory in [due for due in self._unwritten if not due.offline]:
             self._write_checkpoint(directory)
-        if self._background.is_busy or node.is_stopping or not node.config.log_cleaner_enable:
+        if self._background.is_busy or node.timers.is_stopped or not node.settings.broker.log_cleaner_enable:
             return
         best: tuple[HostedPartition, Dirt] | None = None
         for hosted in node.partitions:
@@ -108,7 +105,7 @@ class Cleaning:
         directory = hosted.directory
         needed = room_needed(hosted.log, dirt) + FREE_BYTES_MIN
         try:
-            free = node.fs.free_bytes(directory.path)
+            free = node.seams.fs.free_bytes(directory.path)
         except OSError as error:
             self._cannot_measure(directory, error, now)
             return
@@ -157,10 +154,10 @@ class Cleaning:
         """A round is over; `clean_to` when all of it was swapped in."""
         self._background.is_busy = False
         node = self._node
-        if node.is_stopping:
+        if node.timers.is_stopped:
             return
         if failure is not None and not hosted.is_deleted and not hosted.offline:
-            self._put_off(hosted, failure, node.now())
+            self._put_off(hosted, failure, node.seams.clock.now())
         if clean_to is None:
             return
         self.rounds += 1
@@ -184,7 +181,7 @@ class Cleaning:
         try:
             directory.write_checkpoint(CLEANER_FILE, offsets)
         except OSError as error:
-            if node.refused(directory, error):
+            if directory.refuses(error):
                 self._unwritten.add(directory)
             return
         self._unwritten.discard(directory)
@@ -193,7 +190,7 @@ class Cleaning:
 class _Round:
     """One round under way, from the plan to the last rename."""
 
-    def __init__(self, cleaning: Cleaning, node: Node, hosted: HostedPartition, dirt: Dirt) -> None:
+    def __init__(self, cleaning: Cleaning, node: UpkeepServices, hosted: HostedPartition, dirt: Dirt) -> None:
         self._cleaning = cleaning
         self._node = node
         self._hosted = hosted
@@ -208,7 +205,7 @@ class _Round:
         log, node = self._hosted.log, self._node
         self._seen = {segment.base_offset: segment for segment in log.segments}
         high_watermark = self._hosted.offsets.high_watermark
-        map_bytes = node.config.log_cleaner_dedupe_buffer_size
+        map_bytes = node.settings.broker.log_cleaner_dedupe_buffer_size
         asked = plan_round(log, self._dirt, high_watermark, now, map_bytes, first_base)
         node.seams.worker.submit("compact", asked.to_json(), self._cleaned)
 
@@ -217,7 +214,7 @@ class _Round:
         try:
             action()
         except Exception as defect:  # noqa: BLE001 - see above
-            self._node.report_defect(f"the compaction of {self._hosted.name}", defect)
+            self._node.report(f"the compaction of {self._hosted.name}", defect)
             self._cleaning.ended(self._hosted, failure=repr(defect))
 
     def _cleaned(self, result: Mapping[str, Any] | None, error: str | None) -> None:
@@ -240,12 +237,14 @@ class _Round:
                     kind=f"unreadable in {self._hosted.name}",
                 )
             )
-        self._swaps.extend(Swap(self._node.fs, log, segment, self._seen) for segment in cleaned.segments)
+        self._swaps.extend(
+            Swap(self._node.seams.fs, log, segment, self._seen) for segment in cleaned.segments
+        )
         self._next()
 
     @property
     def _is_pointless(self) -> bool:
-        return self._node.is_stopping or self._hosted.is_deleted or self._hosted.offline
+        return self._node.timers.is_stopped or self._hosted.is_deleted or self._hosted.offline
 
     def _has_lost_segments(self) -> bool:
         present = {id(segment) for segment in self._hosted.log.segments}
@@ -264,7 +263,7 @@ class _Round:
     def _exchange(self, swap: Swap) -> None:
         def exchange() -> None:
             retired = swap.exchange()
-            remove_later(self._node, retired, self._hosted.log.config.file_delete_delay_ms)
+            self._node.log_starts.remove_later(retired, self._hosted.log.config.file_delete_delay_ms)
 
         self._step(swap, exchange, lambda: self._finish(swap))
 
@@ -327,9 +326,9 @@ class _Round:
             self._hosted,
             f"cannot have its compaction completed now: {refusal}; trying again every {STEP_RETRY_MS // 1000} seconds",
         )
-        node.timers.at(node.now().monotonic_ms + STEP_RETRY_MS, lambda: self._guarded(step))
+        node.timers.at(node.seams.clock.now().monotonic_ms + STEP_RETRY_MS, lambda: self._guarded(step))
 
     def _failed(self, error: OSError) -> None:
         if not self._hosted.is_deleted:
-            self._node.directory_failed(self._hosted.directory, error)
+            self._hosted.directory.take_offline(error)
         self._cleaning.ended(self._hosted)

@@ -17,6 +17,7 @@ import errno
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.broker.node.directories import NO_DESCRIPTOR_ERRNOS
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.partition.offsets import CommitWaiter
 from holdfast.seams import Flusher, FlushJob, FlushTarget
@@ -31,13 +32,11 @@ class GroupCommit:
         self,
         flusher: Flusher,
         call_soon: Callable[[Callable[[], None]], None],
-        on_failure: Callable[[HostedPartition, OSError], None],
         on_flushed: Callable[[HostedPartition], None],
         report: Callable[[str, Exception], None],
     ) -> None:
         self._flusher = flusher
         self._call_soon = call_soon
-        self._on_failure = on_failure
         self._on_flushed = on_flushed
         self._report = report
         self._dirty: dict[HostedPartition, None] = {}
@@ -88,7 +87,7 @@ class GroupCommit:
             self._scheduled = True
             self._call_soon(self._begin)
 
-    def put_off(self, partition: HostedPartition) -> None:
+    def _put_off_flush(self, partition: HostedPartition) -> None:
         """Nothing was asked of the disk, for want of descriptors: flush when `go_on` is called."""
         partition.log.flush_not_begun()
         partition.wants_flush = True
@@ -109,7 +108,7 @@ class GroupCommit:
                 try:
                     self._flush(partition, apart=apart)
                 except Exception as defect:  # noqa: BLE001 - the others are to be flushed as well
-                    self._on_failure(partition, self._as_failure(partition, defect))
+                    partition.directory.take_offline(self._as_failure(partition, defect))
 
     def _flush(self, partition: HostedPartition, *, apart: bool) -> None:
         partition.flush_running = True
@@ -151,8 +150,13 @@ class GroupCommit:
                 self._settle(partition, end)
             except Exception as defect:  # noqa: BLE001 - whoever waits here would wait for ever
                 error = self._as_failure(partition, defect)
-        if error is not None:
-            self._on_failure(partition, error)
+        if error is None:
+            return
+        if error.errno in NO_DESCRIPTOR_ERRNOS:
+            partition.directory.refuses(error)
+            self._put_off_flush(partition)
+        else:
+            partition.directory.take_offline(error)
 
     def _settle(self, partition: HostedPartition, end: LogPosition) -> None:
         partition.log.flushed(end)

@@ -4,7 +4,7 @@ Up to `holdfast.requests.in.flight.max` requests are under way at once, so that 
 response that is ready waits behind one that is not; past the limit the shell is asked to stop reading the socket.
 
 A response leaves only when everything it may have been built on is durable. For requests that are answered
-from the cluster's image this means the metadata log: `Node.metadata_barrier` is consulted when the response
+from the cluster's image this means the metadata log: `MetadataLog.is_durable` is consulted when the response
 is ready, not when the request came.
 """
 
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from holdfast.broker.log.segment import Slice
+from holdfast.broker.node import dispatch
 from holdfast.broker.node.context import (
-    ConnectionInfo,
+    Answer,
     Hangup,
     Later,
     NoResponse,
@@ -24,16 +25,29 @@ from holdfast.broker.node.context import (
     Part,
     RequestContext,
     Response,
+    Session,
     Within,
 )
-from holdfast.broker.node.timers import Timer
+from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.settings import Settings
+from holdfast.broker.node.timers import Timer, Timers
+from holdfast.broker.node.usual_produce import UsualProduce
 from holdfast.errors import MalformedFrame
 from holdfast.seams import Buffer, Now
 from holdfast.wire.apis import API_VERSIONS, PRODUCE
 from holdfast.wire.messages import encode_response, parse_request_header, response_header
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
+
+class RequestServices(Protocol):
+    """What a connection needs of the broker."""
+
+    metadata: MetadataLog
+    settings: Settings
+    timers: Timers
+    usual_produce: UsualProduce
+    report: Callable[[str, Exception], None]
+
+    def handle(self, context: RequestContext, frame: Buffer, body_offset: int, now: Now) -> Answer: ...
 
 
 class Exchange:
@@ -53,17 +67,17 @@ class Exchange:
         connection = self.connection
         if connection.is_closed:
             return
-        barrier = connection.node.metadata_barrier
-        if barrier is None:
+        metadata = connection.metadata
+        if metadata.is_durable:
             self._finish(response)
         else:
             timer: Timer | None = None
             if isinstance(response, Within):
                 too_late = response.too_late
                 timer = connection.node.timers.at(response.deadline_ms, lambda: self._finish(too_late))
-            barrier(lambda error: self._pass_barrier(response, error, timer))
+            metadata.when_durable(lambda error: self._durable(response, error, timer))
 
-    def _pass_barrier(self, response: Response, error: Exception | None, timer: Timer | None) -> None:
+    def _durable(self, response: Response, error: Exception | None, timer: Timer | None) -> None:
         if timer is not None:
             timer.cancel()
         if self.parts is not None:
@@ -116,18 +130,19 @@ class Exchange:
 class Connection:
     def __init__(
         self,
-        node: Node,
-        info: ConnectionInfo,
+        node: RequestServices,
+        session: Session,
         transmit: Callable[[list[Part]], None],
         close: Callable[[str], None],
     ) -> None:
         self.node = node
-        self.info = info
+        self.metadata = node.metadata
+        self.session = session
         self.transmit = transmit
         """Takes responses, or none: there may be room for requests all the same."""
         self._close = close
         self._under_way: deque[Exchange] = deque()
-        self._under_way_max = node.config.holdfast_requests_in_flight_max
+        self._under_way_max = node.settings.broker.holdfast_requests_in_flight_max
         """Enough for a pipelining producer to fill a flush group, few enough to bound what one connection holds."""
         self.is_closed = False
 
@@ -148,10 +163,11 @@ class Connection:
             self.close(str(error))
             return
         try:
+            self.session.client_id = header.client_id
             if header.api_key == PRODUCE and self.node.usual_produce.begin(self, header, frame, now):
                 return
             exchange = self.enqueue(header.api_key, header.version, header.correlation_id)
-            context = RequestContext(self.info, header.client_id, header.api_key, header.version)
+            context = RequestContext(self.session, header.api_key, header.version)
             answer = self.node.handle(context, frame, header.body_offset, now)
         except MalformedFrame as error:
             self.close(str(error))
@@ -167,7 +183,7 @@ class Connection:
         else:
             # ApiVersions falls back to version 0 for versions it does not know.
             if header.api_key == API_VERSIONS:
-                exchange.version = self.node.api_versions_answer_version(header.version)
+                exchange.version = header.version if dispatch.is_offered(API_VERSIONS, header.version) else 0
             exchange.deliver(answer)
 
     def enqueue(self, api_key: int, version: int, correlation_id: int) -> Exchange:
@@ -186,12 +202,12 @@ class Connection:
             try:
                 self.transmit(out)
             except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
-                self.node.report_defect("sending answers", error)
+                self.node.report("sending answers", error)
                 self.close(f"sending answers failed: {error!r}")
 
     def give_up(self, api_key: int, version: int, error: Exception) -> None:
         """A request ran into a defect of ours: it is told with its place, and only this connection ends."""
-        self.node.report_defect(f"API {api_key} version {version}", error)
+        self.node.report(f"API {api_key} version {version}", error)
         self.close(f"API {api_key} version {version} failed: {error!r}")
 
     def close(self, reason: str) -> None:
@@ -208,4 +224,4 @@ class Connection:
                 try:
                     exchange.later.abandon()
                 except Exception as error:  # noqa: BLE001 - the others wait as well
-                    self.node.report_defect("letting go of a request", error)
+                    self.node.report("letting go of a request", error)

@@ -17,18 +17,22 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 T = TypeVar("T")
 
 
-class ConnectionInfo(NamedTuple):
-    """What stays the same over a connection; authorisation and quotas hook in here."""
+class Session:
+    """What the broker knows of the client at the other end of a connection. A handler may change it: authentication
+    will set the principal, and keep here how far an exchange of it has come."""
 
-    id: int
-    listener: str
-    address: str
-    principal: str = ANONYMOUS
+    __slots__ = ("address", "client_id", "listener", "principal")
+
+    def __init__(self, listener: str, address: str) -> None:
+        self.listener = listener
+        self.address = address
+        self.principal = ANONYMOUS
+        self.client_id: str | None = None
+        """As the latest request names it."""
 
 
 class RequestContext(NamedTuple):
-    connection: ConnectionInfo
-    client_id: str | None
+    session: Session
     api_key: int
     version: int
 

@@ -7,12 +7,13 @@ shard, replays what the shard's log holds, is told that this was all, and from t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.changes import NewTopic, create_topic
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.services import CoordinatorServices
 from holdfast.broker.node.shard import Shard, partition_for, stored_batches
 from holdfast.broker.node.timers import Timer
 from holdfast.broker.node.troubles import Kind
@@ -21,12 +22,10 @@ from holdfast.saying import warn
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
-
 SEGMENT_BYTES_MIN: Final = 1 << 20
 """Of any topic; the settings for internal topics allow less."""
+REMEMBERED_MAX: Final = 100_000
+"""Names whose coordinator is remembered: clients choose them, so there is a bound; about 20 MB."""
 
 
 class Machine(Protocol):
@@ -66,10 +65,10 @@ class InternalTopic(NamedTuple):
     configs: tuple[tuple[str, str], ...]
 
 
-class NodeSchedule:
-    """The node's timers as a machine sees them: what they make expire goes by the time that is proven."""
+class ProvenSchedule:
+    """The broker's timers as a machine sees them: what they make expire goes by the time that is proven."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: CoordinatorServices) -> None:
         self._node = node
 
     def at(self, deadline_ms: int, action: Callable[[Now], None]) -> Timer:
@@ -78,12 +77,17 @@ class NodeSchedule:
 
 class Coordination(Generic[MachineT]):
     def __init__(
-        self, node: Node, describe_topic: Callable[[], InternalTopic], make: Callable[[Shard], MachineT]
+        self,
+        node: CoordinatorServices,
+        describe_topic: Callable[[], InternalTopic],
+        make: Callable[[Shard], MachineT],
     ) -> None:
         self._node = node
         self._describe_topic = describe_topic
         self._make = make
         self._coordinators: dict[int, Coordinator[MachineT]] = {}
+        self._found: dict[str, Coordinator[MachineT]] = {}
+        """By name: the hash over a name costs more than the rest of a heartbeat. Each use checks it."""
         self._damaged: dict[int, str] = {}
         """Why a shard could not be rebuilt."""
         self._strays: dict[str, int] = {}
@@ -97,7 +101,7 @@ class Coordination(Generic[MachineT]):
 
     def load(self, now: Now) -> None:
         """At start, when every partition is open: rebuild each shard that has a past."""
-        topic = self._node.image.topic(self.topic)
+        topic = self._node.metadata.image.topic(self.topic)
         if topic is None:
             return
         names: dict[int, Collection[str]] = {}
@@ -148,13 +152,18 @@ class Coordination(Generic[MachineT]):
     def ensure_topic(self, now: Now) -> None:
         """Make the internal topic if it is not there. It is not for users to choose its shape by accident."""
         wanted = self._describe_topic()
-        if self._node.image.topic(wanted.name) is not None:
+        if self._node.metadata.image.topic(wanted.name) is not None:
             return
         configs = (*wanted.configs, ("segment.bytes", str(max(wanted.segment_bytes, SEGMENT_BYTES_MIN))))
         new = NewTopic(wanted.name, wanted.partitions, 1, (), configs)
         try:
-            records = create_topic(self._node.image, new, self._node.config, self._node.seams.randomness)
-            self._node.append_metadata(records, now)
+            records = create_topic(
+                self._node.metadata.image,
+                new,
+                self._node.metadata.settings.broker,
+                self._node.seams.randomness,
+            )
+            self._node.metadata.append(records, now)
         except ApiError as error:
             self._node.troubles.begin(
                 Kind.COORDINATOR_OFFLINE, wanted.name, f"{wanted.name} cannot be made: {error.message}"
@@ -165,7 +174,7 @@ class Coordination(Generic[MachineT]):
     # Finding
 
     def partition_of(self, key: str) -> int:
-        topic = self._node.image.topic(self.topic)
+        topic = self._node.metadata.image.topic(self.topic)
         if topic is None:
             raise ApiError(ErrorCode.coordinator_not_available, f"{self.topic} does not exist yet")
         stray = self._strays.get(key)
@@ -173,8 +182,33 @@ class Coordination(Generic[MachineT]):
 
     def find(self, key: str, now: Now) -> Coordinator[MachineT]:
         """Who coordinates `key`, making the internal topic when it is missing; or the protocol's error."""
-        self.ensure_topic(now)
-        return self.at(self.partition_of(key), now)
+        found = self._remembered(key)
+        if found is None:
+            self.ensure_topic(now)
+            found = self._look_up(key, now)
+        return found
+
+    def known(self, key: str, now: Now) -> Coordinator[MachineT]:
+        """The same for a name that cannot be new: nothing is made."""
+        return self._remembered(key) or self._look_up(key, now)
+
+    def _remembered(self, key: str) -> Coordinator[MachineT] | None:
+        found = self._found.get(key)
+        if found is None or found.shard.hosted.is_deleted:
+            return None
+        found.shard.require_online()
+        return found
+
+    def _look_up(self, key: str, now: Now) -> Coordinator[MachineT]:
+        found = self.at(self.partition_of(key), now)
+        if len(self._found) >= REMEMBERED_MAX:
+            self._found.clear()
+        self._found[key] = found
+        return found
+
+    def forget_found(self) -> None:
+        """The internal topic has changed."""
+        self._found.clear()
 
     def at(self, index: int, now: Now) -> Coordinator[MachineT]:
         known = self._coordinators.get(index)
@@ -199,18 +233,18 @@ class Coordination(Generic[MachineT]):
         if gone is not None:
             gone.machine.unload()
         try:
-            hosted = self._node.leader_of(self.topic, index)
+            hosted = self._node.partitions.leader_of(self.topic, index)
         except ApiError as error:
             raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
         if index in self._damaged:
             raise ApiError(ErrorCode.coordinator_not_available, self._damaged[index])
-        shard = Shard(self._node, hosted)
+        shard = Shard(self._node.commit, hosted)
         machine = self._make(shard)
         try:
             for header, records in stored_batches(hosted):
                 machine.replay(header, records)
         except OSError as error:
-            self._node.refused(hosted.directory, error)
+            hosted.directory.refuses(error)
             raise ApiError(
                 ErrorCode.coordinator_not_available, f"{hosted.name} could not be read: {error}"
             ) from error

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from holdfast.broker.node.directories import OBSTINATE_ERRNOS, REFUSED_ERRNOS, LogDirectory
+from holdfast.broker.node.directories import OBSTINATE_ERRNOS, REFUSED_ERRNOS, LogDirectory, Offsets
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.placement import Doomed
 from holdfast.saying import warn
@@ -29,21 +29,17 @@ from holdfast.seams import FileSystem
 STUCK_ROUNDS: Final = 60
 """After so many rounds, one each second, directories that could not be removed are tried again."""
 
-Offsets = dict[tuple[str, int], int]
-
 
 class Deletions:
     def __init__(
         self,
         fs: FileSystem,
         forget: Callable[[LogDirectory], bool],
-        failed: Callable[[LogDirectory, OSError], None],
         say: Callable[[str], None],
     ) -> None:
         """`forget` writes the checkpoints of a directory and tells whether they are durable."""
         self._fs = fs
         self._forget = forget
-        self._failed = failed
         self._say = say
         self._undecided: list[Doomed] = []
         """Deleted, but not durably yet."""
@@ -88,7 +84,7 @@ class Deletions:
                     self._emptied.add(each.path)
         except OSError as error:
             if error.errno not in REFUSED_ERRNOS:
-                self._failed(directory, error)
+                directory.take_offline(error)
 
     def _remove_one(self, doomed: Doomed) -> None:
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Container, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 from uuid import UUID
 
 from holdfast.atomic import parent_of, read_whole, write_atomically
@@ -49,7 +49,16 @@ RESERVE_STEP_BYTES: Final = 64 << 10
 RECORD_SUFFIXES: Final = (".log", ".cut", ".swap", ".cleaned", ".deleted", ".checkpoint")
 """Files that may hold records: of a partition, and of the metadata log its snapshots."""
 
-Partitions = dict[tuple[str, int], int]
+Offsets = dict[tuple[str, int], int]
+"""By topic and partition, as a checkpoint has them."""
+
+
+class DirectoryFailures(Protocol):
+    """Whom a directory tells of the errors of its disk."""
+
+    def refused(self, directory: LogDirectory, error: OSError) -> None: ...
+
+    def failed(self, directory: LogDirectory, error: OSError) -> None: ...
 
 
 def holds_records(fs: FileSystem, path: str) -> bool:
@@ -82,9 +91,10 @@ def decode_session(data: bytes) -> Session:
 
 
 class LogDirectory:
-    def __init__(self, fs: FileSystem, path: str) -> None:
+    def __init__(self, fs: FileSystem, path: str, failures: DirectoryFailures) -> None:
         self._fs = fs
         self.path = path
+        self._failures = failures
         self.offline = False
         self.failure: str | None = None
         self.meta: MetaProperties | None = None
@@ -97,11 +107,11 @@ class LogDirectory:
         self.session = Session("")
         """The last one that began here."""
         self.torn_tail_expected = False
-        self.recovery_points: Partitions = {}
+        self.recovery_points: Offsets = {}
         """As the file on disk has them, for certain: what compaction may rely on."""
         self.recovery_points_known = True
         """Whether that file was there and whole, or the directory is new. If not, compaction may have been anywhere."""
-        self.log_starts: Partitions = {}
+        self.log_starts: Offsets = {}
         self.log_starts_known = True
         self._lock: Lock | None = None
         self.is_closed = False
@@ -113,6 +123,19 @@ class LogDirectory:
     def id(self) -> UUID:
         assert self.meta is not None
         return UUID(bytes=self.meta.directory_id)
+
+    def refuses(self, error: OSError) -> bool:
+        """Whether the disk refused a write for want of room or descriptors: the operator is told, and the directory
+        stays in service. Any other error takes the directory offline until restart."""
+        if error.errno in REFUSED_ERRNOS:
+            self._failures.refused(self, error)
+            return True
+        self.take_offline(error)
+        return False
+
+    def take_offline(self, error: OSError) -> None:
+        """Whatever waits for this directory learns that its outcome is unknown."""
+        self._failures.failed(self, error)
 
     def require_in_place(self) -> None:
         """Raise where the path leads to nothing or to another directory now: what is made there is not kept here."""
@@ -262,7 +285,7 @@ class LogDirectory:
             start_offset_known=self.log_starts_known,
         )
 
-    def _read(self, name: str, say: Callable[[str], None]) -> Partitions | None:
+    def _read(self, name: str, say: Callable[[str], None]) -> Offsets | None:
         path = f"{self.path}/{name}"
         # We never write an empty file: that is one whose content was lost.
         if not self._fs.exists(path) or not self._fs.size(path):
@@ -297,9 +320,7 @@ class LogDirectory:
         except OSError as also:
             self.failure = f"{error} (and {also})"
 
-    def close_cleanly(
-        self, recovery_points: Partitions, log_starts: Partitions, broker_epoch: int | None
-    ) -> None:
+    def close_cleanly(self, recovery_points: Offsets, log_starts: Offsets, broker_epoch: int | None) -> None:
         """Without an epoch no marker is left, and the next start believes nothing above the recovery points."""
         self.is_closed = True
         self.write_checkpoint(RECOVERY_POINT_FILE, recovery_points)

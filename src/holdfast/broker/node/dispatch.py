@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import Any, Final
 
 from holdfast.broker.node.context import Answer, RequestContext
 from holdfast.errors import MalformedFrame
+from holdfast.seams import Now
 from holdfast.wire.apis import API_VERSIONS, BY_KEY
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-    from holdfast.seams import Now
-
-    Handler = Callable[[Node, RequestContext, Any, Now], Answer]
+Handler = Callable[[Any, RequestContext, Any, Now], Answer]
+"""Takes the parts of the broker that it needs (`services`), who asks, the decoded request and the time."""
 
 MODULES: Final = {
     0: "k00_produce",
@@ -80,15 +79,17 @@ def find(context: RequestContext) -> Handler | None:
     key = (context.api_key, context.version)
     handler = _handlers.get(key)
     if handler is None and is_offered(*key):
-        module = import_module(f"holdfast.broker.node.handlers.{MODULES[context.api_key]}")
-        handler = _handlers[key] = module.handle
+        handler = _handlers[key] = _module(context.api_key).handle
     return handler
+
+
+def _module(api_key: int) -> ModuleType:
+    return import_module(f"holdfast.broker.node.handlers.{MODULES[api_key]}")
 
 
 def refuse(context: RequestContext) -> Answer:
     """What Kafka does: ApiVersions is answered in version 0, anything else closes the connection."""
     if context.api_key == API_VERSIONS:
-        from holdfast.broker.node.handlers.k18_api_versions import unsupported
-
-        return unsupported()
+        answer: Answer = _module(API_VERSIONS).unsupported()
+        return answer
     raise MalformedFrame(f"API {context.api_key} version {context.version} is not offered")

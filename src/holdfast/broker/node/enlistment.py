@@ -14,12 +14,13 @@ partition are appended in that order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.log.producer_state import Duplicate
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.transaction_service import TransactionService
 from holdfast.broker.transactions.coordinator import Refusals
 from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
@@ -31,9 +32,6 @@ from holdfast.broker.transactions.model import (
 from holdfast.errors import ApiError, InvalidRecords
 from holdfast.seams import Now
 from holdfast.wire.batch import HEADER_SIZE, MAGIC, MAGIC_OFFSET, BatchHeader, read_header
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 ENROLLING_VERSION: Final = 12
 """Produce requests from here on enrol their partitions."""
@@ -101,7 +99,7 @@ class Enlistment:
                 f"producer {header.producer_id} begins with sequence {header.base_sequence} in {hosted.name}",
             )
 
-    def begin(self, node: Node, now: Now, done: Callable[[Refusals], None]) -> None:
+    def begin(self, transactions: TransactionService, now: Now, done: Callable[[Refusals], None]) -> None:
         """Ask the coordinator for all that wait."""
         is_newer = self.version >= ENROLLING_VERSION
         partitions = frozenset((waiting.hosted.topic, waiting.hosted.index) for waiting in self.waiting)
@@ -117,9 +115,9 @@ class Enlistment:
             done(refusals)
 
         if is_newer:
-            node.transactions.enrol(enrolment, now, settle)
+            transactions.enrol(enrolment, now, settle)
         else:
-            node.transactions.verify(enrolment, now, settle)
+            transactions.verify(enrolment, now, settle)
 
     def check(self, refusals: Refusals, partition: TopicPartition) -> None:
         """Raise what a producer is told whose batch the coordinator does not let in."""

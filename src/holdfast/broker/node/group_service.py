@@ -1,13 +1,9 @@
-"""Groups in a node: the coordinators of `__consumer_offsets`, and what they see of the cluster.
-
-Finding the coordinator of a group costs a hash over its name, so who was found is remembered: a heartbeat must be
-cheap. What is remembered is checked on every use and is forgotten when the internal topic changes.
-"""
+"""Groups in a node: the coordinators of `__consumer_offsets`, and what they see of the cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from holdfast.broker.groups.coordinator import GroupCoordinator
@@ -15,37 +11,34 @@ from holdfast.broker.groups.model import Surroundings, TopicFacts
 from holdfast.broker.groups.regex import Matches
 from holdfast.broker.metadata.image import Resource, ResourceType, TopicImage
 from holdfast.broker.node.context import Answer, Fields, Later
-from holdfast.broker.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
+from holdfast.broker.node.coordination import Coordination, InternalTopic, ProvenSchedule
+from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.services import CoordinatorServices
 from holdfast.broker.node.shard import Refusal, Shard, outcome_unknown
 from holdfast.broker.node.silences import NOTED_EVERY_MS, Silences
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 TOPIC: Final = "__consumer_offsets"
-REMEMBERED_MAX: Final = 100_000
-"""Names of groups whose coordinator is remembered: clients choose them, so there is a bound; about 20 MB."""
 
 
 class ImageTopics:
     """The topics of the node's image as groups see them."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, metadata: MetadataLog) -> None:
+        self._metadata = metadata
         self._known: dict[str, _Known] = {}
         self._matches = Matches(self)
 
     def by_name(self, name: str) -> TopicFacts | None:
-        topic = self._node.image.topic(name)
+        topic = self._metadata.image.topic(name)
         return None if topic is None else self._facts(topic)
 
     def by_id(self, topic_id: UUID) -> TopicFacts | None:
-        topic = self._node.image.topics_by_id.get(topic_id)
+        topic = self._metadata.image.topics_by_id.get(topic_id)
         return None if topic is None else self._facts(topic)
 
     def names(self) -> Iterable[str]:
-        return [topic.name for topic in self._node.image.topics_by_id.values()]
+        return [topic.name for topic in self._metadata.image.topics_by_id.values()]
 
     def matching(self, expression: str) -> frozenset[str]:
         return self._matches.of(expression)
@@ -57,7 +50,9 @@ class ImageTopics:
         self._matches.changed(names)
 
     def _facts(self, topic: TopicImage) -> TopicFacts:
-        racks = {broker.broker_id: broker.rack for broker in self._node.image.brokers.values() if broker.rack}
+        racks = {
+            broker.broker_id: broker.rack for broker in self._metadata.image.brokers.values() if broker.rack
+        }
         known = self._known.get(topic.name)
         if known is None or known.topic is not topic or known.racks != racks:
             known = self._known[topic.name] = _Known(topic, racks, _facts_of(topic, racks))
@@ -88,16 +83,15 @@ def _facts_of(topic: TopicImage, racks: Mapping[int, str]) -> TopicFacts:
 
 
 class GroupService(Coordination[GroupCoordinator]):
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: CoordinatorServices) -> None:
         super().__init__(node, self._internal_topic, self._machine)
-        self._found: dict[str, Coordinator[GroupCoordinator]] = {}
-        self._topics = ImageTopics(node)
-        self._silences = Silences(node)
+        self._topics = ImageTopics(node.metadata)
+        self._silences = Silences(node.seams.fs, node.metadata)
         self._deleted: dict[str, int] = {}
         """Topics whose positions are to go, with the end of the metadata log that says so."""
 
     def _internal_topic(self) -> InternalTopic:
-        config = self._node.config
+        config = self._node.metadata.settings.broker
         return InternalTopic(
             TOPIC,
             config.offsets_topic_num_partitions,
@@ -110,10 +104,10 @@ class GroupService(Coordination[GroupCoordinator]):
         return GroupCoordinator(
             Surroundings(
                 journal=shard,
-                schedule=NodeSchedule(node),
+                schedule=ProvenSchedule(node),
                 randomness=node.seams.randomness,
                 topics=self._topics,
-                settings=lambda: node.config,
+                settings=lambda: node.metadata.settings.broker,
                 overrides=self._overrides,
                 say=node.say,
                 first_session_ms=self._silences.session_ms,
@@ -134,27 +128,16 @@ class GroupService(Coordination[GroupCoordinator]):
         self._node.timers.at(now_ms + NOTED_EVERY_MS, note)
 
     def _overrides(self, group_id: str) -> Mapping[str, str]:
-        return self._node.image.settings(Resource(ResourceType.GROUP, group_id))
+        return self._node.metadata.image.settings(Resource(ResourceType.GROUP, group_id))
 
     @property
     def topics(self) -> ImageTopics:
         return self._topics
 
-    def find(self, key: str, now: Now) -> Coordinator[GroupCoordinator]:
-        found = self._found.get(key)
-        if found is not None and not found.shard.hosted.is_deleted:
-            found.shard.require_online()
-            return found
-        found = super().find(key, now)
-        if len(self._found) >= REMEMBERED_MAX:
-            self._found.clear()
-        self._found[key] = found
-        return found
-
     def topics_changed(self, names: set[str], now: Now) -> None:
         """Topics were made, grown or deleted: groups that read them follow."""
         if TOPIC in names:
-            self._found.clear()
+            self.forget_found()
         self._topics.changed(names)
         for coordinator in self:
             coordinator.machine.topics_changed(names, now)
@@ -165,17 +148,14 @@ class GroupService(Coordination[GroupCoordinator]):
         A deletion that is not durable may be undone by a crash, and the positions would be missed. All that is
         made durable by one flush costs one look through the positions.
         """
-        metadata = self._node.metadata
-        assert metadata is not None
+        metadata = self._node.metadata.hosted
         is_awaited = bool(self._deleted)
         self._deleted |= dict.fromkeys(names, metadata.log.end_offset)
         if not is_awaited:
             self._await_deletions(now)
 
     def _await_deletions(self, now: Now) -> None:
-        metadata = self._node.metadata
-        assert metadata is not None
-        offsets = metadata.offsets
+        offsets = self._node.metadata.hosted.offsets
 
         def forget(error: Exception | None) -> None:
             if error is not None:

@@ -10,12 +10,16 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
+from kio.schema.errors import ErrorCode
+
 from holdfast.broker.log.leader_epochs import UNDEFINED_EPOCH, EpochEnd
 from holdfast.broker.log.log import Log
 from holdfast.broker.node.directories import LogDirectory
 from holdfast.broker.node.placement import Placement
 from holdfast.broker.partition.offsets import PartitionOffsets, Waiters
-from holdfast.errors import LogDirectoryOffline
+from holdfast.errors import ApiError, LogDirectoryOffline
+from holdfast.seams import Buffer, Now
+from holdfast.wire.batch import BatchHeader
 from holdfast.wire.positions import LogPosition
 
 
@@ -74,6 +78,20 @@ class HostedPartition:
     @property
     def offline(self) -> bool:
         return self.directory.offline
+
+    def append(self, header: BatchHeader, batch: Buffer, now: Now) -> BatchHeader:
+        """Append one batch in the present leader epoch; returns it as it is stored, and nobody sees it yet.
+
+        KAFKA_STORAGE_ERROR where the disk does not take it. Want of room or descriptors refuses this batch and nothing
+        else; any other error takes the directory offline.
+        """
+        try:
+            return self.log.append(header, batch, self.leader_epoch, now)
+        except OSError as error:
+            self.directory.refuses(error)
+            raise ApiError(
+                ErrorCode.kafka_storage_error, f"{self.name} could not be written: {error}"
+            ) from error
 
     # Offsets
 

@@ -8,19 +8,16 @@ neither reads files the other replaces.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdfast.broker.log.retention import expired, roll_due
 from holdfast.broker.node.cleaning import Background, Cleaning
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.broker.node.removal import remove_below_start
 from holdfast.broker.node.scrubbing import Scrubbing
+from holdfast.broker.node.services import UpkeepServices
 from holdfast.broker.node.wall_clock import SAVE_INTERVAL_MS
 from holdfast.config.definitions import LONG_MAX
 from holdfast.seams import FlushJob, Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 FIRST_CHECK_MS: Final = 30_000
 """Before the first check of retention and compaction, so that a start is over before they begin."""
@@ -37,13 +34,13 @@ BACKOFF_MIN_MS: Final = 100
 REMIND_CHECK_MS: Final = 60_000
 
 
-def schedule(node: Node, now: Now) -> Housekeeping:
+def schedule(node: UpkeepServices, now: Now) -> Housekeeping:
     """Arrange the recurring work of a node that has started."""
     return Housekeeping(node, now)
 
 
 class Housekeeping:
-    def __init__(self, node: Node, now: Now) -> None:
+    def __init__(self, node: UpkeepServices, now: Now) -> None:
         self._node = node
         background = Background()
         self.cleaning = Cleaning(node, background)
@@ -56,7 +53,7 @@ class Housekeeping:
         self._every(now, lambda: EXPIRY_CHECK_MS, self.expire_producers)
         self._every(now, lambda: SCRUB_CHECK_MS, self.scrubbing.check)
         self._every(now, lambda: SPACE_CHECK_MS, self.give_back_space)
-        self._every(now, lambda: SAVE_INTERVAL_MS, lambda now: node.save_clock())
+        self._every(now, lambda: SAVE_INTERVAL_MS, lambda now: node.wall_clock.save())
         self._every(now, lambda: RESERVE_CHECK_MS, self.keep_reserve)
         self._every(now, lambda: REMIND_CHECK_MS, lambda now: node.troubles.remind())
 
@@ -64,7 +61,7 @@ class Housekeeping:
         node = self._node
 
         def run() -> None:
-            if node.is_stopping:
+            if node.timers.is_stopped:
                 return
             now = node.wall_clock.proven()
             try:
@@ -75,10 +72,10 @@ class Housekeeping:
         node.timers.at(now.monotonic_ms + min(interval_ms(), FIRST_CHECK_MS), run)
 
     def _retention_interval_ms(self) -> int:
-        return self._node.config.log_retention_check_interval_ms
+        return self._node.settings.broker.log_retention_check_interval_ms
 
     def _cleaner_interval_ms(self) -> int:
-        return max(BACKOFF_MIN_MS, self._node.config.log_cleaner_backoff_ms)
+        return max(BACKOFF_MIN_MS, self._node.settings.broker.log_cleaner_backoff_ms)
 
     # Retention
 
@@ -91,7 +88,7 @@ class Housekeeping:
         for hosted in list(node.partitions):
             if hosted.offline:
                 continue
-            remove_below_start(node, hosted)
+            node.log_starts.remove_below(hosted)
             due = expired(hosted.log, hosted.offsets.high_watermark, now)
             if due is not None and due.segments:
                 moves.append((hosted, due.start_offset))
@@ -105,12 +102,12 @@ class Housekeeping:
                 roll(node, hosted, now)
         if waits_for_flush:
             node.timers.at(now.monotonic_ms + RECHECK_MS, self._recheck_retention)
-        node.move_log_starts(moves, even_if_full=True)
+        node.log_starts.move(moves, even_if_full=True)
         for reason in reasons:
             node.say(reason)
 
     def _recheck_retention(self) -> None:
-        if not self._node.is_stopping:
+        if not self._node.timers.is_stopped:
             self.check_retention(self._node.wall_clock.proven())
 
     # Compaction
@@ -153,7 +150,7 @@ class Housekeeping:
     # Producers
 
     def expire_producers(self, now: Now) -> None:
-        expiration_ms = self._node.config.producer_id_expiration_ms
+        expiration_ms = self._node.settings.broker.producer_id_expiration_ms
         for hosted in self._node.partitions:
             hosted.log.producers.remove_expired(now.wall_ms, expiration_ms)
 
@@ -168,17 +165,17 @@ class Housekeeping:
             try:
                 hosted.log.give_back_when_idle()
             except OSError as error:
-                node.refused(hosted.directory, error)  # then it is given back at a later check
+                hosted.directory.refuses(error)  # then it is given back at a later check
 
     def keep_reserve(self, now: Now) -> None:
         """Keep room for the next start where it has to write: beside the metadata log."""
-        node, metadata = self._node, self._node.metadata
-        if metadata is None or metadata.offline:
+        metadata = self._node.metadata.hosted
+        if metadata.offline:
             return
 
         def flushed(error: OSError | None) -> None:
             if error is not None and not metadata.offline:
-                node.refused(metadata.directory, error)
+                metadata.directory.refuses(error)
 
         try:
             targets = metadata.directory.keep_reserve()
@@ -186,15 +183,15 @@ class Housekeeping:
             flushed(error)
         else:
             if targets:
-                node.seams.flusher.submit(FlushJob(targets, flushed, is_background=True))
+                self._node.seams.flusher.submit(FlushJob(targets, flushed, is_background=True))
 
 
-def roll(node: Node, hosted: HostedPartition, now: Now) -> bool:
+def roll(node: UpkeepServices, hosted: HostedPartition, now: Now) -> bool:
     """Seal the active segment and ask for the flush that makes it so; false when the disk refuses."""
     try:
         hosted.log.roll(now)
     except OSError as error:
-        node.refused(hosted.directory, error)
+        hosted.directory.refuses(error)
         return False
     node.commit.request(hosted)
     return True

@@ -3,18 +3,25 @@
 Cheap checks come first, and nothing is written before all have passed. A batch goes in as the bytes it came
 as, unless the topic asks for the broker's time or for another compression, or its header tells an old time that is
 not its records' own: nobody may make records expire early by what is written in front of them.
+
+`Intake.accept_batch` is the one way in. Authorisation and quotas have their place there, in `permit`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.log.producer_state import Duplicate
 from holdfast.broker.log.record_filter import largest_timestamp_delta
+from holdfast.broker.node.commit import GroupCommit
+from holdfast.broker.node.context import Session
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.errors import CorruptLog, InvalidRecords
+from holdfast.broker.node.production import Production
+from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.seams import Buffer, Now
 from holdfast.wire.batch import (
     CODEC_MASK,
@@ -44,7 +51,68 @@ FRESH_MS = 60_000
 retention, they expire no more than this early."""
 
 
-def admit(hosted: HostedPartition, batch: bytes, now: Now) -> tuple[BatchHeader, Buffer] | Duplicate:
+INTERNAL_TOPICS: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
+
+
+def permit(session: Session, topic: str, size: int) -> None:
+    """Raise `ApiError` unless the client may write so many bytes to the topic now.
+
+    Every principal may do everything: authorisation is off, and there are no quotas. ACLs and quotas will stand here.
+    """
+
+
+def require_client_topic(topic: str) -> None:
+    if topic in INTERNAL_TOPICS:
+        raise ApiError(ErrorCode.invalid_topic_exception, f"clients may not write to {topic}")
+
+
+class Intake:
+    """Where batches of clients enter logs, and which produce requests wait until they are committed."""
+
+    def __init__(self, commit: GroupCommit) -> None:
+        self._commit = commit
+        self.parked: deque[tuple[Production, int]] = deque()
+        """With the time at which their clients' patience ends. A connection has few requests under way."""
+
+    def accept_batch(
+        self,
+        session: Session,
+        hosted: HostedPartition,
+        batch: Buffer,
+        now: Now,
+        checked: BatchHeader | None = None,
+    ) -> BatchHeader | Duplicate:
+        """Append a client's batch and have it flushed; returns it as stored, or the earlier batch it repeats.
+
+        `checked` is the header of a batch that is known to pass `admit` unchanged. Raises what the client is told.
+        """
+        permit(session, hosted.topic, len(batch))
+        if checked is None:
+            admitted = admit(hosted, batch, now)
+            if isinstance(admitted, Duplicate):
+                return admitted
+            checked, batch = admitted
+        stored = hosted.append(checked, batch, now)
+        self._commit.appended(hosted)
+        return stored
+
+    def park(self, production: Production, deadline_ms: int) -> None:
+        """Answer a request that waits when its time-out passes. Those that ended are let go of as others come."""
+        parked = self.parked
+        while parked and not parked[0][0].waiting:
+            parked.popleft()
+        parked.append((production, deadline_ms))
+
+    def timed_out(self, now_ms: int) -> list[Production]:
+        """Whose time is over."""
+        return [
+            production
+            for production, deadline_ms in self.parked
+            if production.waiting and deadline_ms <= now_ms
+        ]
+
+
+def admit(hosted: HostedPartition, batch: Buffer, now: Now) -> tuple[BatchHeader, Buffer] | Duplicate:
     """The batch as it will be stored, or the earlier batch it repeats; raises what Kafka would answer."""
     log = hosted.log
     config = log.config

@@ -1,4 +1,8 @@
-"""The metadata log: replayed at start, and shortened by a snapshot when most of it is history.
+"""The metadata log and the image that is built from it: replayed at start, and shortened by a snapshot when most of it
+is history.
+
+A change is applied to the image when its record is appended, and every response that is built while some change is not
+durable waits: see `MetadataLog.is_durable`.
 
 Every start adds a record per partition, so the log would grow for ever. When it holds many more records than the
 image needs, a start writes the image as a snapshot, `<end offset>-<epoch>.checkpoint` in Kafka's format, and lets
@@ -9,28 +13,38 @@ record is not whole and is not used.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 from uuid import UUID
+
+from kio.schema.errors import ErrorCode
 
 from holdfast.atomic import flush_each, read_whole, write_atomically
 from holdfast.broker.log.log import Log
 from holdfast.broker.log.recovery import open_log
 from holdfast.broker.log.segment import offset_name
 from holdfast.broker.metadata import snapshot
-from holdfast.broker.metadata.image import ClusterImage
+from holdfast.broker.metadata.image import ClusterImage, TopicImage
 from holdfast.broker.metadata.names import METADATA_TOPIC
 from holdfast.broker.node.directories import REFUSED_ERRNOS, LogDirectory, holds_records
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.errors import CorruptLog, InvalidRecords
-from holdfast.saying import warn
-from holdfast.seams import Now
+from holdfast.broker.node.settings import Settings
+from holdfast.broker.partition.offsets import CommitWaiter
+from holdfast.config.broker import BrokerConfig
+from holdfast.errors import ApiError, CorruptLog, InvalidRecords
+from holdfast.saying import Say, warn
+from holdfast.seams import FileSystem, Now
 from holdfast.wire.batch import BatchHeader, Record, build_batch, check_whole, iterate_records
 from holdfast.wire.control_records import ControlRecord, SnapshotFooter, SnapshotHeader, decode_control_record
-from holdfast.wire.metadata_records import MetadataRecord, RemoveTopic, decode_metadata_record
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
+from holdfast.wire.metadata_records import (
+    Config,
+    MetadataRecord,
+    Partition,
+    PartitionChange,
+    RemoveTopic,
+    Topic,
+    decode_metadata_record,
+)
 
 METADATA_TOPIC_ID: Final = UUID(int=1)
 """The id Kafka reserves for the metadata topic."""
@@ -40,53 +54,170 @@ HISTORY_RECORDS_MIN: Final = 5_000
 HISTORY_FACTOR: Final = 4
 """How many times more records than its image needs a log may hold."""
 RECORDS_PER_BATCH: Final = 1_000
+TopicsBefore = dict[UUID, TopicImage | None]
 
 
 def metadata_path(directory: LogDirectory) -> str:
     return f"{directory.path}/{METADATA_TOPIC}-0"
 
 
-def find_metadata(node: Node) -> list[LogDirectory]:
+def find_metadata(fs: FileSystem, directories: Iterable[LogDirectory]) -> list[LogDirectory]:
     """Every online log directory that holds the metadata log, wherever it stands in `log.dirs`.
 
     One that is there and empty is of a first start that was interrupted, and counts when there is no other.
     """
-    there = [
-        each for each in node.directories if not each.offline and node.fs.is_directory(metadata_path(each))
-    ]
-    return [each for each in there if holds_records(node.fs, metadata_path(each))] or [
+    there = [each for each in directories if not each.offline and fs.is_directory(metadata_path(each))]
+    return [each for each in there if holds_records(fs, metadata_path(each))] or [
         each for each in there if each.meta is not None
     ]
 
 
-def make_metadata(node: Node, directory: LogDirectory) -> None:
+def make_metadata(fs: FileSystem, directory: LogDirectory) -> None:
     """Begin a cluster's metadata log. Directories get their identity afterwards, which tells that there is a log."""
-    node.fs.make_directory(metadata_path(directory))
-    node.fs.flush_directory(directory.path)
+    fs.make_directory(metadata_path(directory))
+    fs.flush_directory(directory.path)
 
 
-def open_metadata(node: Node, directory: LogDirectory, now: Now) -> set[UUID]:
-    """Rebuild the image; returns the topics whose deletion was replayed.
+class MetadataLog:
+    def __init__(
+        self,
+        fs: FileSystem,
+        config: BrokerConfig,
+        request_flush: Callable[[HostedPartition], None],
+        report: Callable[[str, Exception], None],
+        say: Say,
+    ) -> None:
+        self._fs = fs
+        self._request_flush = request_flush
+        self._report = report
+        self._say = say
+        self.image = ClusterImage()
+        self.settings = Settings(config, lambda resource: self.image.settings(resource))
+        self._hosted: HostedPartition | None = None
+        self.is_durable = True
+        """Whether everything the image shows is durable. While it is not, responses wait: see `when_durable`."""
+        self.on_change: Callable[[bool, TopicsBefore, Now], None] = lambda *_: None
+        """Takes whether settings have changed, and the topics that records are about as they were before."""
 
-    Damage here leaves no cluster to serve, so it ends the start.
-    """
-    path = metadata_path(directory)
-    trust = directory.trust(METADATA_TOPIC, 0)
-    log = open_log(node.fs, path, node.topic_config(METADATA_TOPIC), trust, now, node.say)
-    _load_snapshot(node, log)
-    if node.image.last_offset + 1 < log.start_offset:
-        raise CorruptLog(
-            f"{path}: begins at offset {log.start_offset}, and no whole snapshot up to there is beside it; "
-            "restore the file or the directory from a copy"
+    @property
+    def is_open(self) -> bool:
+        return self._hosted is not None
+
+    @property
+    def hosted(self) -> HostedPartition:
+        """The log as a partition of this broker, once the start has opened it."""
+        assert self._hosted is not None
+        return self._hosted
+
+    def open(
+        self, directory: LogDirectory, move_start: Callable[[HostedPartition, int], None], now: Now
+    ) -> set[UUID]:
+        """Rebuild the image; returns the topics whose deletion was replayed.
+
+        Damage here leaves no cluster to serve, so it ends the start.
+        """
+        path = metadata_path(directory)
+        trust = directory.trust(METADATA_TOPIC, 0)
+        log = open_log(self._fs, path, self.settings.topic(METADATA_TOPIC), trust, now, self._say)
+        self._load_snapshot(log)
+        if self.image.last_offset + 1 < log.start_offset:
+            raise CorruptLog(
+                f"{path}: begins at offset {log.start_offset}, and no whole snapshot up to there is beside it; "
+                "restore the file or the directory from a copy"
+            )
+        deleted: set[UUID] = set()
+        replayed = _replay(self.image, log, deleted)
+        epoch = max(log.epochs.latest_epoch, self.image.last_epoch) + 1
+        self._hosted = HostedPartition(
+            METADATA_TOPIC, METADATA_TOPIC_ID, 0, epoch, log, directory, self._report
         )
-    deleted: set[UUID] = set()
-    replayed = _replay(node.image, log, deleted)
-    epoch = max(log.epochs.latest_epoch, node.image.last_epoch) + 1
-    hosted = HostedPartition(METADATA_TOPIC, METADATA_TOPIC_ID, 0, epoch, log, directory, node.report_defect)
-    node.metadata = hosted
-    if replayed > HISTORY_RECORDS_MIN:
-        _shorten(node, hosted, replayed, now)
-    return deleted
+        if replayed > HISTORY_RECORDS_MIN:
+            self._shorten(replayed, move_start, now)
+        return deleted
+
+    # Changes
+
+    def append(self, records: Sequence[MetadataRecord], now: Now) -> None:
+        """Append changes, apply them, and hold responses back until they are durable."""
+        if not records:
+            return
+        metadata = self.hosted
+        if metadata.offline:
+            raise ApiError(ErrorCode.kafka_storage_error, "the metadata log is offline")
+        batch = build_batch(
+            [Record(index, 0, None, record.encode()) for index, record in enumerate(records)],
+            base_timestamp=now.wall_ms,
+        )
+        stored = metadata.append(check_whole(batch), batch, now)
+        before = {
+            record.topic_id: self.image.topics_by_id.get(record.topic_id)
+            for record in records
+            if isinstance(record, Topic | Partition | PartitionChange | RemoveTopic)
+        }
+        self.image.apply_all(records, last_offset=stored.last_offset, last_epoch=metadata.leader_epoch)
+        self.is_durable = False
+        metadata.offsets.when_committed(stored.next_offset, lambda error: self._committed())
+        self._request_flush(metadata)
+        self.on_change(any(isinstance(record, Config) for record in records), before, now)
+
+    def _committed(self) -> None:
+        self.is_durable = self.hosted.offsets.is_committed(self.hosted.log.end_offset)
+
+    def when_durable(self, waiter: CommitWaiter) -> None:
+        """Call `waiter(None)` once everything the image shows is durable, or with the error that ended it."""
+        self.hosted.offsets.when_committed(self.hosted.log.end_offset, waiter)
+
+    # Snapshots
+
+    def _snapshots(self, log: Log) -> list[tuple[int, str]]:
+        """End offset and name of each snapshot file, newest first."""
+        found = []
+        for name in self._fs.list(log.directory):
+            stem = name.removesuffix(SNAPSHOT_SUFFIX)
+            if stem != name and stem[:20].isdigit():
+                found.append((int(stem[:20]), name))
+        return sorted(found, reverse=True)
+
+    def _load_snapshot(self, log: Log) -> None:
+        for end_offset, name in self._snapshots(log):
+            path = f"{log.directory}/{name}"
+            if end_offset > log.end_offset:
+                self._say(warn(f"{path}: stands for offsets the log does not have; not used"))
+                continue
+            image = ClusterImage()
+            try:
+                epoch = _apply_snapshot(image, read_whole(self._fs, path), path)
+            except (CorruptLog, InvalidRecords) as error:
+                self._say(warn(f"{path}: {error}; not used"))
+                continue
+            image.last_offset, image.last_epoch = end_offset - 1, epoch
+            self.image = image
+            return
+
+    def _shorten(self, replayed: int, move_start: Callable[[HostedPartition, int], None], now: Now) -> None:
+        needed = sum(1 for _ in snapshot.records(self.image))
+        if replayed <= HISTORY_FACTOR * needed:
+            return
+        log = self.hosted.log
+        epoch = self.image.last_epoch
+        path = f"{log.directory}/{offset_name(log.end_offset)}-{epoch:010d}{SNAPSHOT_SUFFIX}"
+        older = self._snapshots(log)
+        try:
+            write_atomically(self._fs, path, encode_snapshot(self.image, epoch, now))
+            log.roll(now)
+        except OSError as error:
+            if error.errno not in REFUSED_ERRNOS:
+                raise
+            self._say(warn(f"the metadata log could not be shortened, the next start tries again: {error}"))
+            return
+        flush_each(self._fs, log.begin_flush().targets)
+        log.flushed(log.end_position)
+        move_start(self.hosted, log.end_offset)
+        for _, name in older:
+            self._fs.remove(f"{log.directory}/{name}")
+        self._say(
+            f"the metadata log's {replayed} records were history for the most part: {needed} are in {path}"
+        )
 
 
 def _replay(image: ClusterImage, log: Log, deleted: set[UUID]) -> int:
@@ -118,33 +249,6 @@ def _records(batch: bytes, path: str) -> list[MetadataRecord]:
 
 
 # Snapshots
-
-
-def _snapshots(node: Node, log: Log) -> list[tuple[int, str]]:
-    """End offset and name of each snapshot file, newest first."""
-    found = []
-    for name in node.fs.list(log.directory):
-        stem = name.removesuffix(SNAPSHOT_SUFFIX)
-        if stem != name and stem[:20].isdigit():
-            found.append((int(stem[:20]), name))
-    return sorted(found, reverse=True)
-
-
-def _load_snapshot(node: Node, log: Log) -> None:
-    for end_offset, name in _snapshots(node, log):
-        path = f"{log.directory}/{name}"
-        if end_offset > log.end_offset:
-            node.say(warn(f"{path}: stands for offsets the log does not have; not used"))
-            continue
-        image = ClusterImage()
-        try:
-            epoch = _apply_snapshot(image, read_whole(node.fs, path), path)
-        except (CorruptLog, InvalidRecords) as error:
-            node.say(warn(f"{path}: {error}; not used"))
-            continue
-        image.last_offset, image.last_epoch = end_offset - 1, epoch
-        node.image = image
-        return
 
 
 def _apply_snapshot(image: ClusterImage, data: bytes, path: str) -> int:
@@ -195,31 +299,3 @@ def _control_batch(record: ControlRecord, offset: int, epoch: int, now: Now) -> 
         base_timestamp=now.wall_ms,
         is_control=True,
     )
-
-
-def _shorten(node: Node, hosted: HostedPartition, replayed: int, now: Now) -> None:
-    needed = _count(snapshot.records(node.image))
-    if replayed <= HISTORY_FACTOR * needed:
-        return
-    log = hosted.log
-    epoch = node.image.last_epoch
-    path = f"{log.directory}/{offset_name(log.end_offset)}-{epoch:010d}{SNAPSHOT_SUFFIX}"
-    older = _snapshots(node, log)
-    try:
-        write_atomically(node.fs, path, encode_snapshot(node.image, epoch, now))
-        log.roll(now)
-    except OSError as error:
-        if error.errno not in REFUSED_ERRNOS:
-            raise
-        node.say(warn(f"the metadata log could not be shortened, the next start tries again: {error}"))
-        return
-    flush_each(node.fs, log.begin_flush().targets)
-    log.flushed(log.end_position)
-    node.move_log_start(hosted, log.end_offset)
-    for _, name in older:
-        node.fs.remove(f"{log.directory}/{name}")
-    node.say(f"the metadata log's {replayed} records were history for the most part: {needed} are in {path}")
-
-
-def _count(records: Iterable[MetadataRecord]) -> int:
-    return sum(1 for _ in records)

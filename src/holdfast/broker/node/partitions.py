@@ -14,42 +14,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from uuid import UUID
 
+from kio.schema.errors import ErrorCode
+
 from holdfast.broker.log.log import Log
 from holdfast.broker.log.recovery import create_log, open_log
-from holdfast.broker.metadata.image import ClusterImage, PartitionImage, TopicImage
+from holdfast.broker.metadata.image import PartitionImage, TopicImage
 from holdfast.broker.node.directories import OBSTINATE_ERRNOS, REFUSED_ERRNOS, LogDirectory
 from holdfast.broker.node.directory_names import DELETE_MARK, marked_name
 from holdfast.broker.node.hosted import HostedPartition, OfflinePartition
+from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.placement import AcceptedLosses, Doomed, Placement, flag, set_aside
 from holdfast.broker.node.troubles import Kind, Troubles
-from holdfast.config.topic import TopicConfig
-from holdfast.errors import CorruptLog, MissingOffsets
-from holdfast.saying import warn
+from holdfast.errors import ApiError, CorruptLog, MissingOffsets
+from holdfast.saying import Say, warn
 from holdfast.seams import FileSystem, Now
 
 
-class Partitions:
+class HostedPartitions:
     def __init__(
         self,
         fs: FileSystem,
-        node_id: int,
+        metadata: MetadataLog,
         directories: list[LogDirectory],
-        topic_config: Callable[[str], TopicConfig],
         accepted: AcceptedLosses,
         troubles: Troubles,
-        say: Callable[[str], None],
-        failed: Callable[[LogDirectory, OSError], None],
         report: Callable[[str, Exception], None],
+        say: Say,
     ) -> None:
         self._fs = fs
-        self._node_id = node_id
+        self._metadata = metadata
         self.directories = directories
-        self._topic_config = topic_config
         self._accepted = accepted
         self._troubles = troubles
-        self._say = say
-        self._failed = failed
         self._report = report
+        self._say = say
         self._hosted: dict[tuple[str, int], HostedPartition] = {}
         self._offline: dict[tuple[str, int], OfflinePartition] = {}
         self.names_by_id: dict[UUID, str] = {}
@@ -70,6 +68,31 @@ class Partitions:
         offline = self._offline.get((topic, index))
         return offline.reason if offline is not None else None
 
+    def leader_of(self, topic: str, index: int) -> HostedPartition:
+        """The partition, online and led here, or the protocol's error."""
+        hosted = self._hosted.get((topic, index))
+        if hosted is None:
+            reason = self.offline_reason(topic, index)
+            if reason is not None:
+                raise ApiError(ErrorCode.kafka_storage_error, reason)
+            raise ApiError(
+                ErrorCode.unknown_topic_or_partition, f"this node hosts no partition {topic}-{index}"
+            )
+        directory = hosted.directory
+        if directory.offline:
+            raise ApiError(ErrorCode.kafka_storage_error, f"{directory.path} is offline: {directory.failure}")
+        return hosted
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        return self.names_by_id.get(topic_id)
+
+    def in_directory(self, directory: LogDirectory) -> list[HostedPartition]:
+        """What has its files there, the metadata log too."""
+        hosted = [partition for partition in self if partition.directory is directory]
+        if self._metadata.is_open and self._metadata.hosted.directory is directory:
+            hosted.append(self._metadata.hosted)
+        return hosted
+
     def is_damaged(self, topic: str, index: int) -> bool:
         """Whether a partition has a log that could not be opened: nothing that is known of it may be forgotten."""
         offline = self._offline.get((topic, index))
@@ -80,11 +103,9 @@ class Partitions:
 
     # Opening
 
-    def open_placed(
-        self, image: ClusterImage, placements: Mapping[tuple[str, int], Placement], now: Now
-    ) -> None:
+    def open_placed(self, placements: Mapping[tuple[str, int], Placement], now: Now) -> None:
         """At start: open every partition of the image where it was found, or make it where it never was."""
-        for topic in image.topics.values():
+        for topic in self._metadata.image.topics.values():
             for partition in topic.partitions:
                 placement = placements[topic.name, partition.index]
                 place = placement.directory
@@ -99,7 +120,7 @@ class Partitions:
 
     def create(self, topic: TopicImage, partition: PartitionImage, now: Now) -> None:
         """Make a partition where its record says, which names no directory that was offline when it was made."""
-        wanted = partition.directory_of(self._node_id)
+        wanted = partition.directory_of(self._metadata.settings.broker.node_id)
         place = next((each for each in self.directories if not each.offline and each.id == wanted), None)
         if place is None:
             reason = "its log directory is offline"
@@ -137,7 +158,9 @@ class Partitions:
         path = f"{place.path}/{topic.name}-{partition.index}"
         if self._fs.exists(path):
             set_aside(self._fs, path, self._say)
-        return create_log(self._fs, path, self._topic_config(topic.name), topic.topic_id.bytes, now)
+        return create_log(
+            self._fs, path, self._metadata.settings.topic(topic.name), topic.topic_id.bytes, now
+        )
 
     def _open_log(
         self,
@@ -151,7 +174,7 @@ class Partitions:
         trust = place.trust(topic.name, partition.index)
         if placement.is_suspect:
             trust = trust._replace(clean=False)
-        path, config = f"{place.path}/{name}", self._topic_config(topic.name)
+        path, config = f"{place.path}/{name}", self._metadata.settings.topic(topic.name)
         try:
             return open_log(self._fs, path, config, trust, now, self._say, accept_loss=placement.is_given_up)
         except MissingOffsets as error:
@@ -172,9 +195,10 @@ class Partitions:
         self._offline.pop(key, None)
         self._offline[key] = offline
 
-    def open_refused(self, image: ClusterImage, now: Now) -> list[HostedPartition]:
+    def open_refused(self, now: Now) -> list[HostedPartition]:
         """Try again what found no room, and where it was to be: what was made of it there could be taken for it at the
         next start. The first that is refused this time too ends the round, and is the last of the next."""
+        image = self._metadata.image
         opened = []
         for key, offline in list(self._offline.items()):
             topic, partition = image.topic(key[0]), image.partition(*key)
@@ -250,6 +274,6 @@ class Partitions:
                 text = f"{path} is of a deleted topic, and cannot be renamed: {error}"
                 self._say(warn(f"{text}; the next start tries again"))
             else:
-                self._failed(directory, error)
+                directory.take_offline(error)
             return []
         return [Doomed(key, directory, aside, recovery_point, start_offset)]

@@ -8,7 +8,7 @@ since the last look, are held against their paths; a directory that is gone, or 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from holdfast.broker.node.directories import LogDirectory
@@ -19,14 +19,11 @@ LOOKED_AT_MAX: Final = 256
 
 
 class Presence:
-    def __init__(
-        self, directories: Sequence[LogDirectory], refused: Callable[[LogDirectory, OSError], bool]
-    ) -> None:
+    def __init__(self, directories: Sequence[LogDirectory]) -> None:
         self._directories = directories
-        self._refused = refused
         self._due: dict[HostedPartition, None] = {}
 
-    def flushed(self, partition: HostedPartition) -> None:
+    def watch(self, partition: HostedPartition) -> None:
         self._due[partition] = None
 
     def look(self) -> None:
@@ -35,7 +32,7 @@ class Presence:
                 try:
                     directory.require_in_place()
                 except OSError as error:
-                    self._refused(directory, error)
+                    directory.refuses(error)
         for partition in list(self._due)[:LOOKED_AT_MAX]:
             del self._due[partition]
             if partition.offline or partition.is_deleted:
@@ -43,7 +40,7 @@ class Presence:
             try:
                 self._require(partition)
             except OSError as error:
-                if self._refused(partition.directory, error):
+                if partition.directory.refuses(error):
                     self._due[partition] = None
 
     def _require(self, partition: HostedPartition) -> None:

@@ -7,26 +7,23 @@ begins with a new block; what was left of the old one is never used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast.broker.metadata import changes
 from holdfast.broker.metadata.changes import ProducerIdBlock
+from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 
 class ProducerIdSource:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, metadata: MetadataLog, node_id: int) -> None:
+        self._metadata = metadata
+        self._node_id = node_id
         self._block = ProducerIdBlock(0, 0)
         self._next = 0
 
     def take(self, now: Now) -> int:
         if self._next >= self._block.end:
-            block, records = changes.allocate_producer_ids(self._node.image, self._node.node_id)
-            self._node.append_metadata(records, now)
+            block, records = changes.allocate_producer_ids(self._metadata.image, self._node_id)
+            self._metadata.append(records, now)
             self._block = block
             self._next = block.first
         producer_id = self._next

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from holdfast.broker.log.segment import Segment
 from holdfast.broker.node.cleaning import Background
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.services import UpkeepServices
 from holdfast.broker.node.troubles import Kind
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 FIRST_PASS_MS: Final = 600_000
 """After the start, which has checked what the last run left in doubt."""
@@ -27,7 +25,7 @@ STRETCH_BYTES: Final = 10 * 1024 * 1024
 
 
 class Scrubbing:
-    def __init__(self, node: Node, background: Background) -> None:
+    def __init__(self, node: UpkeepServices, background: Background) -> None:
         self._node = node
         self._background = background
         self._next_pass_ms: int | None = None
@@ -101,7 +99,7 @@ class Scrubbing:
         self, hosted: HostedPartition, segment: Segment, result: Mapping[str, Any] | None, error: str | None
     ) -> None:
         self._background.is_busy = False
-        if self._node.is_stopping:
+        if self._node.timers.is_stopped:
             return
         problem = error if result is None else result["damage"]
         if problem is not None and not hosted.is_deleted:

@@ -12,18 +12,15 @@ has kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.context import Answer, Fields, Later
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.errors import ApiError, LogDirectoryOffline
 from holdfast.seams import Now
 from holdfast.wire.batch import BatchHeader, Record, build_batch, iterate_records, read_header
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 Refusal = Callable[[ErrorCode], Fields]
 """The answer of an API that says nothing but this error."""
@@ -32,8 +29,8 @@ Refusal = Callable[[ErrorCode], Fields]
 class Shard:
     """A `Journal` on a hosted partition."""
 
-    def __init__(self, node: Node, hosted: HostedPartition) -> None:
-        self._node = node
+    def __init__(self, commit: GroupCommit, hosted: HostedPartition) -> None:
+        self._commit = commit
         self.hosted = hosted
         self._has_unhurried = False
         """Whether the log ends with records that no flush was asked for."""
@@ -50,7 +47,7 @@ class Shard:
         if records:
             self._write(records, now, producer)
             self._has_unhurried = False
-            self._node.commit.appended(self.hosted)
+            self._commit.appended(self.hosted)
 
     def append_unhurried(self, records: Sequence[tuple[bytes, bytes | None]], now: Now) -> None:
         """Append what nobody waits for: it becomes durable with what is appended next, or when an answer needs it."""
@@ -58,7 +55,7 @@ class Shard:
         if self.hosted.flushes_in_groups:
             self._has_unhurried = True
         else:
-            self._node.commit.appended(self.hosted)
+            self._commit.appended(self.hosted)
 
     def _write(
         self, records: Sequence[tuple[bytes, bytes | None]], now: Now, producer: tuple[int, int] | None
@@ -83,17 +80,14 @@ class Shard:
         if producer is not None:
             hosted.log.producers.check(header, is_client=False)
         try:
-            hosted.log.append(header, batch, hosted.leader_epoch, now)
-        except OSError as error:
-            self._node.refused(hosted.directory, error)
-            raise ApiError(
-                ErrorCode.coordinator_not_available, f"{hosted.name} could not be written: {error}"
-            ) from error
+            hosted.append(header, batch, now)
+        except ApiError as error:
+            raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
 
     def when_durable(self, done: Callable[[Exception | None], None]) -> None:
         if self._has_unhurried:
             self._has_unhurried = False
-            self._node.commit.request(self.hosted)
+            self._commit.request(self.hosted)
         self.hosted.offsets.when_committed(self.hosted.log.end_offset, done)
 
     @property

@@ -14,13 +14,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from holdfast.atomic import read_whole, write_atomically
 from holdfast.broker.node.directories import REFUSED_ERRNOS
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
+from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.seams import FileSystem
 
 SILENCES_FILE: Final = "holdfast.silences"
 NOTED_EVERY_MS: Final = 10_000
@@ -32,19 +31,19 @@ Member = tuple[str, str]
 
 
 class Silences:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, fs: FileSystem, metadata: MetadataLog) -> None:
+        self._fs = fs
+        self._metadata = metadata
         self._ms: dict[Member, int] = {}
 
     @property
     def _path(self) -> str:
-        assert self._node.metadata is not None
-        return f"{self._node.metadata.directory.path}/{SILENCES_FILE}"
+        return f"{self._metadata.hosted.directory.path}/{SILENCES_FILE}"
 
     def read(self) -> None:
         """A note that is missing, or that nobody can read, costs dead members a whole session more."""
         try:
-            noted = json.loads(read_whole(self._node.fs, self._path))
+            noted = json.loads(read_whole(self._fs, self._path))
             self._ms = {(str(group), str(member)): int(ms) for group, member, ms in noted}
         except (OSError, ValueError, TypeError):
             self._ms = {}
@@ -63,9 +62,8 @@ class Silences:
         if self._ms or before:
             data = json.dumps([[*member, ms] for member, ms in self._ms.items()]).encode()
             try:
-                write_atomically(self._node.fs, self._path, data)
+                write_atomically(self._fs, self._path, data)
             except OSError as error:
-                assert self._node.metadata is not None
                 if error.errno not in REFUSED_ERRNOS:
-                    self._node.directory_failed(self._node.metadata.directory, error)
+                    self._metadata.hosted.directory.take_offline(error)
         return bool(self._ms)

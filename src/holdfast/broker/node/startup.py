@@ -26,7 +26,7 @@ from holdfast.broker.metadata.image import RESERVED_DIRECTORIES, BrokerImage, Su
 from holdfast.broker.metadata.names import METADATA_TOPIC
 from holdfast.broker.node.directories import LogDirectory, Session
 from holdfast.broker.node.hosted import HostedPartition
-from holdfast.broker.node.metadata_log import find_metadata, make_metadata, open_metadata
+from holdfast.broker.node.metadata_log import find_metadata, make_metadata
 from holdfast.broker.node.placement import Survey, flag
 from holdfast.broker.node.troubles import Kind
 from holdfast.errors import ApiError, CorruptLog, DataDirectoryError
@@ -49,7 +49,9 @@ def start(node: Node, now: Now) -> None:
     except OSError as error:
         raise DataDirectoryError(f"the metadata log cannot be looked at: {error}") from error
     try:
-        deleted = open_metadata(node, metadata, now)
+        deleted = node.metadata.open(
+            metadata, lambda hosted, start: node.log_starts.move([(hosted, start)]), now
+        )
         _check_metadata(node, metadata)
         _check_ages(node, metadata)
     except OSError as error:
@@ -57,31 +59,38 @@ def start(node: Node, now: Now) -> None:
             f"cannot use {metadata.path}, which holds the metadata log: {error}"
         ) from error
     missed = _admit_new_directories(node)
-    node.apply_settings()
+    node.settings.reload()
 
     def failed(directory: LogDirectory, error: OSError) -> None:
-        node.directory_failed(directory, error)
-        if node.fatal is not None:
-            raise DataDirectoryError(node.fatal) from error
+        directory.take_offline(error)
+        if node.failures.fatal is not None:
+            raise DataDirectoryError(node.failures.fatal) from error
 
     survey = Survey(
-        node.fs, node.node_id, node.directories, node.image, deleted, node.accepted, node.say, failed
+        node.seams.fs,
+        node.identity.node_id,
+        node.directories,
+        node.metadata.image,
+        deleted,
+        node.accepted,
+        node.say,
+        failed,
     )
     _register(node, missed, survey.changes(), now)
-    node.partitions.open_placed(node.image, survey.placements, now)
-    node.deletions.decide(survey.doomed)
+    node.partitions.open_placed(survey.placements, now)
+    node.checkpoints.deletions.decide(survey.doomed)
     for directory in _online(node):
         if not directory.checkpoints_known or directory.is_untidy:
             node.checkpoints.forget_deleted(directory)
     _begin_sessions(node)
-    node.wall_clock.begin(metadata.path)
-    node.save_clock()
+    node.wall_clock.begin(metadata)
+    node.wall_clock.save()
     now = node.wall_clock.proven()
     node.groups.load(now)
     # After the groups: markers that are missing are written now, and end what groups hold as pending.
     node.transactions.load(now)
-    if node.fatal is not None:
-        raise DataDirectoryError(node.fatal)
+    if node.failures.fatal is not None:
+        raise DataDirectoryError(node.failures.fatal)
     for name in node.accepted.unused:
         node.say(warn(f"{flag(name)}: nothing of that name is missing; leave it out from now on"))
 
@@ -89,24 +98,25 @@ def start(node: Node, now: Now) -> None:
 def finish(node: Node, now: Now) -> None:
     """Do what a start had no room or descriptors for: tried once a second."""
     _begin_sessions(node)
-    for hosted in node.partitions.open_refused(node.image, now):
+    for hosted in node.partitions.open_refused(now):
         node.groups.opened(hosted, now)
         node.transactions.opened(hosted, now)
 
 
 def _begin_sessions(node: Node) -> None:
     """Name boot and run in every directory whose logs are all recovered; last in that of the metadata log."""
-    assert node.metadata is not None
-    last = node.metadata.directory
+    last = node.metadata.hosted.directory
     for directory in sorted(_online(node), key=lambda each: each is last):
         if directory.is_in_session or node.partitions.has_refused(directory):
             continue
         others = frozenset(each.id for each in _online(node) if each.is_in_session)
-        session = Session(node.seams.boot_id, node.broker_epoch, others if directory is last else frozenset())
+        session = Session(
+            node.seams.boot_id, node.identity.broker_epoch, others if directory is last else frozenset()
+        )
         try:
             directory.begin_session(session)
         except OSError as error:
-            node.refused(directory, error)
+            directory.refuses(error)
 
 
 def _online(node: Node) -> list[LogDirectory]:
@@ -134,15 +144,15 @@ def _open_directories(node: Node) -> None:
 def _check_identity(node: Node) -> None:
     """All directories belong to one cluster and to this node, each once."""
     named = [(each, each.meta) for each in _online(node) if each.meta is not None]
-    pinned = node.config.holdfast_cluster_id
+    pinned = node.settings.broker.holdfast_cluster_id
     ids: dict[bytes, str] = {}
     cluster_ids = {meta.cluster_id for _, meta in named}
     if len(cluster_ids) > 1:
         raise DataDirectoryError(f"the log directories belong to different clusters: {sorted(cluster_ids)}")
     for directory, meta in named:
-        if meta.node_id != node.node_id:
+        if meta.node_id != node.identity.node_id:
             raise DataDirectoryError(
-                f"{directory.path} belongs to node {meta.node_id}, and this is node {node.node_id}; "
+                f"{directory.path} belongs to node {meta.node_id}, and this is node {node.identity.node_id}; "
                 "set node.id accordingly or choose another directory"
             )
         if pinned is not None and meta.cluster_id != pinned:
@@ -162,12 +172,12 @@ def _check_identity(node: Node) -> None:
             raise DataDirectoryError(
                 f"{other} and {directory.path} are copies of one log directory; take one out of log.dirs"
             )
-    node.cluster_id = cluster_ids.pop() if cluster_ids else ""
+    node.identity.cluster_id = cluster_ids.pop() if cluster_ids else ""
 
 
 def _metadata_directory(node: Node) -> LogDirectory:
     """Where the metadata log is; in a new cluster, where it begins."""
-    holders = find_metadata(node)
+    holders = find_metadata(node.seams.fs, node.directories)
     if len(holders) > 1:
         raise DataDirectoryError(
             f"{' and '.join(each.path for each in holders)} both hold a metadata log ({METADATA_LOG}), and only one "
@@ -181,15 +191,15 @@ def _metadata_directory(node: Node) -> LogDirectory:
     named = [each for each in node.directories if each.meta is not None]
     if named and not node.accepted.covers(METADATA_LOG):
         raise DataDirectoryError(
-            f"{', '.join(each.path for each in named)} belongs to cluster {node.cluster_id}, whose metadata log "
-            f"({METADATA_LOG}) is in none of log.dirs: the directory that holds it is probably not mounted, or left "
-            f"out. To give up all topics and begin anew: {flag(METADATA_LOG)}"
+            f"{', '.join(each.path for each in named)} belongs to cluster {node.identity.cluster_id}, whose metadata "
+            f"log ({METADATA_LOG}) is in none of log.dirs: the directory that holds it is probably not mounted, or "
+            f"left out. To give up all topics and begin anew: {flag(METADATA_LOG)}"
         )
     return _begin_cluster(node, named)
 
 
 def _begin_cluster(node: Node, named: list[LogDirectory]) -> LogDirectory:
-    pinned = node.config.holdfast_cluster_id
+    pinned = node.settings.broker.holdfast_cluster_id
     first = named[0] if named else node.directories[0]
     if not named and pinned is not None:
         raise DataDirectoryError(
@@ -199,18 +209,20 @@ def _begin_cluster(node: Node, named: list[LogDirectory]) -> LogDirectory:
     try:
         if first.is_blank:
             first.prepare(node.seams.boot_id, node.say)
-        make_metadata(node, first)
+        make_metadata(node.seams.fs, first)
         if first.meta is None:
-            node.cluster_id = encode_uuid(node.seams.randomness.uuid_bytes())
+            node.identity.cluster_id = encode_uuid(node.seams.randomness.uuid_bytes())
             _give_identity(node, first)
-            node.is_new_cluster = True
+            node.identity.is_new_cluster = True
     except OSError as error:
         raise DataDirectoryError(f"cannot use {first.path}: {error}") from error
     return first
 
 
 def _give_identity(node: Node, directory: LogDirectory) -> None:
-    directory.write_meta(MetaProperties(node.cluster_id, node.node_id, node.seams.randomness.uuid_bytes()))
+    directory.write_meta(
+        MetaProperties(node.identity.cluster_id, node.identity.node_id, node.seams.randomness.uuid_bytes())
+    )
 
 
 def _check_metadata(node: Node, metadata: LogDirectory) -> None:
@@ -218,7 +230,7 @@ def _check_metadata(node: Node, metadata: LogDirectory) -> None:
 
     So had whoever left it in a directory that no registration knows.
     """
-    known = node.image.brokers.get(node.node_id)
+    known = node.metadata.image.brokers.get(node.identity.node_id)
     if known is not None and metadata.meta is not None and known.log_dirs:
         is_known = metadata.has_new_id or metadata.id in known.log_dirs
         if not is_known and not node.accepted.covers(METADATA_LOG):
@@ -227,7 +239,7 @@ def _check_metadata(node: Node, metadata: LogDirectory) -> None:
                 f"moved there. Restore {METADATA_LOG}; or go on with this one, with {flag(METADATA_LOG)}"
             )
         return
-    if node.image.brokers:
+    if node.metadata.image.brokers:
         return
     used = [each.path for each in _online(node) if each.holds_partitions(besides=METADATA_LOG)]
     if used and not node.accepted.covers(METADATA_LOG):
@@ -244,7 +256,7 @@ def _check_ages(node: Node, metadata: LogDirectory) -> None:
     registration comes before all of that, so a directory that knows a later run than the metadata log makes that one
     the older copy. When all directories are of one age, nobody can tell, nor needs to: that is a restored backup.
     """
-    known = node.image.brokers.get(node.node_id)
+    known = node.metadata.image.brokers.get(node.identity.node_id)
     for directory in _online(node):
         epoch = directory.session.broker_epoch
         if known is not None and epoch > known.epoch and not node.accepted.covers(METADATA_LOG):
@@ -267,10 +279,10 @@ def _check_ages(node: Node, metadata: LogDirectory) -> None:
 
 def _admit_new_directories(node: Node) -> list[UUID]:
     """Let blank directories join, if none is missing; returns the ids of those that are."""
-    known = node.image.brokers.get(node.node_id)
+    known = node.metadata.image.brokers.get(node.identity.node_id)
     hosting = {
-        partition.directory_of(node.node_id)
-        for topic in node.image.topics.values()
+        partition.directory_of(node.identity.node_id)
+        for topic in node.metadata.image.topics.values()
         for partition in topic.partitions
     }
     registered = set(known.log_dirs if known is not None else ()) | hosting
@@ -309,32 +321,31 @@ def _admit_new_directories(node: Node) -> list[UUID]:
 
 def _register(node: Node, missed: list[UUID], moved: Iterable[MetadataRecord], now: Now) -> None:
     """Announce this run and raise every leader epoch; durable before anything else is written."""
-    metadata = node.metadata
-    assert metadata is not None
-    known = node.image.brokers.get(node.node_id)
-    node.broker_epoch = max(metadata.log.end_offset, known.epoch + 1 if known is not None else 0)
+    metadata = node.metadata.hosted
+    known = node.metadata.image.brokers.get(node.identity.node_id)
+    node.identity.broker_epoch = max(metadata.log.end_offset, known.epoch + 1 if known is not None else 0)
     broker = BrokerImage(
-        broker_id=node.node_id,
-        epoch=node.broker_epoch,
+        broker_id=node.identity.node_id,
+        epoch=node.identity.broker_epoch,
         incarnation_id=UUID(bytes=node.seams.randomness.uuid_bytes()),
-        end_points=tuple(node.endpoints.values()),
+        end_points=tuple(node.identity.endpoints.values()),
         features=tuple(SupportedFeature(feature.name, feature.min, feature.max) for feature in FEATURES),
-        rack=node.config.broker_rack,
+        rack=node.settings.broker.broker_rack,
         fenced=False,
         log_dirs=(*(directory.id for directory in _online(node)), *missed),
     )
-    node.image.offline_directories.update(missed)
+    node.metadata.image.offline_directories.update(missed)
     levels = {feature.name: feature.finalized for feature in FEATURES if feature.name != "kraft.version"}
     records: list[MetadataRecord] = [
-        *(changes.set_feature_levels(node.image, levels) if known is None else ()),
-        *changes.register_broker(node.image, broker),
+        *(changes.set_feature_levels(node.metadata.image, levels) if known is None else ()),
+        *changes.register_broker(node.metadata.image, broker),
         *moved,
-        *changes.raise_leader_epochs(node.image, node.node_id),
+        *changes.raise_leader_epochs(node.metadata.image, node.identity.node_id),
     ]
     try:
         _append_first(node, metadata, records, now)
         pending = metadata.log.begin_flush()
-        flush_each(node.fs, pending.targets)
+        flush_each(node.seams.fs, pending.targets)
     except (ApiError, OSError) as error:
         raise DataDirectoryError(f"cannot use {metadata.directory.path}: {error}") from error
     metadata.log.flushed(pending.end)
@@ -345,7 +356,7 @@ def _append_first(node: Node, metadata: HostedPartition, records: list[MetadataR
     """Append the records of a start. On a full disk they take their room from the reserve."""
     while True:
         try:
-            node.append_metadata(records, now)
+            node.metadata.append(records, now)
             return
         except ApiError as error:
             cause = error.__cause__

@@ -23,6 +23,8 @@ class Timers:
     def __init__(self, failed: Callable[[Callable[[], None], Exception], None]) -> None:
         """`failed` is told of an action that raised, and with what."""
         self._failed = failed
+        self.is_stopped = False
+        """The broker is on its way out: whatever comes back later begins nothing any more."""
         self._heap: list[tuple[int, int, Timer]] = []
         self._sequence = 0
         self._announced_ms: int | None = None

@@ -7,39 +7,36 @@ markers in the partitions of a transaction. What the node needs of it goes throu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, Later
-from holdfast.broker.node.coordination import Coordination, Coordinator, InternalTopic, NodeSchedule
-from holdfast.broker.node.markers import append_marker
+from holdfast.broker.node.coordination import Coordination, InternalTopic, ProvenSchedule
+from holdfast.broker.node.group_service import GroupService
+from holdfast.broker.node.markers import Markers
+from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.producer_ids import ProducerIdSource
+from holdfast.broker.node.services import CoordinatorServices
 from holdfast.broker.node.shard import Refusal, Shard
 from holdfast.broker.transactions.coordinator import Refusals, TransactionCoordinator
 from holdfast.broker.transactions.model import Decision, Enrolment, TopicPartition
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
-REMEMBERED_MAX: Final = 10_000
-"""Transactional ids whose coordinator is remembered: clients choose them, so there is a bound."""
-
-FoundCoordinator = Coordinator[TransactionCoordinator]
 
 
 class DurableProducerIds:
     """A transaction's record must not name a producer id whose block a crash could give out once more."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, producer_ids: ProducerIdSource, metadata: MetadataLog) -> None:
+        self._producer_ids = producer_ids
+        self._metadata = metadata
 
     def take(self, now: Now, done: Callable[[int | ApiError], None]) -> None:
-        node = self._node
         try:
-            producer_id = node.producer_ids.take(now)
+            producer_id = self._producer_ids.take(now)
         except ApiError as error:
             done(error)
             return
@@ -50,18 +47,15 @@ class DurableProducerIds:
             else:
                 done(ApiError(ErrorCode.coordinator_not_available, f"the metadata log failed: {error}"))
 
-        barrier = node.metadata_barrier
-        if barrier is None:
-            hand_over(None)
-        else:
-            barrier(hand_over)
+        self._metadata.when_durable(hand_over)
 
 
 class HostedParticipants:
     """The partitions of the transactions of one shard."""
 
-    def __init__(self, node: Node, shard: Shard) -> None:
+    def __init__(self, node: CoordinatorServices, markers: Markers, shard: Shard) -> None:
         self._node = node
+        self._markers = markers
         self._shard = shard
         self._is_flushed_at_times = False
         """Whether flushes take records to the disk, completions among them, that are left to the system by setting."""
@@ -119,18 +113,18 @@ class HostedParticipants:
         node = self._node
 
         def settle_or_skip(error: Exception | None) -> None:
-            if error is not None and node.image.partition(*partition) is None:
-                self._when_gone_for_good(lambda failure: settle(partition, failure))
+            if error is not None and node.metadata.image.partition(*partition) is None:
+                # Until the deletion is durable, a crash may bring the topic back, with the transaction open in it.
+                node.metadata.when_durable(lambda failure: settle(partition, failure))
             else:
                 settle(partition, error)
 
         try:
-            hosted = node.leader_of(*partition)
+            hosted = node.partitions.leader_of(*partition)
             producer_id = decision.producer.producer_id
             # Nobody else coordinates: a later epoch that the partition knows is made up, and must not keep the
             # transaction open for ever.
-            end_offset = append_marker(
-                node,
+            end_offset = self._markers.append(
                 hosted,
                 producer_id,
                 decision.producer.epoch,
@@ -150,24 +144,18 @@ class HostedParticipants:
         else:
             hosted.offsets.when_committed(end_offset, settle_or_skip)
 
-    def _when_gone_for_good(self, done: Callable[[Exception | None], None]) -> None:
-        """A crash may bring a deleted topic back, with the transaction open in it, until the deletion is durable."""
-        barrier = self._node.metadata_barrier
-        if barrier is None:
-            done(None)
-        else:
-            barrier(done)
-
 
 class TransactionService(Coordination[TransactionCoordinator]):
-    def __init__(self, node: Node) -> None:
+    def __init__(
+        self, node: CoordinatorServices, groups: GroupService, producer_ids: ProducerIdSource
+    ) -> None:
         super().__init__(node, self._internal_topic, self._machine)
-        self._schedule = NodeSchedule(node)
-        self._producer_ids = DurableProducerIds(node)
-        self._found: dict[str, FoundCoordinator] = {}
+        self._schedule = ProvenSchedule(node)
+        self._producer_ids = DurableProducerIds(producer_ids, node.metadata)
+        self.markers = Markers(node.commit, groups)
 
     def _internal_topic(self) -> InternalTopic:
-        config = self._node.config
+        config = self._node.metadata.settings.broker
         return InternalTopic(
             TRANSACTIONS_TOPIC,
             config.transaction_state_log_num_partitions,
@@ -185,44 +173,18 @@ class TransactionService(Coordination[TransactionCoordinator]):
         return TransactionCoordinator(
             shard,
             self._schedule,
-            lambda: node.config,
+            lambda: node.metadata.settings.broker,
             self._producer_ids,
-            HostedParticipants(node, shard),
+            HostedParticipants(node, self.markers, shard),
             node.say,
         )
-
-    # Finding: who was found is remembered, since the hash over a name costs more than the rest
-
-    def find(self, key: str, now: Now) -> FoundCoordinator:
-        """The coordinator of a transactional id, making the internal topic when it is missing."""
-        return self._remembered(key) or self._remember(key, super().find(key, now))
-
-    def known(self, transactional_id: str, now: Now) -> FoundCoordinator:
-        """The same for a transactional id that cannot be new: nothing is made."""
-        found = self._remembered(transactional_id)
-        if found is not None:
-            return found
-        return self._remember(transactional_id, self.at(self.partition_of(transactional_id), now))
-
-    def _remembered(self, transactional_id: str) -> FoundCoordinator | None:
-        found = self._found.get(transactional_id)
-        if found is None or found.shard.hosted.is_deleted:
-            return None
-        found.shard.require_online()
-        return found
-
-    def _remember(self, transactional_id: str, found: FoundCoordinator) -> FoundCoordinator:
-        if len(self._found) >= REMEMBERED_MAX:
-            self._found.clear()
-        self._found[transactional_id] = found
-        return found
 
     # Markers from outside
 
     @property
     def epoch(self) -> int:
         """The latest epoch that a coordinator of this cluster has."""
-        topic = self._node.image.topic(TRANSACTIONS_TOPIC)
+        topic = self._node.metadata.image.topic(TRANSACTIONS_TOPIC)
         return max(partition.leader_epoch for partition in topic.partitions) if topic is not None else 0
 
     def owner_of(self, producer_id: int, partition: TopicPartition) -> str | None:
@@ -246,7 +208,7 @@ class TransactionService(Coordination[TransactionCoordinator]):
 
     def verify(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
         """Check that a client of the older protocol has added the partitions it writes to; `done` comes in order."""
-        if not self._node.config.transaction_partition_verification_enable:
+        if not self._node.metadata.settings.broker.transaction_partition_verification_enable:
             done({})
             return
         try:

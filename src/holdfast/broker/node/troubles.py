@@ -13,15 +13,11 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
-from holdfast.broker.node.directories import NO_DESCRIPTOR_ERRNOS, LogDirectory
 from holdfast.saying import Line, Say, error
-from holdfast.seams import FileSystem
 
 REMIND_MS: Final = 3_600_000
 REMINDED_MAX: Final = 10
 """Troubles of one kind that are said again one by one; of the rest only the number is."""
-QUIET_MS: Final = 10_000
-"""A directory that has refused nothing for so long is tried, and takes writes again or refuses once more."""
 
 
 class Kind(StrEnum):
@@ -99,42 +95,3 @@ class Troubles:
     def _history(self, trouble: Trouble) -> str:
         lasted = timedelta(seconds=(self._now_ms() - trouble.since_ms) // 1000)
         return f"after {lasted}" + (f" and {trouble.count:,} times" if trouble.count > 1 else "")
-
-
-class Refusals:
-    """Directories that refuse writes for want of room or descriptors, and when they take them again."""
-
-    def __init__(
-        self, fs: FileSystem, troubles: Troubles, try_to_write: Callable[[LogDirectory], bool]
-    ) -> None:
-        """`try_to_write` writes something small, and has `refused` called if that is refused."""
-        self._fs = fs
-        self._troubles = troubles
-        self._try_to_write = try_to_write
-
-    def refused(self, directory: LogDirectory, refusal: OSError) -> None:
-        if refusal.errno in NO_DESCRIPTOR_ERRNOS:
-            kind, what_to_do = Kind.NO_DESCRIPTORS, "Let this process open more files (ulimit -n)"
-        else:
-            kind, what_to_do = Kind.NO_ROOM, "Make room, or have topics keep less"
-        self._troubles.begin(
-            kind,
-            directory.path,
-            f"log directory {directory.path} refuses writes: {refusal}; {self._free(directory)}. Clients are told "
-            f"KAFKA_STORAGE_ERROR and try again; nothing that was acknowledged is lost. {what_to_do}",
-        )
-
-    def check(self, directories: list[LogDirectory], now_ms: int) -> None:
-        """Find out who takes writes again, once nothing was refused for a while."""
-        for kind in (Kind.NO_ROOM, Kind.NO_DESCRIPTORS):
-            for trouble in self._troubles.lasting(kind):
-                directory = next(each for each in directories if each.path == trouble.subject)
-                if now_ms - trouble.last_ms >= QUIET_MS and self._try_to_write(directory):
-                    text = f"log directory {directory.path} takes writes again ({self._free(directory)})"
-                    self._troubles.end(kind, directory.path, text)
-
-    def _free(self, directory: LogDirectory) -> str:
-        try:
-            return f"{self._fs.free_bytes(directory.path):,} bytes are free"
-        except OSError:
-            return "how much is free cannot be asked"

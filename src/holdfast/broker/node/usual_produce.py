@@ -19,17 +19,18 @@ from uuid import UUID
 from crc32c import crc32c
 
 from holdfast.broker.log.producer_state import ACCEPT
-from holdfast.broker.node.handlers.k00_produce import (
+from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.intake import FRESH_MS, INTERNAL_TOPICS, Intake
+from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.partitions import HostedPartitions
+from holdfast.broker.node.production import (
     ACKS_ALL,
-    INTERNAL_TOPICS,
     NOT_FLUSHED_IN_TIME,
-    Failed,
-    Outcome,
+    BatchOutcome,
+    FailedBatch,
     Production,
     failure,
-    write_failed,
 )
-from holdfast.broker.node.intake import FRESH_MS
 from holdfast.config.topic import TopicConfig
 from holdfast.errors import ApiError, InvalidRecords
 from holdfast.seams import Buffer, Now
@@ -50,8 +51,6 @@ from holdfast.wire.varint import decode_uvarint
 
 if TYPE_CHECKING:
     from holdfast.broker.node.connection import Connection, Exchange
-    from holdfast.broker.node.hosted import HostedPartition
-    from holdfast.broker.node.node import Node
 
 VERSION_MAX: Final = BY_KEY[PRODUCE].max
 TARGETS_MAX: Final = 4096
@@ -82,7 +81,7 @@ _read_header: Final = HEADER.unpack_from
 _make_header: Final = BatchHeader._make
 
 
-class Target:
+class ProduceTarget:
     """A partition as requests name it, and what a batch must keep to there."""
 
     __slots__ = ("after_max_ms", "batch_bytes_max", "config", "hosted", "index", "raw", "topic")
@@ -118,7 +117,7 @@ class Parked(Production):
 
     __slots__ = ("base_offset", "exchange", "target")
 
-    def __init__(self, exchange: Exchange, target: Target, base_offset: int) -> None:
+    def __init__(self, exchange: Exchange, target: ProduceTarget, base_offset: int) -> None:
         # Not what a request of many batches needs.
         self.version = exchange.version
         self.exchange = exchange
@@ -137,7 +136,7 @@ class Parked(Production):
             start_offset = target.hosted.log.start_offset
             if error is not None:
                 self._tell(failure(target.index, error))
-            elif exchange.connection.node.metadata_barrier is not None:
+            elif not exchange.connection.metadata.is_durable:
                 self._tell(Produced(target.index, self.base_offset, NO_TIMESTAMP, start_offset))
             else:
                 answer = pack_answer(exchange.correlation_id, target, self.base_offset, start_offset)
@@ -149,17 +148,19 @@ class Parked(Production):
     def time_out(self) -> None:
         self(NOT_FLUSHED_IN_TIME)
 
-    def _tell(self, outcome: Outcome) -> None:
-        self.has_failures = isinstance(outcome, Failed)
+    def _tell(self, outcome: BatchOutcome) -> None:
+        self.has_failures = isinstance(outcome, FailedBatch)
         self.topics = [(self.target.topic, [outcome])]
         self.exchange.deliver(self.response())
 
 
 class UsualProduce:
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._by_name: dict[bytes, Target] = {}
-        self._by_id: dict[bytes, Target] = {}
+    def __init__(self, intake: Intake, partitions: HostedPartitions, metadata: MetadataLog) -> None:
+        self._intake = intake
+        self._partitions = partitions
+        self._metadata = metadata
+        self._by_name: dict[bytes, ProduceTarget] = {}
+        self._by_id: dict[bytes, ProduceTarget] = {}
 
     def begin(self, connection: Connection, head: RequestHeader, frame: Buffer, now: Now) -> bool:
         """Begin a Produce request if it is a usual one; otherwise nothing has happened."""
@@ -239,34 +240,32 @@ class UsualProduce:
                 return False
         except (ApiError, InvalidRecords):
             return False
-        node = self._node
         try:
-            base_offset = log.append(header, batch, hosted.leader_epoch, now).base_offset
-        except OSError as error:
-            exchange = connection.enqueue(PRODUCE, version, correlation_id)
-            Parked(exchange, target, NO_OFFSET)(write_failed(node, hosted, error))
+            stored = self._intake.accept_batch(connection.session, hosted, batch, now, header)
+        except ApiError as error:
+            Parked(connection.enqueue(PRODUCE, version, correlation_id), target, NO_OFFSET)(error)
             return True
-        node.commit.appended(hosted)
+        assert isinstance(stored, BatchHeader)
+        base_offset = stored.base_offset
         if acks == ACKS_ALL and log.end_offset > hosted.offsets.high_watermark.offset:
             parked = Parked(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)
             hosted.offsets.when_committed(log.end_offset, parked)
-            node.watch_production(parked, now.monotonic_ms + timeout_ms)
-        elif node.metadata_barrier is None and not connection.requests_under_way:
+            self._intake.park(parked, now.monotonic_ms + timeout_ms)
+        elif self._metadata.is_durable and not connection.requests_under_way:
             connection.transmit([pack_answer(correlation_id, target, base_offset, log.start_offset)])
         else:
             Parked(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)(None)
         return True
 
-    def _find(self, version: int, place: bytes) -> Target | None:
+    def _find(self, version: int, place: bytes) -> ProduceTarget | None:
         """The partition that a request names by these bytes, if usual requests may go there."""
-        node = self._node
         partitions, index = _PARTITION(place, len(place) - _PARTITION_BYTES)
         raw = place[: len(place) - _INDEX_BYTES]
         topic: str | UUID
         name: str | None
         if version >= PRODUCE_TOPIC_IDS:
             topic = UUID(bytes=raw[:_TOPIC_ID_BYTES])
-            name = node.topic_name(topic)
+            name = self._partitions.topic_name(topic)
             targets = self._by_id
         else:
             if not 1 < place[0] < 0x80:
@@ -276,7 +275,7 @@ class UsualProduce:
             except UnicodeDecodeError:
                 return None
             targets = self._by_name
-        hosted = node.partitions.get(name, index) if name is not None else None
+        hosted = self._partitions.get(name, index) if name is not None else None
         if (
             hosted is None
             or hosted.directory.offline
@@ -288,11 +287,11 @@ class UsualProduce:
             return None
         if len(targets) >= TARGETS_MAX:
             targets.clear()
-        target = targets[place] = Target(hosted, topic, raw)
+        target = targets[place] = ProduceTarget(hosted, topic, raw)
         return target
 
 
-def pack_answer(correlation_id: int, target: Target, base_offset: int, log_start_offset: int) -> bytes:
+def pack_answer(correlation_id: int, target: ProduceTarget, base_offset: int, log_start_offset: int) -> bytes:
     """A whole response, its length included, to a request that succeeded."""
     raw = target.raw
     # No error; no record errors, no message, no tagged fields; of the topic none; no throttling; none at all.

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from holdfast.atomic import read_whole, write_atomically
+from holdfast.broker.node.directories import LogDirectory
 from holdfast.broker.node.troubles import Kind, Troubles
 from holdfast.saying import Say, warn
 from holdfast.seams import Clock, FileSystem, Now
@@ -63,14 +64,16 @@ class WallClock:
         self._boot_id = boot_id
         self._settle_ms = settle_ms
         self._troubles = troubles
+        self._directory: LogDirectory | None = None
         self._path = ""
         self._since_boot_ms = clock.since_boot_ms()
         self._proven_ms = clock.now().wall_ms
         self._ahead_for_ms = 0
 
-    def begin(self, directory: str) -> None:
+    def begin(self, directory: LogDirectory) -> None:
         """Go on from where the last run was."""
-        self._path = f"{directory}/{CLOCK_FILE}"
+        self._directory = directory
+        self._path = f"{directory.path}/{CLOCK_FILE}"
         last = self._read()
         if last is None:
             # Missing in a new directory, and in one of an earlier version: there is nothing to hold the clock against.
@@ -114,10 +117,19 @@ class WallClock:
         )
 
     def save(self) -> None:
-        """Write the proven time down, durably. Blocks for two flushes of a small file; raises `OSError`."""
+        """Write the proven time down, durably. Blocks for two flushes of a small file.
+
+        A full disk leaves what stands there, from which less has passed.
+        """
+        directory = self._directory
+        if directory is None or directory.offline:
+            return
         now = self.proven()
         last = LastSeen(self._boot_id, self._since_boot_ms, now.wall_ms, self._ahead_for_ms)
-        write_atomically(self._fs, self._path, json.dumps({"version": 0, **last._asdict()}).encode())
+        try:
+            write_atomically(self._fs, self._path, json.dumps({"version": 0, **last._asdict()}).encode())
+        except OSError as error:
+            directory.refuses(error)
 
     def _read(self) -> LastSeen | None:
         try:

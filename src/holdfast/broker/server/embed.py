@@ -181,14 +181,14 @@ class Broker:
         server = Server(config, self._say, self._accept_loss)
         # What was given up is given up once: a restart that misses something again says so.
         self._accept_loss = ()
-        server.node.on_fatal = self._stop.set
+        server.node.failures.on_fatal = self._stop.set
         await server.start()
         self.server = server
         self._ready.set()
         await self._stop.wait()
         await server.stop()
-        if server.node.fatal is not None:
-            raise StorageError(f"the broker stopped because {server.node.fatal}")
+        if server.node.failures.fatal is not None:
+            raise StorageError(f"the broker stopped because {server.node.failures.fatal}")
 
     def __enter__(self) -> Self:
         return self.start()

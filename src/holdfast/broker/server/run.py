@@ -97,18 +97,18 @@ async def _serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    server.node.on_fatal = stop.set
+    server.node.failures.on_fatal = stop.set
     started = time.monotonic()
     await server.start()
     where = ", ".join(f"{endpoint.host}:{endpoint.port}" for endpoint in server.endpoints)
     say(
-        f"ready on {where} in {(time.monotonic() - started) * 1000:.0f} ms: cluster {server.node.cluster_id}, "
+        f"ready on {where} in {(time.monotonic() - started) * 1000:.0f} ms: cluster {server.node.identity.cluster_id}, "
         f"{len(server.node.partitions)} partitions, data in {', '.join(config.log_dirs)}"
     )
-    if server.node.is_new_cluster:
+    if server.node.identity.is_new_cluster:
         say(
-            f"a new cluster begins here; with --cluster-id={server.node.cluster_id} later starts refuse a directory "
-            "that is empty or another cluster's"
+            f"a new cluster begins here; with --cluster-id={server.node.identity.cluster_id} later starts refuse "
+            "a directory that is empty or another cluster's"
         )
     # What has been made so far lives as long as the broker: the collector need not look at it again.
     gc.collect()
@@ -119,8 +119,8 @@ async def _serve(
     await stop.wait()
     say("stopping")
     await server.stop()
-    if server.node.fatal is not None:
-        say(error(f"stopped because {server.node.fatal}"))
+    if server.node.failures.fatal is not None:
+        say(error(f"stopped because {server.node.failures.fatal}"))
         return 1
     say("stopped cleanly")
     return 0

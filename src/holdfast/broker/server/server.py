@@ -11,7 +11,8 @@ from functools import partial
 from typing import Final
 
 from holdfast.broker.metadata.image import EndPoint
-from holdfast.broker.node.node import Node, NodeSeams
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.services import NodeSeams
 from holdfast.broker.server.flusher import AdaptiveFlusher
 from holdfast.broker.server.frame_memory import FrameMemory, frame_bytes_limit
 from holdfast.broker.server.preload import preload_first, preload_when_idle
@@ -41,7 +42,7 @@ DESCRIPTORS_UNLIMITED: Final = 1 << 30
 class Server:
     def __init__(self, config: BrokerConfig, say: Say, accept_loss: Sequence[str] = ()) -> None:
         self.config = config
-        """As the broker was started; `node.config` also knows what was altered while running."""
+        """As the broker was started; `node.settings.broker` also knows what was altered while running."""
         self.loop = asyncio.get_running_loop()
         self.frame_bytes_max = config.socket_request_max_bytes
         self.receive_view = memoryview(bytearray(RECEIVE_BYTES))
@@ -80,7 +81,7 @@ class Server:
         self._idle_sweep: asyncio.TimerHandle | None = None
 
     def _report_defect(self, where: str, error: Exception) -> None:
-        self.node.report_defect(where, error)
+        self.node.report(where, error)
 
     def _call_soon(self, action: Callable[[], None]) -> None:
         self.loop.call_soon(action)
@@ -112,7 +113,7 @@ class Server:
     async def stop(self) -> None:
         for server in self._servers:
             server.close()
-        self.node.is_stopping = True
+        self.node.timers.is_stopped = True
         for protocol in list(self._protocols):
             protocol.abort()
         for handle in (self._timer, self._idle_sweep):
@@ -164,7 +165,7 @@ class Server:
 
     def connected(self, protocol: ClientProtocol) -> None:
         self._protocols.add(protocol)
-        max_connections = self.node.config.max_connections
+        max_connections = self.node.settings.broker.max_connections
         limit = connections_allowed(max_connections, self._descriptors)
         if len(self._protocols) > limit:
             self.say(

@@ -307,7 +307,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def _tell(self, reason: str) -> None:
         """Say why the connection ends, at the level of the reason. A client can have this said as often as it likes."""
-        peer = self.connection.info.address if self.connection is not None else "?"
+        peer = self.connection.session.address if self.connection is not None else "?"
         line = Line.of(reason)
         text = f"closing the connection of {peer}: {reason}"
         self._server.say(Line(text, line.level, line.kind or "closed connection"))

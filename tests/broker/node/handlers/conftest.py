@@ -11,7 +11,8 @@ import pytest
 from holdfast.broker.log.segment import Slice
 from holdfast.broker.metadata.image import EndPoint
 from holdfast.broker.node.context import Part
-from holdfast.broker.node.node import Node, NodeSeams
+from holdfast.broker.node.node import Node
+from holdfast.broker.node.services import NodeSeams
 from holdfast.config.broker import BrokerConfig
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.disk import SimulatedDisk

@@ -15,7 +15,11 @@ NOT_ASKED = -(2**31)
 @pytest.mark.parametrize("version", range(3))
 def test_the_cluster_is_described_in_every_version(desk: Any, version: int) -> None:
     answer = desk.ask(CLUSTER, version, include_cluster_authorized_operations=False)
-    assert (answer.error_code, answer.cluster_id, answer.controller_id) == (0, desk.node.cluster_id, 1)
+    assert (answer.error_code, answer.cluster_id, answer.controller_id) == (
+        0,
+        desk.node.identity.cluster_id,
+        1,
+    )
     assert answer.cluster_authorized_operations == NOT_ASKED
     assert [(b.broker_id, b.host, b.port, b.rack) for b in answer.brokers] == [(1, "127.0.0.1", 9092, None)]
     asked = desk.ask(CLUSTER, version, include_cluster_authorized_operations=True)
@@ -117,10 +121,10 @@ def test_the_quorum_is_this_node(desk: Any, version: int) -> None:
     answer = desk.ask(QUORUM, version, topics=[metadata])
     (partition,) = answer.topics[0].partitions
     assert (answer.error_code, partition.error_code, partition.leader_id) == (0, 0, 1)
-    assert partition.leader_epoch == desk.node.metadata.leader_epoch
+    assert partition.leader_epoch == desk.node.metadata.hosted.leader_epoch
     (voter,) = partition.current_voters
     assert voter.replica_id == 1
-    assert voter.log_end_offset == partition.high_watermark == desk.node.image.last_offset + 1
+    assert voter.log_end_offset == partition.high_watermark == desk.node.metadata.image.last_offset + 1
     if version >= 2:
         assert voter.replica_directory_id == desk.node.directories[0].id
         assert [(n.node_id, n.listeners[0].port) for n in answer.nodes] == [(1, 9092)]
@@ -165,7 +169,7 @@ def test_log_directories_can_be_asked_about_some_partitions(desk: Any) -> None:
 def test_an_offline_log_directory_is_told(make_desk: Any) -> None:
     desk = make_desk({"log.dirs": "/one,/two"})
     desk.create("orders", 2)
-    desk.node.directory_failed(desk.node.directories[1], OSError("gone"))
+    desk.node.directories[1].take_offline(OSError("gone"))
     one, two = desk.ask(LOG_DIRS, topics=None).results
     assert (one.error_code, len(one.topics)) == (ErrorCode.none, 1)
     assert (two.error_code, two.topics) == (ErrorCode.kafka_storage_error, ())
@@ -283,10 +287,10 @@ def test_no_user_has_scram_credentials(desk: Any) -> None:
 def test_features_stay_at_their_level(
     desk: Any, version: int, feature: str, level: int, code: ErrorCode
 ) -> None:
-    before = dict(desk.node.image.features)
+    before = dict(desk.node.metadata.image.features)
     update = {"feature": feature, "max_version_level": level}
     answer = desk.ask(FEATURES, version, feature_updates=[update])
     assert answer.error_code == code
-    assert desk.node.image.features == before
+    assert desk.node.metadata.image.features == before
     if version <= 1 and code == ErrorCode.none:
         assert [(result.feature, result.error_code) for result in answer.results] == [(feature, 0)]

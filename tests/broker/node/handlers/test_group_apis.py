@@ -415,8 +415,8 @@ def test_delete_offsets(node: BareNode, client: BareClient) -> None:
 def test_groups_whose_partition_is_gone_are_forgotten_and_come_back(node: BareNode, ann: BareMember) -> None:
     ann.commit({("orders", 0): 5})
     # No client can ask for this.
-    topic_id = node.node.image.topics["__consumer_offsets"].topic_id
-    node.node.append_metadata([RemoveTopic(topic_id=topic_id)], node.clock.now())
+    topic_id = node.node.metadata.image.topics["__consumer_offsets"].topic_id
+    node.node.metadata.append([RemoveTopic(topic_id=topic_id)], node.clock.now())
     node.settle()
     assert ann.beat() is ErrorCode.unknown_member_id
     assert ann.positions() == {}

@@ -174,7 +174,7 @@ def test_positions_outlive_a_deletion_that_a_crash_undoes(node: BareNode, ann: B
     node.turn()
     assert shard.hosted.log.end_offset == end_offset, "positions were forgotten before the topic was gone"
     again = node.lose_power()
-    gone = again.node.image.topic("orders") is None
+    gone = again.node.metadata.image.topic("orders") is None
     assert BareMember(again, "group").positions() == ({} if gone else {("orders", 0): 5})
 
 

@@ -49,7 +49,7 @@ def test_a_request_whose_time_is_over_is_let_go_of(node: BareNode, client: BareC
     node.advance(TIMEOUT_MS + 1_000)
     assert len(client.frames) == 2
     begin(client, 0)
-    assert len(node.node._productions) == 1
+    assert len(node.node.intake.parked) == 1
     node.settle()
     assert len(client.frames) == 3
 
@@ -59,4 +59,4 @@ def test_a_request_of_a_client_that_left_is_let_go_of_too(node: BareNode, client
     client.connection.lost()
     node.advance(TIMEOUT_MS + 1_000)
     begin(node.connect(), 0)
-    assert len(node.node._productions) == 1
+    assert len(node.node.intake.parked) == 1

@@ -37,9 +37,9 @@ def test_topics_and_brokers_are_told_in_every_version(desk: Any, version: int) -
     if version >= 1:
         assert answer.controller_id == 1
     if version >= 2:
-        assert answer.cluster_id == desk.node.cluster_id
+        assert answer.cluster_id == desk.node.identity.cluster_id
     if version >= 10:
-        assert orders.topic_id == desk.node.image.topics["orders"].topic_id
+        assert orders.topic_id == desk.node.metadata.image.topics["orders"].topic_id
 
 
 def test_in_version_0_no_topics_means_all(desk: Any) -> None:
@@ -117,7 +117,7 @@ def test_internal_topics_are_marked(desk: Any) -> None:
 def test_asking_does_not_create_and_the_operator_is_told_once(desk: Any) -> None:  # HF207
     for _ in range(3):
         desk.ask(METADATA, 13, **asked(13, "mistyped"))
-    assert desk.node.image.topics == {}
+    assert desk.node.metadata.image.topics == {}
     told = [line for line in desk.said if "mistyped" in line]
     assert len(told) == 1
     assert "desk" in told[0]
@@ -146,7 +146,7 @@ def test_with_auto_creation_a_client_can_still_ask_without_creating(make_desk: A
     names = ("__cluster_metadata", "__consumer_offsets", "bad name")
     for topic in desk.ask(METADATA, 13, **asked(13, *names)).topics:
         assert topic.error_code != ErrorCode.none
-    assert desk.node.image.topics == {}
+    assert desk.node.metadata.image.topics == {}
 
 
 def test_auto_creation_refuses_a_name_that_collides(make_desk: Any) -> None:
@@ -158,7 +158,7 @@ def test_auto_creation_refuses_a_name_that_collides(make_desk: Any) -> None:
 
 def test_a_partition_in_an_offline_directory_has_no_leader(desk: Any) -> None:
     desk.create("orders")
-    desk.node.directory_failed(desk.node.directories[0], OSError("gone"))
+    desk.node.directories[0].take_offline(OSError("gone"))
     (topic,) = desk.ask(METADATA, 13, **asked(13, "orders")).topics
     (partition,) = topic.partitions
     assert (partition.error_code, partition.leader_id) == (ErrorCode.leader_not_available, -1)

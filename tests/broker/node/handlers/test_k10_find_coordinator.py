@@ -25,7 +25,7 @@ def test_a_group_is_coordinated_here(version: int) -> None:
 def test_asking_makes_the_internal_topic_with_its_settings() -> None:
     node = BareNode({"offsets.topic.num.partitions": "7", "offsets.topic.segment.bytes": "1048576"})
     node.connect().ask(FIND_COORDINATOR, 6, coordinator_keys=["g"], key_type=0)
-    topic = node.node.image.topic("__consumer_offsets")
+    topic = node.node.metadata.image.topic("__consumer_offsets")
     assert topic is not None
     assert len(topic.partitions) == 7
     config = node.hosted("__consumer_offsets", 3).log.config

@@ -29,14 +29,14 @@ def codes(answer: Any) -> dict[str, ErrorCode]:
 def test_a_topic_is_created_in_every_version(desk: Any, version: int) -> None:
     answer = desk.ask(CREATE_TOPICS, version, topics=[topic("orders", 3)], timeout=1000)
     assert codes(answer) == {"orders": ErrorCode.none}
-    assert len(desk.node.image.topics["orders"].partitions) == 3
+    assert len(desk.node.metadata.image.topics["orders"].partitions) == 3
 
 
 def test_the_answer_describes_the_topic(desk: Any) -> None:
     (result,) = desk.ask(
         CREATE_TOPICS, 7, topics=[topic("orders", 3, configs=[("retention.ms", "5000")])], timeout=1000
     ).topics
-    assert result.topic_id == desk.node.image.topics["orders"].topic_id
+    assert result.topic_id == desk.node.metadata.image.topics["orders"].topic_id
     assert (result.num_partitions, result.replication_factor) == (3, 1)
     assert (result.error_message, result.topic_config_error_code) == (None, 0)
     configs = {config.name: config for config in result.configs}
@@ -56,7 +56,7 @@ def test_validating_creates_nothing_and_answers_as_if(desk: Any) -> None:
         CREATE_TOPICS, 7, topics=[topic("orders", 3)], timeout=1000, validate_only=True
     ).topics
     assert (result.error_code, result.num_partitions) == (ErrorCode.none, 3)
-    assert desk.node.image.topic("orders") is None
+    assert desk.node.metadata.image.topic("orders") is None
 
 
 def test_one_refused_topic_does_not_spoil_the_others(desk: Any) -> None:
@@ -90,7 +90,7 @@ def test_one_refused_topic_does_not_spoil_the_others(desk: Any) -> None:
     assert {(r.num_partitions, r.replication_factor, r.topic_id, r.configs) for r in refused} == {
         (-1, -1, None, ())
     }
-    assert set(desk.node.image.topics) == {"good", "also.good"}
+    assert set(desk.node.metadata.image.topics) == {"good", "also.good"}
 
 
 def test_a_topic_named_twice_is_made_not_at_all(desk: Any) -> None:
@@ -99,22 +99,22 @@ def test_a_topic_named_twice_is_made_not_at_all(desk: Any) -> None:
         ("once", ErrorCode.none),
         ("twice", ErrorCode.invalid_request),
     ]
-    assert set(desk.node.image.topics) == {"once"}
+    assert set(desk.node.metadata.image.topics) == {"once"}
 
 
 def test_an_existing_topic_stays_as_it_is(desk: Any) -> None:
     desk.create("orders", 2)
-    before = desk.node.image.topics["orders"]
+    before = desk.node.metadata.image.topics["orders"]
     answer = desk.ask(CREATE_TOPICS, 7, topics=[topic("orders", 5)], timeout=1000)
     assert codes(answer) == {"orders": ErrorCode.topic_already_exists}
-    assert desk.node.image.topics["orders"] is before
+    assert desk.node.metadata.image.topics["orders"] is before
 
 
 @pytest.mark.parametrize("timeout_ms", [0, -1])
 def test_a_request_without_time_is_not_begun(desk: Any, timeout_ms: int) -> None:
     answer = desk.ask(CREATE_TOPICS, 7, topics=[topic("orders")], timeout=timeout_ms)
     assert codes(answer) == {"orders": ErrorCode.request_timed_out}
-    assert desk.node.image.topic("orders") is None
+    assert desk.node.metadata.image.topic("orders") is None
 
 
 def test_the_answer_waits_until_the_topic_is_durable(desk: Any) -> None:
@@ -129,14 +129,14 @@ def test_the_answer_waits_until_the_topic_is_durable(desk: Any) -> None:
 def test_a_created_topic_survives_a_restart_with_id_settings_and_a_higher_epoch(desk: Any) -> None:
     created = desk.create("orders", 2, retention_ms="5000")
     again = desk.restart()
-    found = again.node.image.topics["orders"]
+    found = again.node.metadata.image.topics["orders"]
     assert found.topic_id == created.topic_id
     assert [partition.leader_epoch for partition in found.partitions] == [1, 1]
-    assert again.node.topic_config("orders").retention_ms == 5000
+    assert again.node.settings.topic("orders").retention_ms == 5000
 
 
 def test_a_failed_metadata_log_refuses_and_creates_nothing(desk: Any) -> None:
     desk.disk.read_only = True
     answer = desk.ask(CREATE_TOPICS, 7, topics=[topic("orders")], timeout=1000)
     assert codes(answer) == {"orders": ErrorCode.kafka_storage_error}
-    assert desk.node.image.topic("orders") is None
+    assert desk.node.metadata.image.topic("orders") is None

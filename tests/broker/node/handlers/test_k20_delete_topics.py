@@ -26,7 +26,7 @@ def test_a_topic_is_deleted_by_name_in_every_version(desk: Any, version: int) ->
     assert (unknown.name, unknown.error_code) == ("unknown", ErrorCode.unknown_topic_or_partition)
     if version >= 6:
         assert gone.topic_id == topic_id
-    assert desk.node.image.topics == {}
+    assert desk.node.metadata.image.topics == {}
 
 
 def test_a_topic_is_deleted_by_id_and_its_name_is_told(desk: Any) -> None:
@@ -34,7 +34,7 @@ def test_a_topic_is_deleted_by_id_and_its_name_is_told(desk: Any) -> None:
     answer = desk.ask(DELETE_TOPICS, 6, topics=[{"name": None, "topic_id": topic_id}], timeout=1000)
     (gone,) = answer.responses
     assert (gone.name, gone.topic_id, gone.error_code) == ("orders", topic_id, ErrorCode.none)
-    assert desk.node.image.topics == {}
+    assert desk.node.metadata.image.topics == {}
 
 
 def test_bad_ways_to_name_a_topic_are_refused(desk: Any) -> None:
@@ -50,7 +50,7 @@ def test_bad_ways_to_name_a_topic_are_refused(desk: Any) -> None:
         ("orders", topic_id, ErrorCode.invalid_request),
         (None, UUID(int=99), ErrorCode.unknown_topic_id),
     ]
-    assert set(desk.node.image.topics) == {"orders"}
+    assert set(desk.node.metadata.image.topics) == {"orders"}
 
 
 def test_a_topic_named_twice_stays(desk: Any) -> None:
@@ -59,7 +59,7 @@ def test_a_topic_named_twice_stays(desk: Any) -> None:
     assert refused.error_code == ErrorCode.invalid_request
     (refused,) = desk.ask(DELETE_TOPICS, 5, topic_names=["orders", "orders"], timeout=1000).responses
     assert refused.error_code == ErrorCode.invalid_request
-    assert set(desk.node.image.topics) == {"orders"}
+    assert set(desk.node.metadata.image.topics) == {"orders"}
 
 
 def test_a_topic_named_by_name_and_by_id_stays(desk: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_topic_named_by_name_and_by_id_stays(desk: Any) -> None:
         ("other", ErrorCode.none),
         ("orders", ErrorCode.invalid_request),
     ]
-    assert set(desk.node.image.topics) == {"orders"}
+    assert set(desk.node.metadata.image.topics) == {"orders"}
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_deletion_can_be_disabled(make_desk: Any, version: int, code: ErrorCode)
     wanted = {"topics": by_name("orders")} if version >= 6 else {"topic_names": ["orders"]}
     (refused,) = desk.ask(DELETE_TOPICS, version, **wanted, timeout=1000).responses
     assert refused.error_code == code
-    assert set(desk.node.image.topics) == {"orders"}
+    assert set(desk.node.metadata.image.topics) == {"orders"}
 
 
 def test_a_request_without_time_is_not_begun(desk: Any) -> None:
     desk.create("orders")
     (refused,) = desk.ask(DELETE_TOPICS, 6, topics=by_name("orders"), timeout=0).responses
     assert refused.error_code == ErrorCode.request_timed_out
-    assert set(desk.node.image.topics) == {"orders"}
+    assert set(desk.node.metadata.image.topics) == {"orders"}
 
 
 def test_files_go_only_once_the_deletion_is_durable(desk: Any) -> None:
@@ -109,4 +109,4 @@ def test_a_deleted_topic_stays_deleted_after_a_restart(desk: Any) -> None:
     desk.create("orders")
     desk.create("kept")
     desk.ask(DELETE_TOPICS, 6, topics=by_name("orders"), timeout=1000)
-    assert set(desk.restart().node.image.topics) == {"kept"}
+    assert set(desk.restart().node.metadata.image.topics) == {"kept"}

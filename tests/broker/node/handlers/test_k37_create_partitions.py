@@ -22,7 +22,7 @@ def test_partitions_are_added_in_every_version(desk: Any, version: int) -> None:
     added, unknown = desk.ask(CREATE_PARTITIONS, version, topics=topics, timeout=1000).results
     assert (added.name, added.error_code, added.error_message) == ("orders", ErrorCode.none, None)
     assert unknown.error_code == ErrorCode.unknown_topic_or_partition
-    assert len(desk.node.image.topics["orders"].partitions) == 5
+    assert len(desk.node.metadata.image.topics["orders"].partitions) == 5
     assert desk.node.partitions.get("orders", 4) is not None
 
 
@@ -37,7 +37,7 @@ def test_impossible_wishes_are_refused_one_by_one(desk: Any) -> None:
         ErrorCode.invalid_replica_assignment,
         ErrorCode.none,
     ]
-    assert {len(topic.partitions) for topic in desk.node.image.topics.values()} == {2, 3}
+    assert {len(topic.partitions) for topic in desk.node.metadata.image.topics.values()} == {2, 3}
 
 
 def test_validating_adds_nothing(desk: Any) -> None:
@@ -46,7 +46,7 @@ def test_validating_adds_nothing(desk: Any) -> None:
         CREATE_PARTITIONS, topics=[more("orders", 9)], timeout=1000, validate_only=True
     ).results
     assert result.error_code == ErrorCode.none
-    assert len(desk.node.image.topics["orders"].partitions) == 1
+    assert len(desk.node.metadata.image.topics["orders"].partitions) == 1
 
 
 def test_a_topic_named_twice_is_left_alone(desk: Any) -> None:
@@ -54,11 +54,11 @@ def test_a_topic_named_twice_is_left_alone(desk: Any) -> None:
     topics = [more("orders", 2), more("orders", 3)]
     (result,) = desk.ask(CREATE_PARTITIONS, topics=topics, timeout=1000).results
     assert result.error_code == ErrorCode.invalid_request
-    assert len(desk.node.image.topics["orders"].partitions) == 1
+    assert len(desk.node.metadata.image.topics["orders"].partitions) == 1
 
 
 def test_a_request_without_time_is_not_begun(desk: Any) -> None:
     desk.create("orders")
     (result,) = desk.ask(CREATE_PARTITIONS, topics=[more("orders", 2)], timeout=0).results
     assert result.error_code == ErrorCode.request_timed_out
-    assert len(desk.node.image.topics["orders"].partitions) == 1
+    assert len(desk.node.metadata.image.topics["orders"].partitions) == 1

@@ -123,7 +123,7 @@ def test_a_full_alteration_replaces_everything(desk: Any, version: int) -> None:
     ).responses
     assert (response.error_code, response.error_message) == (ErrorCode.none, None)
     assert (response.resource_type, response.resource_name) == (TOPIC, "orders")
-    config = desk.node.topic_config("orders")
+    config = desk.node.settings.topic("orders")
     assert config.cleanup_policy == {"compact"}
     assert config.retention_ms == 604_800_000
 
@@ -134,7 +134,7 @@ def test_an_incremental_alteration_changes_what_it_names(desk: Any, version: int
     change = single(TOPIC, "orders", ("cleanup.policy", APPEND, "compact"), ("segment.bytes", SET, "2000000"))
     (response,) = desk.ask(INCREMENTAL, version, resources=[change], validate_only=False).responses
     assert response.error_code == ErrorCode.none, response.error_message
-    config = desk.node.topic_config("orders")
+    config = desk.node.settings.topic("orders")
     assert (config.cleanup_policy, config.segment_bytes, config.retention_ms) == (
         {"delete", "compact"},
         2_000_000,
@@ -156,11 +156,11 @@ def test_broker_settings_reach_topics_without_their_own(desk: Any) -> None:
     desk.create("own", retention_ms="7")
     for_all = single(BROKER, "", ("log.retention.ms", SET, "111"))
     assert desk.ask(INCREMENTAL, resources=[for_all]).responses[0].error_code == ErrorCode.none
-    assert desk.node.topic_config("orders").retention_ms == 111
+    assert desk.node.settings.topic("orders").retention_ms == 111
     for_one = single(BROKER, "1", ("log.retention.ms", SET, "222"))
     assert desk.ask(INCREMENTAL, resources=[for_one]).responses[0].error_code == ErrorCode.none
-    assert desk.node.topic_config("orders").retention_ms == 222
-    assert desk.node.topic_config("own").retention_ms == 7
+    assert desk.node.settings.topic("orders").retention_ms == 222
+    assert desk.node.settings.topic("own").retention_ms == 7
     sources = [s.source for s in described(desk, BROKER, "1")["log.retention.ms"].synonyms]
     assert sources[:2] == [2, 3]
 
@@ -173,8 +173,8 @@ def test_altered_settings_survive_a_restart(desk: Any) -> None:
     ]
     desk.ask(INCREMENTAL, resources=changes)
     again = desk.restart()
-    assert again.node.topic_config("orders").retention_ms == 333
-    assert again.node.config.dynamic_default == {"log.cleaner.threads": "2"}
+    assert again.node.settings.topic("orders").retention_ms == 333
+    assert again.node.settings.broker.dynamic_default == {"log.cleaner.threads": "2"}
 
 
 @pytest.mark.parametrize("api", [ALTER, INCREMENTAL])
@@ -187,7 +187,7 @@ def test_validating_changes_nothing(desk: Any, api: int) -> None:
     )
     (response,) = desk.ask(api, resources=[wanted], validate_only=True).responses
     assert response.error_code == ErrorCode.none
-    assert not desk.node.image.configs
+    assert not desk.node.metadata.image.configs
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_refused_alteration_spoils_nothing_else(desk: Any, wanted: dict[str, A
     assert refused.error_code == code
     assert refused.error_message
     assert fine.error_code == ErrorCode.none
-    assert len(desk.node.image.configs) == 1
+    assert len(desk.node.metadata.image.configs) == 1
 
 
 def test_a_resource_named_twice_is_refused_twice(desk: Any) -> None:
@@ -229,7 +229,7 @@ def test_a_resource_named_twice_is_refused_twice(desk: Any) -> None:
     twice = [full(TOPIC, "orders", retention_ms="1"), full(TOPIC, "orders", retention_ms="2")]
     answer = desk.ask(ALTER, resources=twice, validate_only=False)
     assert [r.error_code for r in answer.responses] == [ErrorCode.invalid_request] * 2
-    assert not desk.node.image.configs
+    assert not desk.node.metadata.image.configs
 
 
 def test_every_resource_with_settings_is_listed(desk: Any) -> None:

@@ -90,9 +90,7 @@ def test_a_metadata_log_that_fails_closes_only_those_that_were_not_answered(
     begin(late)
     node.advance(1)
     assert len(client.frames) == 1
-    hosted = node.node.metadata
-    assert hosted is not None
-    node.node.directory_failed(hosted.directory, OSError(5, "broken"))
+    node.node.metadata.hosted.directory.take_offline(OSError(5, "broken"))
     assert late.closed
     assert not late.frames
     assert len(client.frames) == 1

@@ -8,18 +8,16 @@ back until all of it is durable.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.image import NO_LEADER, EndPoint, PartitionImage, TopicImage
 from holdfast.broker.metadata.names import INTERNAL_TOPICS
 from holdfast.broker.node.context import Fields, RequestContext, Within
+from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 OPERATIONS_NOT_ASKED: Final = -(2**31)
 """Stands in an answer for authorised operations nobody asked about."""
@@ -47,15 +45,17 @@ def cluster_operations(asked: bool) -> int:
     return CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED
 
 
-def brokers_on(node: Node, listener: str, *, fenced_too: bool = False) -> Iterator[tuple[int, Fields]]:
+def brokers_on(
+    node: ClusterServices, listener: str, *, fenced_too: bool = False
+) -> Iterator[tuple[int, Fields]]:
     """Each broker's id with its address on the listener the client came in by."""
-    for broker_id in sorted(node.image.brokers):
-        broker = node.image.brokers[broker_id]
+    for broker_id in sorted(node.metadata.image.brokers):
+        broker = node.metadata.image.brokers[broker_id]
         if broker.fenced and not fenced_too:
             continue
         known: dict[str, EndPoint] = {end_point.name: end_point for end_point in broker.end_points}
-        if broker_id == node.node_id:
-            known |= node.endpoints
+        if broker_id == node.identity.node_id:
+            known |= node.identity.endpoints
         end_point = known.get(listener)
         if end_point is not None:
             yield (
@@ -68,7 +68,7 @@ def brokers_on(node: Node, listener: str, *, fenced_too: bool = False) -> Iterat
             )
 
 
-def partition_fields(node: Node, topic: TopicImage, partition: PartitionImage) -> Fields:
+def partition_fields(node: ClusterServices, topic: TopicImage, partition: PartitionImage) -> Fields:
     """One partition as Metadata and DescribeTopicPartitions show it.
 
     A replica on this node whose log cannot be used is offline, and cannot lead whatever the image says.
@@ -88,9 +88,9 @@ def partition_fields(node: Node, topic: TopicImage, partition: PartitionImage) -
     }
 
 
-def _is_offline(node: Node, topic: TopicImage, partition: PartitionImage, broker_id: int) -> bool:
-    if broker_id != node.node_id:
-        broker = node.image.brokers.get(broker_id)
+def _is_offline(node: ClusterServices, topic: TopicImage, partition: PartitionImage, broker_id: int) -> bool:
+    if broker_id != node.identity.node_id:
+        broker = node.metadata.image.brokers.get(broker_id)
         return broker is None or broker.fenced
     hosted = node.partitions.get(topic.name, partition.index)
     return hosted is None or hosted.offline
@@ -125,4 +125,4 @@ def code_of(error: Exception) -> ErrorCode:
 
 
 def client_name(context: RequestContext) -> str:
-    return f"client {context.client_id or '(unnamed)'!r} at {context.connection.address}"
+    return f"client {context.session.client_id or '(unnamed)'!r} at {context.session.address}"

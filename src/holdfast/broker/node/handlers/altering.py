@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.image import Resource
 from holdfast.broker.metadata.settings import resource_of
 from holdfast.broker.node.context import Fields
+from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 from holdfast.wire.metadata_records import MetadataRecord
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 
 def alter_each(
-    node: Node, request: Any, now: Now, records_for: Callable[[Resource, Any], list[MetadataRecord]]
+    node: ClusterServices,
+    request: Any,
+    now: Now,
+    records_for: Callable[[Resource, Any], list[MetadataRecord]],
 ) -> Fields:
     times = Counter((asked.resource_type, asked.resource_name) for asked in request.resources)
     responses = []
@@ -31,7 +32,7 @@ def alter_each(
                 raise ApiError(ErrorCode.invalid_request, "a resource is named more than once in the request")
             records = records_for(resource_of(asked.resource_type, asked.resource_name), asked)
             if not request.validate_only:
-                node.append_metadata(records, now)
+                node.metadata.append(records, now)
         except ApiError as refused:
             code, message = refused.code, refused.message
         responses.append(

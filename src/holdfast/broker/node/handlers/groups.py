@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -11,9 +11,7 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.groups.model import NO_TOPIC_ID, CommitReply, PartitionCommit, TopicCommit
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.handlers.administration import DELETE, DESCRIBE, OPERATIONS_NOT_ASKED, READ
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
+from holdfast.broker.node.services import GroupServices
 
 _MS: Final = timedelta(milliseconds=1)
 DESCRIBE_CONFIGS, ALTER_CONFIGS = 10, 11
@@ -28,7 +26,7 @@ def milliseconds(duration: timedelta) -> int:
 
 def client_host(context: RequestContext) -> str:
     """As Kafka writes an address without a name."""
-    host, _, _ = context.connection.address.rpartition(":")
+    host, _, _ = context.session.address.rpartition(":")
     return "/" + host.strip("[]")
 
 
@@ -45,7 +43,7 @@ class Committing(NamedTuple):
     """What does not, by the name or id the client used."""
 
 
-def known_topics(node: Node, topics: Any, *, by_id: bool) -> Committing:
+def known_topics(node: GroupServices, topics: Any, *, by_id: bool) -> Committing:
     """Look up what a commit names. `topics` are entities of OffsetCommit or TxnOffsetCommit."""
     known: list[TopicCommit] = []
     refused: dict[tuple[str | UUID, int], ErrorCode] = {}
@@ -80,14 +78,17 @@ def known_topics(node: Node, topics: Any, *, by_id: bool) -> Committing:
 
 
 def commit_fields(
-    node: Node, request: Any, refused: dict[tuple[str | UUID, int], ErrorCode], reply: CommitReply | ErrorCode
+    node: GroupServices,
+    request: Any,
+    refused: dict[tuple[str | UUID, int], ErrorCode],
+    reply: CommitReply | ErrorCode,
 ) -> Fields:
     """One error for all that exists, or one for each partition; what does not exist comes first, as in Kafka."""
     topics: list[tuple[bool, Fields]] = []
     for topic in request.topics:
         topic_id = getattr(topic, "topic_id", None)
         given: str | UUID = topic.name if hasattr(topic, "name") else topic_id or NO_TOPIC_ID
-        name = given if isinstance(given, str) else node.topic_name(given)
+        name = given if isinstance(given, str) else node.partitions.topic_name(given)
         wrong: list[Fields] = []
         right: list[Fields] = []
         for partition in topic.partitions:

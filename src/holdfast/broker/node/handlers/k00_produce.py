@@ -1,146 +1,46 @@
 """Produce (0), served in versions 3 to 13, advertised from 0 for librdkafka's sake.
 
-acks=all is answered when every batch of the request is committed; acks=1 once written; acks=0 never, and an
-error closes the connection. Each partition succeeds or fails by itself.
-
-Transactional batches may have to wait for the coordinator of their transaction: see `holdfast.broker.node.enlistment`.
+The usual request takes a shorter way (`holdfast.broker.node.usual_produce`). Both let batches in through
+`Intake.accept_batch`. Transactional batches may have to wait for the coordinator of their transaction: see
+`holdfast.broker.node.enlistment`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.log.producer_state import Duplicate
-from holdfast.broker.node.context import (
-    NO_RESPONSE,
-    Answer,
-    Fields,
-    Hangup,
-    Later,
-    NoResponse,
-    Packed,
-    RequestContext,
-)
+from holdfast.broker.node.context import Answer, Fields, Hangup, RequestContext, Session
 from holdfast.broker.node.enlistment import Enlistment, Waiting, producers_of
-from holdfast.broker.node.hosted import HostedPartition
-from holdfast.broker.node.intake import admit
+from holdfast.broker.node.intake import require_client_topic
+from holdfast.broker.node.production import (
+    ACKS_ALL,
+    BatchOutcome,
+    FailedBatch,
+    Production,
+    SilentProduction,
+    UncommittedBatch,
+    failure,
+    outcome_fields,
+)
+from holdfast.broker.node.services import DataServices
 from holdfast.broker.transactions.coordinator import Refusals
 from holdfast.broker.transactions.model import NO_EPOCH, NO_PRODUCER_ID, ProducerIdentity
 from holdfast.errors import ApiError, InvalidRecords, LogDirectoryOffline, MalformedFrame
 from holdfast.seams import Now
 from holdfast.wire.batch import ATTRIBUTES_LOW_BYTE, CODEC_MASK, MAGIC, MAGIC_OFFSET, TRANSACTIONAL
 from holdfast.wire.codecs import Codec
-from holdfast.wire.hot import PRODUCE_TOPIC_IDS, Produced, pack_produce_response
+from holdfast.wire.hot import PRODUCE_TOPIC_IDS, Produced
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
-ACKS_ALL: Final = -1
 ZSTD_VERSION: Final = 7
 """Clients that speak an older version cannot know zstd."""
-NOT_FLUSHED_IN_TIME: Final = ApiError(ErrorCode.request_timed_out, "not flushed within the time-out")
-INTERNAL_TOPICS: Final = frozenset(("__consumer_offsets", "__transaction_state", "__share_group_state"))
+REFUSALS: Final = (ApiError, InvalidRecords, LogDirectoryOffline)
 
 
-class Failed:
-    __slots__ = ("code", "message", "partition", "record_indexes")
-
-    def __init__(
-        self, partition: int, code: ErrorCode, message: str | None, record_indexes: Sequence[int] = ()
-    ) -> None:
-        self.partition = partition
-        self.code = code
-        self.message = message
-        self.record_indexes = record_indexes
-
-
-class Uncommitted:
-    """A batch that has been appended, or waits for the coordinator of its transaction, and is not committed."""
-
-    __slots__ = ("partition", "produced")
-
-    def __init__(self, produced: Produced) -> None:
-        self.partition = produced.partition
-        self.produced = produced
-
-
-Outcome = Produced | Failed | Uncommitted
-
-
-class Production:
-    """One produce request under way: an outcome per partition, and how many are not committed yet."""
-
-    __slots__ = ("has_failures", "later", "topics", "version", "waiting")
-
-    def __init__(self, version: int) -> None:
-        self.version = version
-        self.topics: list[tuple[str | UUID, list[Outcome]]] = []
-        self.waiting = 1
-        """How many batches are uncommitted, and one while not all were begun; 0 when the request is over."""
-        self.has_failures = False
-        self.later = Later()
-
-    def response(self) -> Fields | Packed | NoResponse | Hangup:
-        if not self.has_failures:
-            return Packed([pack_produce_response(self.version, self.topics)])  # type: ignore[arg-type]
-        return {
-            "responses": [
-                {
-                    ("topic_id" if isinstance(topic, UUID) else "name"): topic,
-                    "partition_responses": [_fields(outcome) for outcome in outcomes],
-                }
-                for topic, outcomes in self.topics
-            ],
-            "throttle_time": 0,
-        }
-
-    def settle(self, outcomes: list[Outcome], at: int, error: Exception | None) -> None:
-        """The batch of `outcomes[at]` is committed, or its outcome is unknown for good."""
-        outcome = outcomes[at]
-        if not isinstance(outcome, Uncommitted):
-            return  # time was over before
-        self.waiting -= 1
-        try:
-            if error is None:
-                outcomes[at] = outcome.produced
-            else:
-                outcomes[at] = failure(outcome.partition, error)
-                self.has_failures = True
-            if not self.waiting:
-                self.later.resolve(self.response())
-        except Exception as defect:  # noqa: BLE001 - others wait for the same flush
-            self.later.fail(defect)
-
-    def time_out(self) -> None:
-        """The client's patience ended before the flush did: what is not committed is reported so."""
-        self.later.take(self._report_uncommitted, None)
-
-    def _report_uncommitted(self, _event: None) -> None:
-        self.has_failures = True
-        self.waiting = 0
-        for _, outcomes in self.topics:
-            for at, outcome in enumerate(outcomes):
-                if isinstance(outcome, Uncommitted):
-                    outcomes[at] = failure(outcome.partition, NOT_FLUSHED_IN_TIME)
-        self.later.take(lambda _: self.later.resolve(self.response()), None)
-
-
-class SilentProduction(Production):
-    """One with acks=0: it gets no response, and an error closes the connection."""
-
-    __slots__ = ()
-
-    def response(self) -> NoResponse | Hangup:
-        if self.has_failures:
-            return Hangup("a produce request with acks=0 failed; closing is the only way to tell")
-        return NO_RESPONSE
-
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Answer:
     acks = request.acks
     if acks not in (ACKS_ALL, 0, 1):
         return _refuse_all(context.version, request, ErrorCode.invalid_required_acks)
@@ -156,10 +56,10 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     for topic in request.topic_data:
         if not topic.partition_data:
             continue
-        outcomes: list[Outcome] = []
+        outcomes: list[BatchOutcome] = []
         name: str | None
         if by_id:
-            name = node.topic_name(topic.topic_id)
+            name = node.partitions.topic_name(topic.topic_id)
             production.topics.append((topic.topic_id or UUID(int=0), outcomes))
         else:
             name = topic.name
@@ -168,12 +68,12 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
             try:
                 if name is None:
                     raise ApiError(ErrorCode.unknown_topic_id, f"no topic has the id {topic.topic_id}")
-                _produce_one(node, production, outcomes, name, data, acks, now, enlistment)
-            except (ApiError, InvalidRecords, LogDirectoryOffline) as error:
+                _produce_one(node, context.session, production, outcomes, name, data, acks, now, enlistment)
+            except REFUSALS as error:
                 outcomes.append(failure(data.index, error))
                 production.has_failures = True
     if enlistment is not None and enlistment.waiting:
-        _await_coordinator(node, production, enlistment, acks, now)
+        _await_coordinator(node, context.session, production, enlistment, acks, now)
     production.waiting -= 1
     if not production.waiting:
         response = production.response()
@@ -181,36 +81,44 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
             raise MalformedFrame(response.reason)
         return response
     timeout_ms = int(request.timeout.total_seconds() * 1000)
-    node.watch_production(production, now.monotonic_ms + timeout_ms)
+    node.intake.park(production, now.monotonic_ms + timeout_ms)
     return production.later
 
 
 def _await_coordinator(
-    node: Node, production: Production, enlistment: Enlistment, acks: int, now: Now
+    node: DataServices,
+    session: Session,
+    production: Production,
+    enlistment: Enlistment,
+    acks: int,
+    now: Now,
 ) -> None:
     """Append what waits for the coordinator once it has agreed; what it refuses has failed."""
 
     def go_on(refusals: Refusals) -> None:
         if not production.waiting:
             return  # time is over: the client was told that nothing was stored in time, and sends again
-        now = node.now()
+        now = node.seams.clock.now()
         for waiting in enlistment.waiting:
             hosted, data, outcomes, at = waiting
             try:
                 if hosted.is_deleted:
                     raise ApiError(ErrorCode.unknown_topic_or_partition, f"{hosted.name} was deleted")
                 enlistment.check(refusals, (hosted.topic, hosted.index))
-                _produce_one(node, production, outcomes, hosted.topic, data, acks, now, enlistment, at)
-            except (ApiError, InvalidRecords, LogDirectoryOffline) as refusal:
+                _produce_one(
+                    node, session, production, outcomes, hosted.topic, data, acks, now, enlistment, at
+                )
+            except REFUSALS as refusal:
                 production.settle(outcomes, at, refusal)
 
-    enlistment.begin(node, now, production.later.step(go_on))
+    enlistment.begin(node.transactions, now, production.later.step(go_on))
 
 
 def _produce_one(
-    node: Node,
+    node: DataServices,
+    session: Session,
     production: Production,
-    outcomes: list[Outcome],
+    outcomes: list[BatchOutcome],
     topic: str,
     data: Any,
     acks: int,
@@ -220,9 +128,8 @@ def _produce_one(
 ) -> None:
     """Append one batch. `at` is its place among the outcomes when it had to wait, and counts as waiting still."""
     index = data.index
-    hosted = node.leader_of(topic, index)
-    if topic in INTERNAL_TOPICS:
-        raise ApiError(ErrorCode.invalid_topic_exception, f"clients may not write to {topic}")
+    hosted = node.partitions.leader_of(topic, index)
+    require_client_topic(topic)
     records = data.records
     if not records:
         raise ApiError(ErrorCode.invalid_record, "the partition has no record batch")
@@ -240,73 +147,28 @@ def _produce_one(
                 )
             if enlistment.must_wait(hosted, records):
                 enlistment.waiting.append(Waiting(hosted, data, outcomes, len(outcomes)))
-                outcomes.append(Uncommitted(Produced(index, -1, -1, -1)))
+                outcomes.append(UncommittedBatch(Produced(index, -1, -1, -1)))
                 production.waiting += 1
                 return
-    admitted = admit(hosted, records, now)
-    log = hosted.log
-    if isinstance(admitted, Duplicate):
-        produced = Produced(index, admitted.first_offset, admitted.timestamp, log.start_offset)
-        end_offset = admitted.last_offset + 1
+    accepted = node.intake.accept_batch(session, hosted, records, now)
+    start_offset = hosted.log.start_offset
+    if isinstance(accepted, Duplicate):
+        produced = Produced(index, accepted.first_offset, accepted.timestamp, start_offset)
+        end_offset = accepted.last_offset + 1
     else:
-        header, batch = admitted
-        try:
-            stored = log.append(header, batch, hosted.leader_epoch, now)
-        except OSError as error:
-            raise write_failed(node, hosted, error) from error
-        log_append_time = stored.max_timestamp if stored.is_log_append_time else -1
-        produced = Produced(index, stored.base_offset, log_append_time, log.start_offset)
-        end_offset = log.end_offset
-        node.commit.appended(hosted)
+        log_append_time = accepted.max_timestamp if accepted.is_log_append_time else -1
+        produced = Produced(index, accepted.base_offset, log_append_time, start_offset)
+        end_offset = hosted.log.end_offset
     if at < 0:
         at = len(outcomes)
-        outcomes.append(Uncommitted(produced))
+        outcomes.append(UncommittedBatch(produced))
         production.waiting += 1
     else:
-        outcomes[at] = Uncommitted(produced)
+        outcomes[at] = UncommittedBatch(produced)
     if acks == ACKS_ALL:
         hosted.offsets.when_committed(end_offset, lambda error: production.settle(outcomes, at, error))
     else:
         production.settle(outcomes, at, None)
-
-
-def write_failed(node: Node, hosted: HostedPartition, error: OSError) -> ApiError:
-    """Want of room or descriptors refuses the batch and nothing else; anything else takes the directory offline."""
-    node.refused(hosted.directory, error)
-    return ApiError(ErrorCode.kafka_storage_error, f"{hosted.name} could not be written: {error}")
-
-
-def failure(index: int, error: Exception) -> Failed:
-    if isinstance(error, ApiError):
-        return Failed(index, error.code, error.message)
-    if isinstance(error, InvalidRecords):
-        return Failed(index, error.code, error.message, error.record_indexes)
-    return Failed(index, ErrorCode.kafka_storage_error, str(error))
-
-
-def _fields(outcome: Outcome) -> Fields:
-    assert not isinstance(outcome, Uncommitted)
-    if isinstance(outcome, Failed):
-        errors = [
-            {"batch_index": index, "batch_index_error_message": outcome.message}
-            for index in outcome.record_indexes
-        ]
-        return {
-            "index": outcome.partition,
-            "error_code": outcome.code,
-            "base_offset": -1,
-            "log_append_time": -1,
-            "log_start_offset": -1,
-            "record_errors": errors,
-            "error_message": outcome.message,
-        }
-    return {
-        "index": outcome.partition,
-        "error_code": 0,
-        "base_offset": outcome.base_offset,
-        "log_append_time": outcome.log_append_time,
-        "log_start_offset": outcome.log_start_offset,
-    }
 
 
 def _refuse_all(version: int, request: Any, code: ErrorCode) -> Fields:
@@ -316,7 +178,7 @@ def _refuse_all(version: int, request: Any, code: ErrorCode) -> Fields:
             {
                 ("topic_id" if by_id else "name"): topic.topic_id if by_id else topic.name,
                 "partition_responses": [
-                    _fields(Failed(data.index, code, None)) for data in topic.partition_data
+                    outcome_fields(FailedBatch(data.index, code, None)) for data in topic.partition_data
                 ],
             }
             for topic in request.topic_data

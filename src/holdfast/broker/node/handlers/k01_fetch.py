@@ -12,7 +12,7 @@ Left out: follower fetches (`replica_id` ≥ 0), which replication will serve.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -20,14 +20,12 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.node.context import Answer, Fields, Later, Packed, RequestContext
 from holdfast.broker.node.fetch_sessions import FetchPlan, PartitionKey, Wanted
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.services import DataServices
 from holdfast.broker.node.timers import Timer
 from holdfast.errors import ApiError, CorruptLog
 from holdfast.saying import error as error_line
 from holdfast.seams import Now
 from holdfast.wire.hot import FETCH_TOPIC_IDS, Fetched, pack_fetch_response
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
@@ -51,12 +49,12 @@ class Reading:
         "version",
     )
 
-    def __init__(self, node: Node, version: int, request: Any, plan: FetchPlan) -> None:
+    def __init__(self, node: DataServices, version: int, request: Any, plan: FetchPlan) -> None:
         self._node = node
         self.version = version
         self.plan = plan
         self.min_bytes: int = request.min_bytes
-        self.max_bytes: int = min(request.max_bytes, node.config.fetch_max_bytes)
+        self.max_bytes: int = min(request.max_bytes, node.settings.broker.fetch_max_bytes)
         self.read_committed = request.isolation_level == READ_COMMITTED
         self.hosted: list[HostedPartition] = []
         """What the last reading has found."""
@@ -86,12 +84,12 @@ class Reading:
         topic, index = key
         try:
             if isinstance(topic, UUID):
-                name = self._node.topic_name(topic)
+                name = self._node.partitions.topic_name(topic)
                 if name is None:
                     raise ApiError(ErrorCode.unknown_topic_id, None)
             else:
                 name = topic
-            hosted = self._node.leader_of(name, index)
+            hosted = self._node.partitions.leader_of(name, index)
             self.hosted.append(hosted)
             return self._read_hosted(hosted, wanted, remaining, at_least_one)
         except ApiError as error:
@@ -204,7 +202,7 @@ def check_leader_epoch(hosted: HostedPartition, client_epoch: int) -> None:
         )
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Answer:
     by_id = context.version >= FETCH_TOPIC_IDS
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         # Guessing would show a client what it may have asked not to see.
@@ -231,7 +229,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
         return _refused(context.version, error.code)
     reading = Reading(node, context.version, request, plan)
     max_wait_ms = int(request.max_wait.total_seconds() * 1000)
-    if reading.read() or max_wait_ms <= 0 or node.is_stopping:
+    if reading.read() or max_wait_ms <= 0 or node.timers.is_stopped:
         return reading.response()
     return reading.park(now.monotonic_ms + max_wait_ms)
 

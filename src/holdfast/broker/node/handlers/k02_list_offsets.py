@@ -10,7 +10,7 @@ Lookups stop at the same bounds as fetches: nobody learns of a record that is no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -19,14 +19,12 @@ from holdfast.broker.log.segment import Segment
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.handlers.k01_fetch import READ_COMMITTED, check_leader_epoch
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.services import DataServices
 from holdfast.errors import ApiError, CorruptLog, InvalidRecords
 from holdfast.saying import error as error_line
 from holdfast.seams import Now
 from holdfast.wire.batch import iterate_records, nearest_timestamp
 from holdfast.wire.positions import LogPosition
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -38,7 +36,7 @@ NOTHING: Final = (-1, -1)
 FIRST_VERSION: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Fields:
     read_committed = getattr(request, "isolation_level", 0) == READ_COMMITTED
     seen: set[tuple[str, int]] = set()
     repeated: set[tuple[str, int]] = set()
@@ -62,7 +60,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
 
 
 def _one(
-    node: Node,
+    node: DataServices,
     context: RequestContext,
     topic: str,
     partition: Any,
@@ -73,7 +71,7 @@ def _one(
     try:
         if (topic, index) in repeated:
             raise ApiError(ErrorCode.invalid_request)
-        hosted = node.leader_of(topic, index)
+        hosted = node.partitions.leader_of(topic, index)
         check_leader_epoch(hosted, getattr(partition, "current_leader_epoch", -1))
         if context.version < FIRST_VERSION.get(partition.timestamp, 0) or partition.timestamp < min(
             FIRST_VERSION

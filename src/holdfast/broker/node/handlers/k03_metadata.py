@@ -9,7 +9,7 @@ by default; then the operator is told once who asks for what.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -26,23 +26,21 @@ from holdfast.broker.node.handlers.administration import (
     partition_fields,
     topic_operations,
 )
+from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.saying import info
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 NAMES_TOLD_MAX: Final = 1000
 """Pairs of topic and client that were reported: enough for honest mistakes, and a bound for the others."""
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     version = context.version
     operations = topic_operations(version >= 8 and request.include_topic_authorized_operations)
     asks_cluster = 8 <= version <= 10 and request.include_cluster_authorized_operations
     if _wants_all(version, request):
-        topics = [_found(node, topic) for topic in node.image.topics.values()]
+        topics = [_found(node, topic) for topic in node.metadata.image.topics.values()]
     else:
         may_create = version < 4 or request.allow_auto_topic_creation
         topics = list(_named(node, context, request.topics, may_create, now))
@@ -50,10 +48,10 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
         "throttle_time": 0,
         "brokers": [
             {"node_id": broker_id, **address}
-            for broker_id, address in brokers_on(node, context.connection.listener)
+            for broker_id, address in brokers_on(node, context.session.listener)
         ],
-        "cluster_id": node.cluster_id,
-        "controller_id": node.node_id,
+        "cluster_id": node.identity.cluster_id,
+        "controller_id": node.identity.node_id,
         "topics": [{**topic, "topic_authorized_operations": operations} for topic in topics],
         "cluster_authorized_operations": cluster_operations(asks_cluster),
         "error_code": ErrorCode.none,
@@ -65,7 +63,7 @@ def _wants_all(version: int, request: Any) -> bool:
 
 
 def _named(
-    node: Node, context: RequestContext, wanted: Iterable[Any], may_create: bool, now: Now
+    node: ClusterServices, context: RequestContext, wanted: Iterable[Any], may_create: bool, now: Now
 ) -> Iterator[Fields]:
     """Each topic once, however often and in whichever way it is named."""
     answered: set[str] = set()
@@ -76,7 +74,7 @@ def _named(
             yield _missing(name or "", ErrorCode.invalid_request, topic_id)
             continue
         if topic_id is not None:
-            topic = node.image.topic_by_id(topic_id)
+            topic = node.metadata.image.topic_by_id(topic_id)
             if topic is None:
                 yield _missing(None, ErrorCode.unknown_topic_id, topic_id)
                 continue
@@ -88,8 +86,8 @@ def _named(
             yield _by_name(node, context, name, may_create, now)
 
 
-def _by_name(node: Node, context: RequestContext, name: str, may_create: bool, now: Now) -> Fields:
-    topic = node.image.topic(name)
+def _by_name(node: ClusterServices, context: RequestContext, name: str, may_create: bool, now: Now) -> Fields:
+    topic = node.metadata.image.topic(name)
     if topic is not None:
         return _found(node, topic)
     try:
@@ -97,15 +95,18 @@ def _by_name(node: Node, context: RequestContext, name: str, may_create: bool, n
         _create_if_allowed(node, context, name, may_create, now)
     except ApiError as refused:
         return _missing(name, refused.code, None)
-    return _found(node, node.image.topics[name])
+    return _found(node, node.metadata.image.topics[name])
 
 
-def _create_if_allowed(node: Node, context: RequestContext, name: str, may_create: bool, now: Now) -> None:
-    if not node.config.auto_create_topics_enable:
+def _create_if_allowed(
+    node: ClusterServices, context: RequestContext, name: str, may_create: bool, now: Now
+) -> None:
+    if not node.settings.broker.auto_create_topics_enable:
         _tell_operator(node, context, name)
     elif may_create and name != METADATA_TOPIC and not is_internal(name):
-        node.append_metadata(
-            create_topic(node.image, NewTopic(name), node.config, node.seams.randomness), now
+        node.metadata.append(
+            create_topic(node.metadata.image, NewTopic(name), node.settings.broker, node.seams.randomness),
+            now,
         )
         text = f"topic {name!r} was created because {client_name(context)} asked for it"
         node.say(info(text, kind="created topic"))
@@ -113,9 +114,9 @@ def _create_if_allowed(node: Node, context: RequestContext, name: str, may_creat
     raise ApiError(ErrorCode.unknown_topic_or_partition, f"topic {name!r} does not exist")
 
 
-def _tell_operator(node: Node, context: RequestContext, name: str) -> None:
+def _tell_operator(node: ClusterServices, context: RequestContext, name: str) -> None:
     """Once for each topic and client: a mistyped name is seen, a polling client does not fill the log."""
-    key = (name, context.client_id or "")
+    key = (name, context.session.client_id or "")
     if key in node.unserved_topics or len(node.unserved_topics) >= NAMES_TOLD_MAX:
         return
     node.unserved_topics.add(key)
@@ -125,7 +126,7 @@ def _tell_operator(node: Node, context: RequestContext, name: str) -> None:
     )
 
 
-def _found(node: Node, topic: TopicImage) -> Fields:
+def _found(node: ClusterServices, topic: TopicImage) -> Fields:
     return {
         "error_code": ErrorCode.none,
         "name": topic.name,

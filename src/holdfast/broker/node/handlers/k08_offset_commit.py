@@ -5,7 +5,7 @@ Versions 2 to 4 may carry a retention time of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -13,16 +13,14 @@ from holdfast.broker.groups.model import CommitReply, CommitRequest, append_erro
 from holdfast.broker.groups.offsets import DEFAULT_RETENTION
 from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.handlers.groups import commit_fields, known_topics
+from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 TOPIC_IDS_FROM: Final = 10
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     known, refused = known_topics(node, request.topics, by_id=context.version >= TOPIC_IDS_FROM)
 
     def fields(reply: CommitReply | ErrorCode) -> Fields:

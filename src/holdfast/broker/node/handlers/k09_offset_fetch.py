@@ -6,7 +6,7 @@ transaction is about to change when `require_stable` is set (from 7 on); topics 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -15,19 +15,17 @@ from holdfast.broker.groups.coordinator import FetchedPosition, GroupCoordinator
 from holdfast.broker.groups.model import NO_TOPIC_ID
 from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.group_service import answer_all
+from holdfast.broker.node.services import GroupServices
 from holdfast.broker.node.shard import Shard
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 TOP_LEVEL_ERROR_FROM: Final = 2
 SEVERAL_FROM: Final = 8
 TOPIC_IDS_FROM: Final = 10
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     require_stable = getattr(request, "require_stable", False)
     shards: list[Shard] = []
     asked = request.groups if context.version >= SEVERAL_FROM else [request]
@@ -65,7 +63,12 @@ def _failed(group: Any, code: ErrorCode) -> Fields:
 
 
 def _group(
-    node: Node, context: RequestContext, group: Any, require_stable: bool, shards: list[Shard], now: Now
+    node: GroupServices,
+    context: RequestContext,
+    group: Any,
+    require_stable: bool,
+    shards: list[Shard],
+    now: Now,
 ) -> Fields:
     try:
         shard, machine = node.groups.find(group.group_id, now)
@@ -85,7 +88,11 @@ def _group(
 
 
 def _all(
-    node: Node, context: RequestContext, machine: GroupCoordinator, group_id: str, require_stable: bool
+    node: GroupServices,
+    context: RequestContext,
+    machine: GroupCoordinator,
+    group_id: str,
+    require_stable: bool,
 ) -> list[Fields]:
     by_topic: dict[str, list[tuple[int, UUID]]] = {}
     for (topic, index), position in machine.offsets.of_group(group_id).items():
@@ -105,7 +112,7 @@ def _all(
 
 
 def _topic(
-    node: Node,
+    node: GroupServices,
     context: RequestContext,
     machine: GroupCoordinator,
     group_id: str,
@@ -114,7 +121,7 @@ def _topic(
 ) -> Fields:
     if context.version >= TOPIC_IDS_FROM:
         topic_id: UUID = topic.topic_id or NO_TOPIC_ID
-        name = node.topic_name(topic_id)
+        name = node.partitions.topic_name(topic_id)
         if name is None:
             unknown = FetchedPosition(ErrorCode.unknown_topic_id, None)
             partitions = [_partition(index, unknown) for index in topic.partition_indexes]

@@ -6,25 +6,29 @@ served.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.handlers.administration import brokers_on
+from holdfast.broker.node.services import ClusterServices, GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
 if TYPE_CHECKING:
     from holdfast.broker.node.coordination import Coordination
-    from holdfast.broker.node.node import Node
 
 BATCHED_FROM: Final = 4
 GROUP: Final = 0
 TRANSACTION: Final = 1
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+class FindServices(ClusterServices, GroupServices, Protocol):
+    pass
+
+
+def handle(node: FindServices, context: RequestContext, request: Any, now: Now) -> Fields:
     key_type = getattr(request, "key_type", GROUP)
     if context.version >= BATCHED_FROM:
         return {
@@ -36,11 +40,11 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     return {"throttle_time": 0, **_find(node, context, key_type, request.key, now)}
 
 
-def _find(node: Node, context: RequestContext, key_type: int, key: str, now: Now) -> Fields:
+def _find(node: FindServices, context: RequestContext, key_type: int, key: str, now: Now) -> Fields:
     try:
         _coordination(node, key_type).find(key, now)
-        for broker_id, address in brokers_on(node, context.connection.listener):
-            if broker_id == node.node_id:
+        for broker_id, address in brokers_on(node, context.session.listener):
+            if broker_id == node.identity.node_id:
                 return {
                     "error_code": ErrorCode.none,
                     "error_message": "" if context.version >= BATCHED_FROM else "NONE",
@@ -59,7 +63,7 @@ def _find(node: Node, context: RequestContext, key_type: int, key: str, now: Now
         }
 
 
-def _coordination(node: Node, key_type: int) -> Coordination[Any]:
+def _coordination(node: FindServices, key_type: int) -> Coordination[Any]:
     if key_type == GROUP:
         return node.groups
     if key_type == TRANSACTION:

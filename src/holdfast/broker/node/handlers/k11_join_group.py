@@ -6,25 +6,23 @@ Parked until everybody the group waits for has joined, too. From version 4 on a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import JoinReply, JoinRequest, MemberProtocol
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
 from holdfast.broker.node.handlers.groups import client_host, milliseconds
+from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 MEMBER_ID_FIRST_FROM: Final = 4
 NULLABLE_PROTOCOL_FROM: Final = 7
 SKIP_ASSIGNMENT_FROM: Final = 9
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     version = context.version
 
     def refusal(code: ErrorCode) -> Fields:
@@ -44,7 +42,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
             request.group_id,
             request.member_id,
             getattr(request, "group_instance_id", None),
-            context.client_id or "",
+            context.session.client_id or "",
             client_host(context),
             session_timeout_ms,
             session_timeout_ms if rebalance_timeout is None else milliseconds(rebalance_timeout),

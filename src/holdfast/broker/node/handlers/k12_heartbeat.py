@@ -5,20 +5,18 @@ The request a broker with many members gets most often: the answers are the same
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import HeartbeatRequest
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     group_id = request.group_id
     if not group_id:
         return _fields(ErrorCode.invalid_group_id)

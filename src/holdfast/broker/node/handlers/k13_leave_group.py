@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import LeaveReply, LeaveRequest, LeavingMember, append_error
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 SEVERAL_FROM: Final = 3
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     if not request.group_id:
         return _refusal(ErrorCode.invalid_group_id)
     if context.version >= SEVERAL_FROM:

@@ -5,22 +5,20 @@ Parked until the leader's has come and is recorded. From version 5 on a member n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import SyncReply, SyncRequest
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
+from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 PROTOCOL_NAMED_FROM: Final = 5
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     if context.version >= PROTOCOL_NAMED_FROM and not (request.protocol_type and request.protocol_name):
         return _refusal(ErrorCode.inconsistent_group_protocol)
     if not request.group_id:

@@ -5,7 +5,7 @@ A group that is not there is Dead; from version 6 on it is GROUP_ID_NOT_FOUND, w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -13,17 +13,15 @@ from holdfast.broker.groups.model import ClassicDescription
 from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.handlers.groups import group_operations
+from holdfast.broker.node.services import GroupServices
 from holdfast.broker.node.shard import Shard
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 NOT_FOUND_FROM: Final = 6
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     operations = group_operations(getattr(request, "include_authorized_operations", False))
     shards: list[Shard] = []
     groups = [_group(node, context, group_id, operations, shards, now) for group_id in request.groups]
@@ -38,7 +36,12 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
 
 
 def _group(
-    node: Node, context: RequestContext, group_id: str, operations: int, shards: list[Shard], now: Now
+    node: GroupServices,
+    context: RequestContext,
+    group_id: str,
+    operations: int,
+    shards: list[Shard],
+    now: Now,
 ) -> Fields:
     try:
         shard, machine = node.groups.find(group_id, now)

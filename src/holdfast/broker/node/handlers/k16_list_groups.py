@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import GroupType
 from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.group_service import answer_all
+from holdfast.broker.node.services import GroupServices
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     states = {state.strip().lower() for state in getattr(request, "states_filter", ())}
     wanted = {name.strip().lower() for name in getattr(request, "types_filter", ())}
     types = {kind for kind in GroupType if kind.value.lower() in wanted}

@@ -7,22 +7,20 @@ know, and tries again.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.dispatch import MODULES
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
 from holdfast.wire.apis import API_VERSIONS, APIS, BY_KEY, FEATURES, supported_features
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     if context.version >= 3:
         for text in (request.client_software_name, request.client_software_version):
             if not _SOFTWARE.fullmatch(text):
@@ -39,11 +37,15 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
             {"name": feature.name, "min_version": feature.min, "max_version": feature.max}
             for feature in supported_features(context.version)
         ],
-        "finalized_features_epoch": node.image.last_offset,
+        "finalized_features_epoch": node.metadata.image.last_offset,
         "finalized_features": [
             {"name": f.name, "max_version_level": level, "min_version_level": level}
             for f in FEATURES
-            if (level := node.image.features.get(f.name, f.finalized if f.name == "kraft.version" else 0))
+            if (
+                level := node.metadata.image.features.get(
+                    f.name, f.finalized if f.name == "kraft.version" else 0
+                )
+            )
         ],
         "zk_migration_ready": False,
     }

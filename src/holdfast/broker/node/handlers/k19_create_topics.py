@@ -7,7 +7,7 @@ in a request is refused and neither topic is made.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -15,18 +15,16 @@ from kio.schema.errors import ErrorCode
 from holdfast.broker.metadata.changes import NewTopic, create_topic, duplicates
 from holdfast.broker.node.context import Fields, RequestContext, Within
 from holdfast.broker.node.handlers.administration import NOT_IN_TIME, has_no_time, within
+from holdfast.broker.node.services import ClusterServices
 from holdfast.config.describe import describe_topic
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 from holdfast.wire.metadata_records import Config, MetadataRecord, Partition, Topic
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 CONFIGS_SINCE = 5
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Within:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Within:
     repeated = duplicates(topic.name for topic in request.topics)
     results = [
         _one(node, context, topic, request, now) for topic in request.topics if topic.name not in repeated
@@ -40,7 +38,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Withi
     return within(request, now, "topics", results, too_late)
 
 
-def _one(node: Node, context: RequestContext, topic: Any, request: Any, now: Now) -> Fields:
+def _one(node: ClusterServices, context: RequestContext, topic: Any, request: Any, now: Now) -> Fields:
     if has_no_time(request):
         return _refused(topic.name, ErrorCode.request_timed_out, "the request allows no time")
     wanted = NewTopic(
@@ -51,15 +49,17 @@ def _one(node: Node, context: RequestContext, topic: Any, request: Any, now: Now
         [(config.name, config.value) for config in topic.configs],
     )
     try:
-        records = create_topic(node.image, wanted, node.config, node.seams.randomness)
+        records = create_topic(node.metadata.image, wanted, node.settings.broker, node.seams.randomness)
         if not request.validate_only:
-            node.append_metadata(records, now)
+            node.metadata.append(records, now)
     except ApiError as refused:
         return _refused(topic.name, refused.code, refused.message)
     return _created(node, context, topic.name, records)
 
 
-def _created(node: Node, context: RequestContext, name: str, records: list[MetadataRecord]) -> Fields:
+def _created(
+    node: ClusterServices, context: RequestContext, name: str, records: list[MetadataRecord]
+) -> Fields:
     """The answer, from the records: a topic that was only validated is described in the same words."""
     topic_id: UUID | None = None
     partitions: list[Partition] = []
@@ -82,7 +82,7 @@ def _created(node: Node, context: RequestContext, name: str, records: list[Metad
                 "config_source": entry.config_source,
                 "is_sensitive": entry.is_sensitive,
             }
-            for entry in describe_topic(node.config, settings)
+            for entry in describe_topic(node.settings.broker, settings)
         ]
     return {
         "name": name,

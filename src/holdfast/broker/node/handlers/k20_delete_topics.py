@@ -7,7 +7,7 @@ topic is durable, which is also when the answer leaves.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -16,11 +16,9 @@ from holdfast.broker.metadata.changes import delete_topic, existing_topic
 from holdfast.broker.metadata.image import TopicImage
 from holdfast.broker.node.context import Fields, RequestContext, Within
 from holdfast.broker.node.handlers.administration import NOT_IN_TIME, has_no_time, within
+from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 
 class Wanted(NamedTuple):
@@ -28,7 +26,7 @@ class Wanted(NamedTuple):
     topic_id: UUID | None
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Within:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Within:
     if context.version >= 6:
         wanted = [Wanted(topic.name, topic.topic_id) for topic in request.topics]
     else:
@@ -40,8 +38,8 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Withi
     return within(request, now, "responses", results, too_late)
 
 
-def _refusal_of_all(node: Node, context: RequestContext, request: Any) -> ApiError | None:
-    if not node.config.delete_topic_enable:
+def _refusal_of_all(node: ClusterServices, context: RequestContext, request: Any) -> ApiError | None:
+    if not node.settings.broker.delete_topic_enable:
         code = ErrorCode.topic_deletion_disabled if context.version >= 3 else ErrorCode.invalid_request
         return ApiError(code, "delete.topic.enable is false on this broker")
     if has_no_time(request):
@@ -49,7 +47,9 @@ def _refusal_of_all(node: Node, context: RequestContext, request: Any) -> ApiErr
     return None
 
 
-def _one(node: Node, each: Wanted, times: Counter[Wanted], blanket: ApiError | None, now: Now) -> Fields:
+def _one(
+    node: ClusterServices, each: Wanted, times: Counter[Wanted], blanket: ApiError | None, now: Now
+) -> Fields:
     name, topic_id = each
     try:
         if blanket is not None:
@@ -59,23 +59,23 @@ def _one(node: Node, each: Wanted, times: Counter[Wanted], blanket: ApiError | N
         name, topic_id = topic.name, topic.topic_id
         if times[Wanted(name, None)] + times[Wanted(None, topic_id)] > 1:
             raise ApiError(ErrorCode.invalid_request, f"topic {name!r} is named by name and by id")
-        node.append_metadata(delete_topic(node.image, topic.topic_id), now)
+        node.metadata.append(delete_topic(node.metadata.image, topic.topic_id), now)
     except ApiError as refused:
         return _result(name, topic_id, refused.code, refused.message)
     return _result(name, topic_id, ErrorCode.none, None)
 
 
-def _find(node: Node, each: Wanted, times: Counter[Wanted]) -> TopicImage:
+def _find(node: ClusterServices, each: Wanted, times: Counter[Wanted]) -> TopicImage:
     name, topic_id = each
     if name is not None and topic_id is not None:
         raise ApiError(ErrorCode.invalid_request, f"topic {name!r} is named by id as well: give one of both")
     if times[each] > 1:
         raise ApiError(ErrorCode.invalid_request, f"topic {name or topic_id!r} is named more than once")
     if name is not None:
-        return existing_topic(node.image, name)
+        return existing_topic(node.metadata.image, name)
     if topic_id is None:
         raise ApiError(ErrorCode.invalid_request, "a topic without a name and without an id")
-    topic = node.image.topic_by_id(topic_id)
+    topic = node.metadata.image.topic_by_id(topic_id)
     if topic is None:
         raise ApiError(ErrorCode.unknown_topic_id, f"no topic has the id {topic_id}")
     return topic

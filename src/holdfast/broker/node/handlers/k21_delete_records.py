@@ -7,7 +7,7 @@ The new starts are durable before the answer leaves and before files go: one wri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -15,12 +15,10 @@ from holdfast.broker.metadata.names import refuse_internal
 from holdfast.broker.node.context import Fields, Later, RequestContext
 from holdfast.broker.node.handlers.administration import code_of, deadline_ms
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.services import DataServices
 from holdfast.broker.node.timers import Timer
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 UP_TO_HIGH_WATERMARK: Final = -1
 
@@ -37,7 +35,7 @@ class Deletion(NamedTuple):
 class Deleting:
     """One request under way: what is to be deleted, and how much of it waits for a flush."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: DataServices) -> None:
         self._node = node
         self._deletions: list[Deletion] = []
         self._waiting = 1  # for the last partition to be added
@@ -53,7 +51,7 @@ class Deleting:
             "error_code": ErrorCode.request_timed_out,
         }
         try:
-            hosted = self._node.leader_of(topic, index)
+            hosted = self._node.partitions.leader_of(topic, index)
             refuse_internal(topic, "keeps its records: they are the state of groups or transactions")
             config = hosted.log.config
             if "delete" not in config.cleanup_policy and "compact" in config.cleanup_policy:
@@ -106,7 +104,7 @@ class Deleting:
         flushed = [one for one in self._deletions if one.result["error_code"] is ErrorCode.none]
         # Of two for one partition the larger offset comes last, and counts.
         flushed.sort(key=lambda one: one.offset)
-        self._node.move_log_starts([(one.hosted, one.offset) for one in flushed if not one.hosted.is_deleted])
+        self._node.log_starts.move([(one.hosted, one.offset) for one in flushed if not one.hosted.is_deleted])
         for hosted, offset, result in flushed:
             if hosted.is_deleted:
                 result["error_code"] = ErrorCode.unknown_topic_or_partition
@@ -117,7 +115,7 @@ class Deleting:
         self.later.resolve(self.fields)
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Later:
+def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Later:
     deleting = Deleting(node)
     deleting.fields["topics"] = [
         {

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.services import TransactionServices
 from holdfast.broker.node.transaction_service import Gate
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.broker.transactions.model import Initialised, InitProducer, ProducerIdentity
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 RENEWAL_VERSION: Final = 3
 """From here on a producer may name the id and epoch it has; both or neither."""
@@ -24,7 +22,7 @@ FENCED_VERSION: Final = 4
 NONE: Final = -1
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     had = ProducerIdentity(NONE, NONE)
     if context.version >= RENEWAL_VERSION:
         had = ProducerIdentity(request.producer_id, request.producer_epoch)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.handlers.k01_fetch import check_leader_epoch
+from holdfast.broker.node.services import DataServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Fields:
     return {
         "throttle_time": 0,
         "topics": [
@@ -26,9 +24,9 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     }
 
 
-def _one(node: Node, topic: str, wanted: Any) -> Fields:
+def _one(node: DataServices, topic: str, wanted: Any) -> Fields:
     try:
-        hosted = node.leader_of(topic, wanted.partition)
+        hosted = node.partitions.leader_of(topic, wanted.partition)
         check_leader_epoch(hosted, wanted.current_leader_epoch)
     except ApiError as error:
         return {"partition": wanted.partition, "error_code": error.code, "leader_epoch": -1, "end_offset": -1}

@@ -8,13 +8,14 @@ that may act on the cluster may send them too. One partition that cannot be adde
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.group_service import answer_all
-from holdfast.broker.node.handlers.k00_produce import INTERNAL_TOPICS
+from holdfast.broker.node.intake import INTERNAL_TOPICS
+from holdfast.broker.node.services import TransactionServices
 from holdfast.broker.node.shard import Shard
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.broker.transactions.model import (
@@ -27,16 +28,13 @@ from holdfast.broker.transactions.model import (
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 FENCED_VERSION: Final = 2
 BATCHED_VERSION: Final = 4
 
 Codes = dict[TopicPartition, ErrorCode]
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     is_batched = context.version >= BATCHED_VERSION
     asked = request.transactions if is_batched else (_Transaction(request),)
     shards: dict[Shard, None] = {}
@@ -62,7 +60,9 @@ class _Transaction:
         self.verify_only = False
 
 
-def _one(node: Node, version: int, transaction: Any, now: Now, shards: dict[Shard, None]) -> Codes:
+def _one(
+    node: TransactionServices, version: int, transaction: Any, now: Now, shards: dict[Shard, None]
+) -> Codes:
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     refused = _unwritable(node, version, partitions)
     if refused:
@@ -91,13 +91,13 @@ def _one(node: Node, version: int, transaction: Any, now: Now, shards: dict[Shar
 
 
 def _unwritable(
-    node: Node, version: int, partitions: list[TopicPartition]
+    node: TransactionServices, version: int, partitions: list[TopicPartition]
 ) -> Mapping[TopicPartition, ErrorCode]:
     refused: Codes = {}
     for topic, index in partitions:
         if version < BATCHED_VERSION and topic in INTERNAL_TOPICS:
             refused[topic, index] = ErrorCode.topic_authorization_failed
-        elif node.image.partition(topic, index) is None:
+        elif node.metadata.image.partition(topic, index) is None:
             refused[topic, index] = ErrorCode.unknown_topic_or_partition
     return refused
 

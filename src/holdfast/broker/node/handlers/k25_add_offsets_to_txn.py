@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.services import TransactionServices
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.broker.transactions.model import OLDER_PROTOCOL, Enrolment, ProducerIdentity
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 FENCED_VERSION: Final = 2
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     try:
         check_transactional_id(request.transactional_id)
         found = node.transactions.known(request.transactional_id, now)

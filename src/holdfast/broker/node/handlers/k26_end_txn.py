@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.services import TransactionServices
 from holdfast.broker.node.transaction_service import Gate
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.broker.transactions.model import (
@@ -19,14 +20,11 @@ from holdfast.broker.transactions.model import (
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
-
 FENCED_VERSION: Final = 2
 BUMP_VERSION: Final = 5
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     try:
         check_transactional_id(request.transactional_id)
         found = node.transactions.known(request.transactional_id, now)

@@ -7,17 +7,15 @@ a hanging transaction: one that no coordinator knows of any more. No other is en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
-from holdfast.broker.node.markers import append_marker, ends_hanging
+from holdfast.broker.node.markers import ends_hanging
+from holdfast.broker.node.services import TransactionServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 Codes = dict[int, dict[str, dict[int, int]]]
 """The answer: error code by producer id, topic and partition."""
@@ -60,7 +58,7 @@ class Writing:
         }
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     writing = Writing()
     has_nobody = any(marker.producer_id < 0 or marker.producer_epoch < 0 for marker in request.markers)
     for marker in request.markers:
@@ -78,8 +76,10 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     return writing.later if writing.waiting else writing.response()
 
 
-def _write(node: Node, writing: Writing, marker: Any, topic: str, index: int, now: Now) -> None:
-    hosted = node.leader_of(topic, index)
+def _write(
+    node: TransactionServices, writing: Writing, marker: Any, topic: str, index: int, now: Now
+) -> None:
+    hosted = node.partitions.leader_of(topic, index)
     producer_id, epoch, coordinator_epoch = (
         marker.producer_id,
         marker.producer_epoch,
@@ -88,10 +88,10 @@ def _write(node: Node, writing: Writing, marker: Any, topic: str, index: int, no
     version = getattr(marker, "transaction_version", 0)
     hosted.log.producers.check_marker(producer_id, epoch, coordinator_epoch, transaction_version=version)
     end_offset = hosted.log.end_offset
-    if ends_hanging(node, hosted, producer_id, epoch, coordinator_epoch):
+    if ends_hanging(node.transactions, hosted, producer_id, epoch, coordinator_epoch):
         is_commit = marker.transaction_result
-        end_offset = append_marker(
-            node, hosted, producer_id, epoch, is_commit, coordinator_epoch, version, now
+        end_offset = node.transactions.markers.append(
+            hosted, producer_id, epoch, is_commit, coordinator_epoch, version, now
         )
     if not hosted.offsets.is_committed(end_offset):
         writing.waiting += 1

@@ -6,27 +6,25 @@ it is enrolled here (KIP-890); older clients have added it with AddOffsetsToTxn,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import CommitReply, TransactionalCommit
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
 from holdfast.broker.node.handlers.groups import commit_fields, known_topics
+from holdfast.broker.node.services import GroupServices
 from holdfast.broker.transactions.coordinator import Refusals
 from holdfast.broker.transactions.model import NEWER_PROTOCOL, OLDER_PROTOCOL, Enrolment, ProducerIdentity
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 ABORTABLE_VERSION: Final = 4
 """Clients from here on know TRANSACTION_ABORTABLE."""
 ENROLLING_VERSION: Final = 5
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     topics = known_topics(node, request.topics, by_id=False)
 
     def fields(reply: CommitReply | ErrorCode) -> Fields:

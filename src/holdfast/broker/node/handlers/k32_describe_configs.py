@@ -7,7 +7,7 @@ for Kafka's sake and have no levels to show.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
@@ -16,6 +16,7 @@ from holdfast.broker.metadata.image import Resource, ResourceType
 from holdfast.broker.metadata.names import check_topic_name
 from holdfast.broker.metadata.settings import check_broker_name, resource_of
 from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.services import ClusterServices
 from holdfast.config.describe import (
     ConfigEntry,
     describe_all_brokers,
@@ -27,11 +28,8 @@ from holdfast.config.describe import (
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     documentation = context.version >= 3 and request.include_documentation
     return {
         "throttle_time": 0,
@@ -39,7 +37,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     }
 
 
-def _one(node: Node, asked: Any, request: Any, documentation: bool) -> Fields:
+def _one(node: ClusterServices, asked: Any, request: Any, documentation: bool) -> Fields:
     result: Fields = {
         "error_code": ErrorCode.none,
         "error_message": "",
@@ -56,32 +54,34 @@ def _one(node: Node, asked: Any, request: Any, documentation: bool) -> Fields:
 
 
 def _entries(
-    node: Node, resource: Resource, names: tuple[str, ...] | None, documentation: bool
+    node: ClusterServices, resource: Resource, names: tuple[str, ...] | None, documentation: bool
 ) -> list[ConfigEntry]:
-    settings = node.image.settings(resource)
+    settings = node.metadata.image.settings(resource)
     match resource.type:
         case ResourceType.TOPIC:
             check_topic_name(resource.name)
-            existing_topic(node.image, resource.name)
-            return describe_topic(node.config, settings, names, documentation=documentation)
+            existing_topic(node.metadata.image, resource.name)
+            return describe_topic(node.settings.broker, settings, names, documentation=documentation)
         case ResourceType.BROKER:
             if not resource.name:
-                return describe_all_brokers(node.config, names, documentation=documentation)
+                return describe_all_brokers(node.settings.broker, names, documentation=documentation)
             _check_is_this_broker(node, resource.name)
-            return describe_broker(node.config, names, documentation=documentation)
+            return describe_broker(node.settings.broker, names, documentation=documentation)
         case ResourceType.BROKER_LOGGER:
             _check_is_this_broker(node, resource.name)
             return []
     if not resource.name:
         raise ApiError(ErrorCode.invalid_request, "a group or client-metrics subscription must be named")
     if resource.type is ResourceType.GROUP:
-        return describe_group(node.config, settings, names, documentation=documentation)
+        return describe_group(node.settings.broker, settings, names, documentation=documentation)
     return describe_client_metrics(settings, names, documentation=documentation)
 
 
-def _check_is_this_broker(node: Node, name: str) -> None:
-    if check_broker_name(node.image, name) != node.node_id:
-        raise ApiError(ErrorCode.invalid_request, f"ask broker {name} itself; this is {node.node_id}")
+def _check_is_this_broker(node: ClusterServices, name: str) -> None:
+    if check_broker_name(node.metadata.image, name) != node.identity.node_id:
+        raise ApiError(
+            ErrorCode.invalid_request, f"ask broker {name} itself; this is {node.identity.node_id}"
+        )
 
 
 def _fields(entry: ConfigEntry, include_synonyms: bool) -> Fields:

@@ -5,23 +5,24 @@ Kafka's older way, kept for older tools; IncrementalAlterConfigs changes single 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.broker.metadata.settings import replace_settings
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.handlers.altering import alter_each
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     return alter_each(
         node,
         request,
         now,
         lambda resource, asked: replace_settings(
-            node.image, resource, [(config.name, config.value) for config in asked.configs], node.config
+            node.metadata.image,
+            resource,
+            [(config.name, config.value) for config in asked.configs],
+            node.settings.broker,
         ),
     )

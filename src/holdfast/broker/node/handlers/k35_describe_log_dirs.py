@@ -6,21 +6,19 @@ offline one with KAFKA_STORAGE_ERROR. The capacity of a directory is not known h
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.directories import LogDirectory
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 UNKNOWN_BYTES: Final = -1
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     asked: set[tuple[str, int]] | None = None
     if request.topics is not None:
         asked = {(topic.topic, index) for topic in request.topics for index in topic.partitions}
@@ -31,7 +29,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     }
 
 
-def _one(node: Node, directory: LogDirectory, asked: set[tuple[str, int]] | None) -> Fields:
+def _one(node: ClusterServices, directory: LogDirectory, asked: set[tuple[str, int]] | None) -> Fields:
     if directory.offline:
         return {"error_code": ErrorCode.kafka_storage_error, "log_dir": directory.path, "topics": []}
     sizes: dict[str, list[Fields]] = {}
@@ -55,9 +53,9 @@ def _one(node: Node, directory: LogDirectory, asked: set[tuple[str, int]] | None
     }
 
 
-def _free_bytes(node: Node, directory: LogDirectory) -> int:
+def _free_bytes(node: ClusterServices, directory: LogDirectory) -> int:
     try:
-        return node.fs.free_bytes(directory.path)
+        return node.seams.fs.free_bytes(directory.path)
     except OSError:
         # Not worth an error of its own: a directory that no longer works is found out by a write or flush.
         return UNKNOWN_BYTES

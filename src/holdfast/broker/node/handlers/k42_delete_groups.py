@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import append_error
 from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.group_service import answer_all
+from holdfast.broker.node.services import GroupServices
 from holdfast.broker.node.shard import Shard
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     shards: list[Shard] = []
     outcomes = {
         group_id: _delete(node, group_id, shards, now) for group_id in dict.fromkeys(request.groups_names)
@@ -29,7 +27,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     return answer_all(shards, _fields(outcomes), refusal)
 
 
-def _delete(node: Node, group_id: str, shards: list[Shard], now: Now) -> ErrorCode:
+def _delete(node: GroupServices, group_id: str, shards: list[Shard], now: Now) -> ErrorCode:
     try:
         shard, machine = node.groups.find(group_id, now)
         shards.append(shard)

@@ -5,29 +5,27 @@ Null asks for every partition, and those that have the leader they should have a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.changes import elect_leader
 from holdfast.broker.node.context import Fields, RequestContext, Within
 from holdfast.broker.node.handlers.administration import NOT_IN_TIME, deadline_ms
+from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 PREFERRED: Final = 0
 UNCLEAN: Final = 1
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Within:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Within:
     election = request.election_type if context.version >= 1 else PREFERRED
     code = ErrorCode.none if election in (PREFERRED, UNCLEAN) else ErrorCode.invalid_request
     everything = request.topic_partitions is None
     if everything:
-        wanted = [(topic.name, range(len(topic.partitions))) for topic in node.image.topics.values()]
+        wanted = [(topic.name, range(len(topic.partitions))) for topic in node.metadata.image.topics.values()]
     else:
         wanted = [(topic.topic, topic.partitions) for topic in request.topic_partitions]
     results = []
@@ -57,12 +55,14 @@ def _too_late(request: Any) -> Fields:
     }
 
 
-def _one(node: Node, topic: str, index: int, election: int, now: Now) -> Fields:
+def _one(node: ClusterServices, topic: str, index: int, election: int, now: Now) -> Fields:
     code, message = ErrorCode.none, None
     try:
         if election not in (PREFERRED, UNCLEAN):
             raise ApiError(ErrorCode.invalid_request, f"election type {election} is unknown")
-        node.append_metadata(elect_leader(node.image, topic, index, unclean=election == UNCLEAN), now)
+        node.metadata.append(
+            elect_leader(node.metadata.image, topic, index, unclean=election == UNCLEAN), now
+        )
     except ApiError as refused:
         code, message = refused.code, refused.message
     return _result(index, code, message)

@@ -7,20 +7,18 @@ anything else is refused: there is one broker.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.changes import checked_replicas, existing_topic
 from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     return {
         "throttle_time": 0,
         "allow_replication_factor_change": context.version < 1 or request.allow_replication_factor_change,
@@ -36,7 +34,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     }
 
 
-def _one(node: Node, topic: str, partition: Any) -> Fields:
+def _one(node: ClusterServices, topic: str, partition: Any) -> Fields:
     code, message = ErrorCode.none, None
     try:
         _check(node, topic, partition.partition_index, partition.replicas)
@@ -45,12 +43,12 @@ def _one(node: Node, topic: str, partition: Any) -> Fields:
     return {"partition_index": partition.partition_index, "error_code": code, "error_message": message}
 
 
-def _check(node: Node, topic: str, index: int, replicas: Sequence[int] | None) -> None:
-    existing_topic(node.image, topic)
-    partition = node.image.partition(topic, index)
+def _check(node: ClusterServices, topic: str, index: int, replicas: Sequence[int] | None) -> None:
+    existing_topic(node.metadata.image, topic)
+    partition = node.metadata.image.partition(topic, index)
     if partition is None:
         raise ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic!r} has no partition {index}")
     if replicas is None:
         raise ApiError(ErrorCode.no_reassignment_in_progress, f"{topic}-{index} is not being moved")
-    if checked_replicas(node.image, replicas, None) != partition.replicas:
+    if checked_replicas(node.metadata.image, replicas, None) != partition.replicas:
         raise ApiError(ErrorCode.invalid_replica_assignment, f"{topic}-{index} cannot be moved")

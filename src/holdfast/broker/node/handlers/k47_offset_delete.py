@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import append_error
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 Outcomes: TypeAlias = dict[tuple[str, int], ErrorCode]
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     if not request.group_id:
         return _refusal(ErrorCode.invalid_group_id)
     refused: Outcomes = {}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 ENTITY_TYPES: Final = frozenset({"user", "client-id", "ip"})
 EXACT: Final = 0
@@ -18,7 +16,7 @@ MATCHES: Final = (EXACT, 1, 2)
 """An exact name, the default, any."""
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     refusal = _refusal(request.components)
     if refusal is not None:
         code, message = refusal

@@ -6,18 +6,16 @@ Null or an empty list asks for every user.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     times = Counter(user.name for user in request.users or ())
     return {
         "throttle_time": 0,

@@ -5,20 +5,18 @@ One node is a quorum of one: the only voter, and always caught up with itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.names import METADATA_TOPIC
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     topics = [
         {
             "topic_name": topic.topic_name,
@@ -31,19 +29,19 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     served = any(not partition["error_code"] for topic in topics for partition in topic["partitions"])
     listeners = [
         {"name": end_point.name, "host": end_point.host, "port": end_point.port}
-        for end_point in node.endpoints.values()
+        for end_point in node.identity.endpoints.values()
     ]
     return {
         "error_code": ErrorCode.none,
         "error_message": "",
         "topics": topics,
-        "nodes": [{"node_id": node.node_id, "listeners": listeners}] if served else [],
+        "nodes": [{"node_id": node.identity.node_id, "listeners": listeners}] if served else [],
     }
 
 
-def _one(node: Node, topic: str, index: int, now: Now) -> Fields:
-    metadata = node.metadata
-    if topic != METADATA_TOPIC or index != 0 or metadata is None:
+def _one(node: ClusterServices, topic: str, index: int, now: Now) -> Fields:
+    metadata = node.metadata.hosted
+    if topic != METADATA_TOPIC or index != 0:
         return {
             "partition_index": index,
             "error_code": ErrorCode.unknown_topic_or_partition,
@@ -53,7 +51,7 @@ def _one(node: Node, topic: str, index: int, now: Now) -> Fields:
         "partition_index": 0,
         "error_code": ErrorCode.none,
         "error_message": "",
-        "leader_id": node.node_id,
+        "leader_id": node.identity.node_id,
         "leader_epoch": metadata.leader_epoch,
         "high_watermark": metadata.offsets.high_watermark.offset,
         "current_voters": [_voter(node, metadata, now)],
@@ -61,9 +59,9 @@ def _one(node: Node, topic: str, index: int, now: Now) -> Fields:
     }
 
 
-def _voter(node: Node, metadata: HostedPartition, now: Now) -> Fields:
+def _voter(node: ClusterServices, metadata: HostedPartition, now: Now) -> Fields:
     return {
-        "replica_id": node.node_id,
+        "replica_id": node.identity.node_id,
         "replica_directory_id": metadata.directory.id,
         "log_end_offset": metadata.log.end_offset,
         "last_fetch_timestamp": now.wall_ms,

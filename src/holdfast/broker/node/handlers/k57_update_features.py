@@ -6,19 +6,17 @@ on disk may need what the present level brought. One refusal refuses the whole r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
 from holdfast.wire.apis import FEATURES
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     refusals = [
         refusal
         for update in request.feature_updates
@@ -42,13 +40,13 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     }
 
 
-def _refusal(node: Node, name: str, level: int) -> str | None:
+def _refusal(node: ClusterServices, name: str, level: int) -> str | None:
     feature = next((feature for feature in FEATURES if feature.name == name), None)
     if feature is None:
         return f"feature {name!r} is unknown"
     if not feature.min <= level <= feature.max:
         return f"feature {name} has levels {feature.min} to {feature.max}, not {level}"
-    current = node.image.features.get(name, feature.finalized)
+    current = node.metadata.image.features.get(name, feature.finalized)
     if level != current:
         return f"feature {name} stands at level {current} and cannot be set to {level}"
     return None

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.handlers.administration import OPERATIONS_NOT_ASKED, brokers_on, cluster_operations
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 BROKERS: Final = 1
 CONTROLLERS: Final = 2
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     endpoint_type = request.endpoint_type if context.version >= 1 else BROKERS
     if endpoint_type == CONTROLLERS:
         return _refused(ErrorCode.mismatched_endpoint_type, "this listener is a broker's, not a controller's")
@@ -29,11 +27,11 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
         "error_code": ErrorCode.none,
         "error_message": None,
         "endpoint_type": BROKERS,
-        "cluster_id": node.cluster_id,
-        "controller_id": node.node_id,
+        "cluster_id": node.identity.cluster_id,
+        "controller_id": node.identity.node_id,
         "brokers": [
-            {"broker_id": broker_id, "is_fenced": node.image.brokers[broker_id].fenced, **address}
-            for broker_id, address in brokers_on(node, context.connection.listener, fenced_too=fenced_too)
+            {"broker_id": broker_id, "is_fenced": node.metadata.image.brokers[broker_id].fenced, **address}
+            for broker_id, address in brokers_on(node, context.session.listener, fenced_too=fenced_too)
         ],
         "cluster_authorized_operations": cluster_operations(request.include_cluster_authorized_operations),
     }

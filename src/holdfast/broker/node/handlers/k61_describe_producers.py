@@ -6,24 +6,22 @@ business yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
 from holdfast.broker.node.handlers.administration import code_of
 from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.services import DataServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 
 class Describing:
     """One request under way: what is told of each partition, and how many of them are not committed yet."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: DataServices) -> None:
         self._node = node
         self.waiting = 1  # for the last partition to be added
         self.later = Later()
@@ -52,7 +50,7 @@ class Describing:
         return partition
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Answer:
     describing = Describing(node)
     for topic in request.topics:
         partitions = [_one(node, describing, topic.name, index) for index in topic.partition_indexes]
@@ -61,9 +59,9 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     return describing.later if describing.waiting else describing.fields
 
 
-def _one(node: Node, describing: Describing, topic: str, index: int) -> Fields:
+def _one(node: DataServices, describing: Describing, topic: str, index: int) -> Fields:
     try:
-        return describing.add(node.leader_of(topic, index))
+        return describing.add(node.partitions.leader_of(topic, index))
     except ApiError as error:
         return _refused(index, error.code, error.message)
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.group_service import answer_all
+from holdfast.broker.node.services import TransactionServices
 from holdfast.broker.node.shard import Shard
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     shards: dict[Shard, None] = {}
     states = [_one(node, transactional_id, now, shards) for transactional_id in request.transactional_ids]
 
@@ -27,7 +25,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     return answer_all(shards, {"transaction_states": states}, refused)
 
 
-def _one(node: Node, transactional_id: str, now: Now, shards: dict[Shard, None]) -> Fields:
+def _one(node: TransactionServices, transactional_id: str, now: Now, shards: dict[Shard, None]) -> Fields:
     try:
         check_transactional_id(transactional_id)
         shard, machine = node.transactions.known(transactional_id, now)

@@ -8,7 +8,7 @@ nothing new and get an answer that says nothing new either.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -16,12 +16,10 @@ from holdfast.broker.groups.consumer_model import ConsumerHeartbeat, ConsumerRep
 from holdfast.broker.groups.model import append_error
 from holdfast.broker.node.context import Answer, Fields, Packed, RequestContext
 from holdfast.broker.node.handlers.groups import client_host, milliseconds
+from holdfast.broker.node.services import GroupServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 from holdfast.wire.varint import encode_uvarint
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 REGEX_FROM: Final = 1
 PROTOCOL: Final = "consumer"
@@ -32,8 +30,8 @@ _NO_ASSIGNMENT: Final = b"\xff\x00"
 """Null, and no tagged fields."""
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
-    if PROTOCOL not in node.config.group_coordinator_rebalance_protocols:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
+    if PROTOCOL not in node.settings.broker.group_coordinator_rebalance_protocols:
         return _refusal(ErrorCode.unsupported_version)
     group_id = request.group_id
     if not group_id.strip():
@@ -79,7 +77,7 @@ def _heartbeat(context: RequestContext, request: Any) -> ConsumerHeartbeat:
         request.subscribed_topic_regex if context.version >= REGEX_FROM else None,
         request.server_assignor,
         None if owned is None else [(each.topic_id, each.partitions) for each in owned],
-        context.client_id or "",
+        context.session.client_id or "",
         client_host(context),
         context.version,
     )

@@ -3,7 +3,7 @@ shall have. Version 1 tells members of the classic protocol from those of the co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
@@ -12,23 +12,21 @@ from holdfast.broker.node.context import Answer, Fields, RequestContext
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.handlers.groups import group_operations
 from holdfast.broker.node.handlers.k68_consumer_group_heartbeat import PROTOCOL
+from holdfast.broker.node.services import GroupServices
 from holdfast.broker.node.shard import Shard
 from holdfast.errors import ApiError
 from holdfast.seams import Now
-
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 NOT_ASKED: Final = group_operations(False)
 
 
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answer:
+def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     def refusal(code: ErrorCode) -> Fields:
         failed = [_failed(group_id, ApiError(code)) for group_id in request.group_ids]
         return {"throttle_time": 0, "groups": failed}
 
-    if PROTOCOL not in node.config.group_coordinator_rebalance_protocols:
+    if PROTOCOL not in node.settings.broker.group_coordinator_rebalance_protocols:
         return refusal(ErrorCode.unsupported_version)
     operations = group_operations(request.include_authorized_operations)
     shards: list[Shard] = []
@@ -36,7 +34,7 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Answe
     return answer_all(shards, {"throttle_time": 0, "groups": groups}, refusal)
 
 
-def _group(node: Node, group_id: str, operations: int, shards: list[Shard], now: Now) -> Fields:
+def _group(node: GroupServices, group_id: str, operations: int, shards: list[Shard], now: Now) -> Fields:
     try:
         if not group_id:
             raise ApiError(ErrorCode.invalid_group_id)

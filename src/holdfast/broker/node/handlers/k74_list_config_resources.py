@@ -6,19 +6,17 @@ listed whether they have settings of their own or not, groups and subscriptions 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.image import ResourceType
 from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.services import ClusterServices
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     wanted = request.resource_types if context.version >= 1 else (ResourceType.CLIENT_METRICS,)
     known = {resource_type.value for resource_type in ResourceType}
     if not known.issuperset(wanted):
@@ -35,10 +33,10 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
     }
 
 
-def _names(node: Node, resource_type: ResourceType) -> list[str]:
+def _names(node: ClusterServices, resource_type: ResourceType) -> list[str]:
     match resource_type:
         case ResourceType.TOPIC:
-            return list(node.image.topics)
+            return list(node.metadata.image.topics)
         case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
-            return [str(broker_id) for broker_id in sorted(node.image.brokers)]
-    return sorted(resource.name for resource in node.image.configs if resource.type is resource_type)
+            return [str(broker_id) for broker_id in sorted(node.metadata.image.brokers)]
+    return sorted(resource.name for resource in node.metadata.image.configs if resource.type is resource_type)

@@ -6,7 +6,7 @@ asks for every topic.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kio.schema.errors import ErrorCode
 
@@ -18,16 +18,14 @@ from holdfast.broker.node.handlers.administration import (
     is_internal,
     partition_fields,
 )
+from holdfast.broker.node.services import ClusterServices
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
-if TYPE_CHECKING:
-    from holdfast.broker.node.node import Node
 
-
-def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Fields:
+def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
     cursor = request.cursor
-    asked = sorted({topic.name for topic in request.topics} or node.image.topics)
+    asked = sorted({topic.name for topic in request.topics} or node.metadata.image.topics)
     if cursor is not None and _is_beside(cursor, request):
         return {
             "throttle_time": 0,
@@ -39,7 +37,9 @@ def handle(node: Node, context: RequestContext, request: Any, now: Now) -> Field
         asked = [name for name in asked if name >= cursor.topic_name]
         if asked and asked[0] == cursor.topic_name:
             first = cursor.partition_index
-    room = max(1, min(request.response_partition_limit, node.config.max_request_partition_size_limit))
+    room = max(
+        1, min(request.response_partition_limit, node.settings.broker.max_request_partition_size_limit)
+    )
     topics: list[Fields] = []
     for name in asked:
         if room == 0:
@@ -59,9 +59,9 @@ def _is_beside(cursor: Any, request: Any) -> bool:
     return cursor.partition_index < 0 or bool(names and cursor.topic_name not in names)
 
 
-def _one(node: Node, name: str, first: int, room: int) -> tuple[Fields, int | None]:
+def _one(node: ClusterServices, name: str, first: int, room: int) -> tuple[Fields, int | None]:
     """A topic from one of its partitions on, and the partition that no longer fits."""
-    topic = node.image.topic(name)
+    topic = node.metadata.image.topic(name)
     if topic is None:
         try:
             check_topic_name(name)

@@ -1,0 +1,123 @@
+"""What becomes of a disk's errors: a directory refuses writes for a while, or it is offline until restart.
+
+A directory that lacks room or descriptors stays in service: nothing was promised to whoever wanted to write. After any
+other error nobody can say what is durable there: the directory is offline, and everybody who waits for it is told.
+Without the directory of the metadata log the broker cannot go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from traceback import format_exception
+from typing import Final
+
+from holdfast.broker.node.directories import NO_DESCRIPTOR_ERRNOS, LogDirectory
+from holdfast.broker.node.hosted import HostedPartition
+from holdfast.broker.node.metadata_log import MetadataLog
+from holdfast.broker.node.troubles import Kind, Troubles
+from holdfast.errors import LogDirectoryOffline
+from holdfast.saying import Level, Line, Say
+from holdfast.seams import FileSystem
+
+NAMED_MAX: Final = 20
+"""Partitions that a line names; of more it gives the number."""
+QUIET_MS: Final = 10_000
+"""A directory that has refused nothing for so long is tried, and takes writes again or refuses once more."""
+
+
+def defect_reporter(say: Say) -> Callable[[str, Exception], None]:
+    """Something raised what it should not have: the operator gets its place, so that somebody can mend it."""
+
+    def report(where: str, error: Exception) -> None:
+        trace = "".join(format_exception(error))
+        say(Line(f"defect in {where}: {trace}", Level.ERROR, kind=f"defect in {where}"))
+
+    return report
+
+
+class Failures:
+    def __init__(
+        self,
+        fs: FileSystem,
+        troubles: Troubles,
+        metadata: MetadataLog,
+        hosted_in: Callable[[LogDirectory], list[HostedPartition]],
+        say: Say,
+    ) -> None:
+        self._fs = fs
+        self._troubles = troubles
+        self._metadata = metadata
+        self._hosted_in = hosted_in
+        self._say = say
+        self.fatal: str | None = None
+        """Why this broker cannot go on, once that is so."""
+        self.on_fatal: Callable[[], None] = lambda: None
+
+    # Refused
+
+    def refused(self, directory: LogDirectory, error: OSError) -> None:
+        """A directory refuses writes for want of room or descriptors."""
+        if error.errno in NO_DESCRIPTOR_ERRNOS:
+            kind, what_to_do = Kind.NO_DESCRIPTORS, "Let this process open more files (ulimit -n)"
+        else:
+            kind, what_to_do = Kind.NO_ROOM, "Make room, or have topics keep less"
+        self._troubles.begin(
+            kind,
+            directory.path,
+            f"log directory {directory.path} refuses writes: {error}; {self._free(directory)}. Clients are told "
+            f"KAFKA_STORAGE_ERROR and try again; nothing that was acknowledged is lost. {what_to_do}",
+        )
+
+    def retry_refused(
+        self,
+        directories: Sequence[LogDirectory],
+        now_ms: int,
+        try_to_write: Callable[[LogDirectory], bool],
+    ) -> None:
+        """Find out which directories take writes again, once they have refused nothing for a while.
+
+        `try_to_write` writes something small, and has `refused` called if the disk refuses that.
+        """
+        for kind in (Kind.NO_ROOM, Kind.NO_DESCRIPTORS):
+            for trouble in self._troubles.lasting(kind):
+                directory = next(each for each in directories if each.path == trouble.subject)
+                if now_ms - trouble.last_ms >= QUIET_MS and try_to_write(directory):
+                    text = f"log directory {directory.path} takes writes again ({self._free(directory)})"
+                    self._troubles.end(kind, directory.path, text)
+
+    def _free(self, directory: LogDirectory) -> str:
+        try:
+            return f"{self._fs.free_bytes(directory.path):,} bytes are free"
+        except OSError:
+            return "how much is free cannot be asked"
+
+    # Failed
+
+    def failed(self, directory: LogDirectory, error: OSError) -> None:
+        """Out of service until restart: what is parked there has an unknown outcome and is told so."""
+        if directory.offline:
+            return
+        directory.fail(error)
+        if directory.meta is not None:
+            self._metadata.image.offline_directories.add(directory.id)
+        offline = self._hosted_in(directory)
+        for subject in (directory.path, *(hosted.name for hosted in offline)):
+            self._troubles.forget(subject)
+        self._troubles.begin(
+            Kind.DIRECTORY_OFFLINE,
+            directory.path,
+            f"log directory {directory.path} is offline until restart, with {_listed(offline)}: {error}",
+        )
+        failure = LogDirectoryOffline(f"{directory.path} is offline: {error}")
+        for hosted in offline:
+            hosted.fail(failure)
+        if self._metadata.is_open and self._metadata.hosted.directory is directory:
+            self.fatal = f"the metadata log is in {directory.path}, which failed: {error}"
+            self._say(Line(f"{self.fatal}; this broker cannot go on and must be restarted", Level.ERROR))
+            self.on_fatal()
+
+
+def _listed(partitions: Sequence[HostedPartition]) -> str:
+    names = ", ".join(partition.name for partition in partitions[:NAMED_MAX])
+    more = len(partitions) - NAMED_MAX
+    return f"{len(partitions)} partitions ({names}{f' and {more} more' if more > 0 else ''})"

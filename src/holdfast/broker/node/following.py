@@ -1,0 +1,94 @@
+"""What is hosted follows the cluster's image: topics are made, grown and deleted, and settings take effect."""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.metadata.image import TopicImage
+from holdfast.broker.node.commit import GroupCommit
+from holdfast.broker.node.deletions import Deletions
+from holdfast.broker.node.group_service import GroupService
+from holdfast.broker.node.metadata_log import MetadataLog, TopicsBefore
+from holdfast.broker.node.partitions import HostedPartitions
+from holdfast.errors import ApiError
+from holdfast.seams import Now
+
+
+class ImageFollower:
+    def __init__(
+        self,
+        metadata: MetadataLog,
+        partitions: HostedPartitions,
+        deletions: Deletions,
+        commit: GroupCommit,
+        groups: GroupService,
+    ) -> None:
+        self._metadata = metadata
+        self._partitions = partitions
+        self._deletions = deletions
+        self._commit = commit
+        self._groups = groups
+
+    def follow(self, has_settings: bool, before: TopicsBefore, now: Now) -> None:
+        if has_settings:
+            self._follow_settings()
+        self._follow_topics(before, now)
+
+    def _follow_settings(self) -> None:
+        settings = self._metadata.settings
+        settings.reload()
+        for hosted in self._partitions:
+            was_in_groups = hosted.flushes_in_groups
+            hosted.log.config = settings.topic(hosted.topic)
+            if (
+                hosted.flushes_in_groups
+                and not was_in_groups
+                and hosted.log.needs_flush
+                and not hosted.offline
+            ):
+                # The durable end says that all of this is flushed: now it is to be true.
+                self._commit.request(hosted)
+
+    def _follow_topics(self, before: TopicsBefore, now: Now) -> None:
+        """First what goes, since a new topic may have an old one's name."""
+        topics_by_id = self._metadata.image.topics_by_id
+        deleted = {
+            known.name
+            for topic_id, known in before.items()
+            if known is not None and topic_id not in topics_by_id
+        }
+        changed = set(deleted)
+        for topic_id, known in before.items():
+            if known is not None and topic_id not in topics_by_id:
+                self._withdraw(known)
+        for topic_id, known in before.items():
+            topic = topics_by_id.get(topic_id)
+            if topic is None:
+                continue
+            changed.add(topic.name)
+            have = len(known.partitions) if known is not None else 0
+            for partition in topic.partitions[have:]:
+                self._partitions.create(topic, partition, now)
+            for partition in topic.partitions[:have]:
+                hosted = self._partitions.get(topic.name, partition.index)
+                if hosted is not None:
+                    hosted.leader_epoch = partition.leader_epoch
+        self._groups.topics_changed(changed, now)
+        if deleted:
+            self._groups.topics_deleted(deleted, now)
+
+    def _withdraw(self, topic: TopicImage) -> None:
+        gone, doomed = self._partitions.withdraw(topic)
+        self._metadata.settings.forget_topic(topic.name)
+        for hosted in gone:
+            hosted.fail(ApiError(ErrorCode.unknown_topic_or_partition, f"topic {topic.name!r} was deleted"))
+        self._deletions.begin(doomed)
+
+        def delete(error: Exception | None) -> None:
+            if error is not None:
+                return
+            for segment in (segment for hosted in gone for segment in hosted.log.segments):
+                segment.forget_file()
+            self._deletions.decide(doomed)
+
+        self._metadata.when_durable(delete)
