@@ -62,6 +62,11 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
         ),
         ("broker/node/timers.py", "import holdfast.broker.server.run", "Inside the broker"),
         ("broker/log/scan.py", "import holdfast.broker.dump.path", "Inside the broker"),
+        (
+            "broker/node/intake.py",
+            "import holdfast.broker.node.handlers.k00_produce",
+            "Nothing imports request",
+        ),
         ("broker/log/scan.py", f"{FOR_TYPES}import holdfast.broker.node.timers", "Inside the broker"),
         ("broker/groups/names.py", f"{FOR_TYPES}import holdfast.broker.metadata.image", "Inside the broker"),
         ("broker/node/timers.py", "import holdfast.broker.dump.path", "Inside the broker"),

@@ -96,7 +96,7 @@ class CompactedLog:
     def flush(self) -> None:
         targets, end = self.log.begin_flush()
         flush_each(self.disk, targets)
-        self.log.flushed(end)
+        self.log.advance_recovery_point(end)
 
     def clean(self, map_bytes: int = MAP_BYTES, first_base: int = 0, part_bytes: int = 1 << 40) -> Cleaned:
         """Clean up to the active segment, through JSON as the real worker does, without swapping in."""

@@ -328,7 +328,7 @@ class GroupInterpreter:
         stable = options.get("stable") == "yes"
         places = coordinator.offsets.of_group(group).keys() | coordinator.offsets.pending_of(group)
         for topic, index in sorted(places):
-            error, position = coordinator.position(group, topic, index, require_stable=stable)
+            error, position = coordinator.committed(group, topic, index, require_stable=stable)
             if position is None:
                 self.say(f"{topic}-{index}: {error.name.upper() if error else 'nothing'}")
             else:

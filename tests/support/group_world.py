@@ -23,7 +23,7 @@ from holdfast.broker.groups.assignors import Assignment
 from holdfast.broker.groups.consumer_group import ConsumerGroup
 from holdfast.broker.groups.consumer_model import ConsumerHeartbeat, ConsumerReply
 from holdfast.broker.groups.coordinator import GroupCoordinator
-from holdfast.broker.groups.model import Surroundings, TopicFacts
+from holdfast.broker.groups.model import CoordinatorContext, TopicFacts
 from holdfast.broker.groups.regex import Matches
 from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
@@ -192,7 +192,7 @@ class GroupWorld:
 
     def _new_coordinator(self) -> GroupCoordinator:
         return GroupCoordinator(
-            Surroundings(
+            CoordinatorContext(
                 journal=self.journal,
                 schedule=self.schedule,
                 randomness=self._randomness,

@@ -118,7 +118,7 @@ def flush(disk: SimulatedDisk, log: Log) -> int:
             disk.flush_directory(target)
         else:
             target.flush()
-    log.flushed(pending.end)
+    log.advance_recovery_point(pending.end)
     return pending.end.offset
 
 

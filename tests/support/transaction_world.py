@@ -23,10 +23,10 @@ from tests.support.group_world import SETTINGS, ManualSchedule
 from holdfast.broker.transactions.coordinator import Refusals, TransactionCoordinator
 from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
+    AddPartitions,
     Decision,
     Ended,
-    EndTransaction,
-    Enrolment,
+    EndTransactionRequest,
     Initialised,
     InitProducer,
     ProducerIdentity,
@@ -275,7 +275,7 @@ class TransactionWorld:
         client_version: int = 0,
     ) -> Answers:
         answers = Answers()
-        request = Enrolment(transactional_id, producer, frozenset(partitions), client_version)
+        request = AddPartitions(transactional_id, producer, frozenset(partitions), client_version)
         self._gate(answers)(self.coordinator.add_partitions(request, self.now))
         return answers
 
@@ -288,7 +288,7 @@ class TransactionWorld:
         client_version: int = NEWER_PROTOCOL,
     ) -> Answers:
         answers = Answers()
-        request = EndTransaction(transactional_id, producer, is_commit, client_version)
+        request = EndTransactionRequest(transactional_id, producer, is_commit, client_version)
         self.coordinator.end(request, self.now, self._gate(answers))
         return answers
 
@@ -304,7 +304,7 @@ class TransactionWorld:
         """Ask the coordinator as the broker does, and append when it agrees; answered when that is durable."""
         answers = Answers()
         entries = self.partitions.setdefault(partition, PartitionEntries())
-        request = Enrolment(transactional_id, producer, frozenset((partition,)), client_version)
+        request = AddPartitions(transactional_id, producer, frozenset((partition,)), client_version)
 
         def go_on(refusals: Refusals) -> None:
             code = refusals.get(partition, ErrorCode.none)
@@ -322,7 +322,7 @@ class TransactionWorld:
         if is_open:
             go_on({})
         elif client_version >= NEWER_PROTOCOL:
-            self.coordinator.enrol(request, self.now, go_on)
+            self.coordinator.add_before_write(request, self.now, go_on)
         else:
             self.coordinator.verify(request, go_on)
         return answers

@@ -213,7 +213,7 @@ class TransactionalLog:
 
     def _appended(self) -> None:
         if not self.hosted.flushes_in_groups:
-            self.hosted.flushed(self.log.end_position)
+            self.hosted.became_durable(self.log.end_position)
 
     def roll(self) -> None:
         if self.log.active.size:
@@ -231,8 +231,8 @@ class TransactionalLog:
         targets, end = self._pending
         self._pending = None
         flush_each(self.disk, targets)
-        self.log.flushed(end)
-        self.hosted.flushed(end)
+        self.log.advance_recovery_point(end)
+        self.hosted.became_durable(end)
         self.durable = max(self.durable, end.offset)
 
     def checkpoint(self) -> None:

@@ -135,7 +135,7 @@ DESCRIPTIONS: Mapping[str, str] = {
     "group.max.size": "The most members a classic group may have.",
     "group.min.session.timeout.ms": "The least a classic member may ask for as session time-out.",
     "offset.metadata.max.bytes": "The most text that may go with a committed position; never above 32,767 bytes.",
-    "offsets.retention.check.interval.ms": "How often expired positions are looked for.",
+    "offsets.retention.check.interval.ms": "How often expired committed offsets are looked for.",
     "offsets.retention.minutes": "Positions of a group expire this long after it became empty, or after the "
     "commit where no group is.",
     "offsets.topic.num.partitions": "Partitions of __consumer_offsets when it is made.",

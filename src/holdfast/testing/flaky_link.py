@@ -77,7 +77,7 @@ class Link:
         self._connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        """Set, and made anew, whenever what may pass has changed."""
+        """Set, and recreated, whenever what may pass has changed."""
         self._thread = threading.Thread(target=self._loop.run_forever, name="link", daemon=True)
         self._thread.start()
         self._server = asyncio.run_coroutine_threadsafe(

@@ -7,7 +7,7 @@ leaves: `ReadBegun` and `MetadataBegun` come before the request, the event with 
 whatever was acknowledged before the first must show in the second.
 
 A partition is named by its topic's identity and its index; the identity is the topic id where topics are
-deleted and made anew, or simply the name where they are not. Every record value of a history is unique.
+deleted and recreated, or simply the name where they are not. Every record value of a history is unique.
 """
 
 from __future__ import annotations

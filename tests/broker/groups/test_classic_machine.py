@@ -198,8 +198,10 @@ class ClassicMachine(RuleBasedStateMachine):
         owners = self.owners.setdefault(generation, {})
         for part in filter(None, given.split(",")):
             # A static member that restarts owns what its former self owned.
-            seat = client.instance_id or member_id
-            assert owners.setdefault(part, seat) == seat, f"{part} of generation {generation} has two owners"
+            requester = client.instance_id or member_id
+            assert owners.setdefault(part, requester) == requester, (
+                f"{part} of generation {generation} has two owners"
+            )
 
     # Staying and leaving
 

@@ -62,8 +62,8 @@ def test_a_heartbeat_that_says_nothing_costs_no_timer_no_record_and_no_look_at_t
     group = world.consumer_group()
     while group.state != "Stable":
         for name, member in group.members.items():
-            owned = {topic: frozenset(indexes) for topic, indexes in member.holding.assigned.items()}
-            world.beat(name, member.holding.epoch, owned=owned)
+            owned = {topic: frozenset(indexes) for topic, indexes in member.current.assigned.items()}
+            world.beat(name, member.current.epoch, owned=owned)
     for name in group.members:
         acknowledge(world, name)
     appended = len(world.journal.batches)
@@ -76,8 +76,8 @@ def test_a_heartbeat_that_says_nothing_costs_no_timer_no_record_and_no_look_at_t
     for _ in range(20):
         world.clock.advance(5_000)
         for name, member in group.members.items():
-            reply = world.beat(name, member.holding.epoch)
-            assert (reply.member_epoch, reply.assignment) == (member.holding.epoch, None)
+            reply = world.beat(name, member.current.epoch)
+            assert (reply.member_epoch, reply.assignment) == (member.current.epoch, None)
     assert len(world.journal.batches) == appended
     monkeypatch.undo()
     world.advance(44_000)
@@ -88,9 +88,9 @@ def test_a_heartbeat_that_says_nothing_costs_no_timer_no_record_and_no_look_at_t
 
 def acknowledge(world: GroupWorld, name: str) -> ConsumerReply:
     """A member says that it holds what it was given."""
-    holding = world.consumer_group().members[name].holding
-    owned = {topic: frozenset(indexes) for topic, indexes in holding.assigned.items()}
-    return world.beat(name, holding.epoch, owned=owned)
+    current = world.consumer_group().members[name].current
+    owned = {topic: frozenset(indexes) for topic, indexes in current.assigned.items()}
+    return world.beat(name, current.epoch, owned=owned)
 
 
 def test_a_member_that_missed_the_answer_with_its_epoch_is_told_its_assignment(world: GroupWorld) -> None:
@@ -99,11 +99,11 @@ def test_a_member_that_missed_the_answer_with_its_epoch_is_told_its_assignment(w
     told = acknowledge(world, "m0")
     world.beat("m1", 0, topics=["orders"])
     world.advance(2_000)
-    before = world.consumer_group().members["m0"].holding
+    before = world.consumer_group().members["m0"].current
     kept = {topic: frozenset(sorted(these)[:2]) for topic, these in before.assigned.items()}
     world.beat("m0", told.member_epoch)  # to give up two partitions
     world.beat("m0", told.member_epoch, owned=kept)  # a new epoch, and the answer is lost
-    now = world.consumer_group().members["m0"].holding
+    now = world.consumer_group().members["m0"].current
     assert now.epoch > told.member_epoch
     # librdkafka repeats what it said, and does not say everything, when a request timed out.
     again = world.beat("m0", told.member_epoch, owned=kept)
@@ -160,7 +160,7 @@ def test_what_does_not_fit_a_batch_is_appended_in_parts(
     for kept in range(before, len(whole)):
         world.reload(whole[:kept])
         world.advance(2_000)
-        reply = world.beat("m3", world.consumer_group().members["m3"].holding.epoch)
+        reply = world.beat("m3", world.consumer_group().members["m3"].current.epoch)
         assert reply.member_epoch == 11
         targets = [
             (topic, index)
@@ -276,7 +276,7 @@ def test_records_may_come_in_any_order_that_compaction_leaves(world: GroupWorld)
     group = world.consumer_group()
     ann = group.members["ann"]
     # What a version before 4.3 stored has no epoch for each partition.
-    assert ann.holding.assigned == {topic_id: {0: 7, 1: 7}}
+    assert ann.current.assigned == {topic_id: {0: 7, 1: 7}}
     assert ann.profile.topic_names == ("stored",)
     assert group.owner_of(topic_id, 1) == "ann"
     assert list(world.coordinator.groups) == ["group"]
@@ -403,7 +403,7 @@ def test_a_static_member_that_is_away_is_not_waited_for_to_give_anything_up(
     world.advance(2_000)
     world.beat("ann", 0, topics=["orders"])
     world.beat("sam", first.member_epoch, instance_id="seat")
-    assert world.consumer_group().members["sam"].holding.revoking
+    assert world.consumer_group().members["sam"].current.revoking
     world.beat("sam", -2, instance_id="seat")
     if restarts:
         world.reload()
@@ -439,7 +439,7 @@ def test_groups_with_the_same_expression_match_each_name_once(
     world.topics.delete("order-0")
     for group in groups:
         world.advance(2_000)
-        world.beat("ann", world.consumer_group(group).members["ann"].holding.epoch, group=group)
+        world.beat("ann", world.consumer_group(group).members["ann"].current.epoch, group=group)
         (found,) = world.consumer_group(group).resolutions.values()
         assert found.topics == {"orders", "order-new", *(f"order-{number}" for number in range(1, 20))}
     assert sorted(matched) == ["order-new", "other"]

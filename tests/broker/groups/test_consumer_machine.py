@@ -268,7 +268,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             group.metadata_hash,
             group.assignment_epoch,
             group.assigned_at_ms,
-            {name: (member.profile, member.holding) for name, member in group.members.items()},
+            {name: (member.profile, member.current) for name, member in group.members.items()},
             dict(group.targets),
             dict(group.resolutions),
             dict(group.static),
@@ -295,7 +295,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
             return
         owners: dict[UUID, dict[int, str]] = {}
         for name, member in self.group.members.items():
-            for held in (member.holding.assigned, member.holding.revoking):
+            for held in (member.current.assigned, member.current.revoking):
                 for topic_id, partitions in held.items():
                     for partition in partitions:
                         assert partition not in owners.get(topic_id, {})
@@ -307,7 +307,7 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
         if self.group is not None:
             assert self.group.assignment_epoch <= self.group.epoch
             for member in self.group.members.values():
-                assert member.holding.epoch <= self.group.assignment_epoch
+                assert member.current.epoch <= self.group.assignment_epoch
 
     @precondition(lambda self: self.alive)
     @rule()

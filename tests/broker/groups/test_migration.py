@@ -212,7 +212,7 @@ def test_what_nobody_has_when_the_last_consumer_becomes_classic_is_shared_out_an
     world = unsettled()
     orders = world.topics.by_name("orders")
     assert orders is not None
-    (kept,) = world.consumer_group().members["sam"].holding.assigned[orders.topic_id]
+    (kept,) = world.consumer_group().members["sam"].current.assigned[orders.topic_id]
     joined = join(world, "", "range", ConsumerSubscription(topics=("orders",)).encode(), "seat")
     assert joined.error is ErrorCode.none
     group = world.coordinator.groups["group"]
@@ -265,7 +265,7 @@ def unsettled() -> GroupWorld:
     joined = join(world, "ann", "range", ConsumerSubscription(topics=("orders",)).encode(), None)
     assert sync(world, joined, b"").error is ErrorCode.none
     world.beat("sam", first.member_epoch, owned=both, instance_id="seat")
-    assert world.consumer_group().members["sam"].holding.revoking
+    assert world.consumer_group().members["sam"].current.revoking
     world.beat("sam", -2, instance_id="seat")
     return world
 
@@ -279,11 +279,11 @@ def settled() -> GroupWorld:
     join(world, "ann", "range", metadata, None)
     sam = world.consumer_group().members["sam"]
     for _ in range(2):
-        kept = {topic: frozenset(partitions) for topic, partitions in sam.holding.assigned.items()}
-        world.beat("sam", sam.holding.epoch, owned=kept, instance_id="seat")
+        kept = {topic: frozenset(partitions) for topic, partitions in sam.current.assigned.items()}
+        world.beat("sam", sam.current.epoch, owned=kept, instance_id="seat")
     joined = join(world, "ann", "range", metadata, None)
     assert sync(world, joined, b"").error is ErrorCode.none
     assert world.consumer_group().state == "Stable"
-    assert world.consumer_group().members["ann"].holding.assigned[orders]
+    assert world.consumer_group().members["ann"].current.assigned[orders]
     world.beat("sam", -2, instance_id="seat")
     return world

@@ -74,7 +74,7 @@ def test_a_log_that_refuses_expiry_is_asked_again_later() -> None:
     world.journal.refuses = ErrorCode.coordinator_not_available
     world.advance(130_000)
     assert "group" in world.coordinator.groups
-    assert any("expired positions" in line for line in world.said)
+    assert any("expired committed offsets" in line for line in world.said)
     world.journal.refuses = None
     world.advance(60_000)
     assert not world.coordinator.groups
@@ -100,7 +100,7 @@ def test_positions_written_long_ago_are_found() -> None:
     replay.record(key, old.encode(), None)
     (found,) = replay.finish()
     assert (found.group_id, found.topic, found.partition) == ("group", "orders", 1)
-    assert (found.position.offset, found.position.commit_ms, found.position.expire_ms) == (3, 7, 9)
+    assert (found.committed.offset, found.committed.commit_ms, found.committed.expire_ms) == (3, 7, 9)
 
 
 def test_values_of_a_version_to_come_are_passed_over() -> None:

@@ -170,9 +170,9 @@ class Positions(RuleBasedStateMachine):
         for group in ("one", "two"):
             for topic, index in PLACES:
                 key = (group, topic, index)
-                error, position = coordinator.position(group, topic, index, require_stable=True)
+                error, position = coordinator.committed(group, topic, index, require_stable=True)
                 assert (error is ErrorCode.unstable_offset_commit) == (key in pending)
-                _, position = coordinator.position(group, topic, index, require_stable=False)
+                _, position = coordinator.committed(group, topic, index, require_stable=False)
                 assert (None if position is None else position.offset) == positions.get(key)
                 if position is not None:
                     assert (position.leader_epoch, position.metadata) == (3, "note")

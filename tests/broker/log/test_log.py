@@ -146,7 +146,7 @@ def test_begin_flush_promises_the_end_at_that_moment(log: Log) -> None:
     fill(log, 1)
     assert pending.end.offset == 2
     assert log.recovery_point == 0
-    log.flushed(pending.end)
+    log.advance_recovery_point(pending.end)
     assert log.recovery_point == 2
     assert log.needs_flush
 
@@ -243,7 +243,7 @@ def test_a_start_inside_a_segment_removes_only_what_is_wholly_below_it(log: Log)
     fill(log, 40)
     inside = log.segments[1].base_offset + 1
     assert log.segments_before(inside) == [], "before the flush of its roll none may go"
-    log.flushed(log.end_position)
+    log.advance_recovery_point(log.end_position)
     assert [segment.base_offset for segment in log.segments_before(inside)] == [0]
     assert log.segments_before(0) == []
     assert len(log.segments_before(log.end_offset)) == len(log.segments) - 1

@@ -40,7 +40,7 @@ def log(tmp_path: Path, config: TopicConfig) -> Log:
     while len(log.segments) < 30:
         append(log, Batch((b"x" * 60,), timestamp=START_MS + log.end_offset))
     pending = log.begin_flush()
-    log.flushed(pending.end)
+    log.advance_recovery_point(pending.end)
     return log
 
 

@@ -41,7 +41,7 @@ def append(log: Log, timestamp: int) -> None:
     batch = build_batch([Record(0, 0, None, b"12")], base_timestamp=timestamp)
     assert len(batch) == RECORD_BYTES
     log.append(check_whole(batch), batch, 0, Now(START_MS, 0))
-    log.flushed(log.end_position)
+    log.advance_recovery_point(log.end_position)
 
 
 def due(log: Log, now_ms: int, high_watermark: LogPosition | None = None) -> Expired | None:
@@ -121,7 +121,7 @@ def test_a_segment_goes_only_after_the_flush_that_sealed_it() -> None:
     found = due(log, START_MS, before_roll)
     assert found is not None
     assert found.start_offset == 1
-    log.flushed(log.end_position)
+    log.advance_recovery_point(log.end_position)
     found = due(log, START_MS)
     assert found is not None
     assert found.start_offset == 2
@@ -140,7 +140,7 @@ def test_an_empty_active_segment_is_not_rolled() -> None:
     assert due(log_of([], retention_ms="0"), START_MS + 1_000) is None
     log = log_of([1], retention_ms="1")
     log.roll(Now(START_MS, 0))
-    log.flushed(log.end_position)
+    log.advance_recovery_point(log.end_position)
     found = due(log, START_MS)
     assert found is not None
     assert not found.rolls_active

@@ -19,7 +19,7 @@ from holdfast.broker.node import connection, production, usual_produce
 from holdfast.broker.node.checkpoints import Checkpoints
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.connection import Exchange
-from holdfast.broker.node.enlistment import Enlistment
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition
 from holdfast.broker.node.handlers import (
     k00_produce,
     k01_fetch,
@@ -34,8 +34,8 @@ from holdfast.broker.node.intake import Intake
 from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.production import Production
-from holdfast.broker.node.shard import Shard
-from holdfast.broker.node.usual_produce import Parked
+from holdfast.broker.node.transactional_batches import TransactionalBatches
+from holdfast.broker.node.usual_produce import ParkedProduce
 from holdfast.broker.partition.offsets import PartitionOffsets
 from holdfast.testing.bare_groups import BareMember
 from holdfast.testing.bare_node import BareClient, BareNode
@@ -47,33 +47,33 @@ from holdfast.wire.batch import make_batch
 PLACES: list[tuple[Any, str]] = [
     (BareClient, "_transmit"),
     (Describing, "add"),
-    (Enlistment, "check"),
+    (TransactionalBatches, "check"),
     (Exchange, "_encode"),
     (GroupCommit, "_flush"),
     (GroupCommit, "_settle"),
     (GroupCommit, "appended"),
     (GroupCommit, "go_on"),
-    (HostedPartition, "flushed"),
+    (HostedPartition, "became_durable"),
     (Log, "append"),
     (Log, "begin_flush"),
-    (Log, "flushed"),
+    (Log, "advance_recovery_point"),
     (Log, "read"),
     (Node, "_note_flush"),
     (MetadataLog, "_committed"),
     (Intake, "accept_batch"),
     (Checkpoints, "write_due"),
     (Checkpoints, "write_recovery_points"),
-    (Parked, "_tell"),
-    (PartitionOffsets, "flushed"),
+    (ParkedProduce, "_tell"),
+    (PartitionOffsets, "advance_durable_end"),
     (Production, "response"),
     (Production, "time_out"),
     (Reading, "_answer"),
     (Reading, "read"),
     (Reading, "response"),
-    (Shard, "release"),
-    (Shard, "when_durable"),
+    (CoordinatorPartition, "release"),
+    (CoordinatorPartition, "when_durable"),
     (connection, "encode_response"),
-    (k00_produce, "_produce_one"),
+    (k00_produce.Producing, "produce_one"),
     (production, "failure"),
     (k01_fetch, "pack_fetch_response"),
     (k11_join_group, "_fields"),

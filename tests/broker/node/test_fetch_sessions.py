@@ -14,7 +14,7 @@ from holdfast.broker.node.fetch_sessions import (
     FetchPlan,
     FetchSessions,
     PartitionKey,
-    Wanted,
+    WantedPartition,
 )
 from holdfast.errors import ApiError
 from holdfast.seams import Now
@@ -26,8 +26,8 @@ T1: PartitionKey = ("t", 1)
 U0: PartitionKey = (UUID(int=5), 0)
 
 
-def want(offset: int = 0) -> Wanted:
-    return Wanted(offset, 1000, -1, -1, -1)
+def want(offset: int = 0) -> WantedPartition:
+    return WantedPartition(offset, 1000, -1, -1, -1)
 
 
 def fetched(

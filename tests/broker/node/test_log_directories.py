@@ -345,7 +345,7 @@ def test_a_directory_given_up_by_its_id_has_its_partitions_made_anew_once(two: B
     node = started("/one,/two", two, accept_loss=[lost])
     expected: dict[int, int | None] = {index: 0 if index in away else 10 for index in range(PARTITIONS)}
     assert ends(node) == expected
-    assert sum("is made anew, empty" in line for line in node.said) == len(away)
+    assert sum("is recreated, empty" in line for line in node.said) == len(away)
     assert two.disk.exists("/two/meta.properties"), "what is in its place is new"
     client = node.connect()
     for index in away:

@@ -53,11 +53,11 @@ def test_what_recovery_found_is_committed_at_once(offsets: PartitionOffsets) -> 
 def test_a_waiter_is_told_when_a_flush_reaches_its_offset_and_not_before(offsets: PartitionOffsets) -> None:
     told: list[Exception | None] = []
     offsets.when_committed(12, note(told))
-    offsets.flushed(at(11))
+    offsets.advance_durable_end(at(11))
     assert told == []
-    offsets.flushed(at(12))
+    offsets.advance_durable_end(at(12))
     assert told == [None]
-    offsets.flushed(at(13))
+    offsets.advance_durable_end(at(13))
     assert told == [None]
 
 
@@ -65,23 +65,23 @@ def test_waiters_are_told_in_the_order_they_came(offsets: PartitionOffsets) -> N
     order: list[int] = []
     for end in (11, 11, 12, 14):
         offsets.when_committed(end, lambda error, end=end: order.append(end))  # type: ignore[misc]
-    offsets.flushed(at(12))
+    offsets.advance_durable_end(at(12))
     assert order == [11, 11, 12]
-    offsets.flushed(at(20))
+    offsets.advance_durable_end(at(20))
     assert order == [11, 11, 12, 14]
 
 
 def test_nothing_moves_back(offsets: PartitionOffsets) -> None:
-    offsets.flushed(at(15))
-    offsets.flushed(at(12))
+    offsets.advance_durable_end(at(15))
+    offsets.advance_durable_end(at(12))
     assert offsets.durable_end == at(15)
     assert offsets.high_watermark == at(15)
 
 
 def test_a_roll_without_appends_moves_the_bound_into_the_new_segment(offsets: PartitionOffsets) -> None:
-    offsets.flushed(LogPosition(10, 10, 0))
+    offsets.advance_durable_end(LogPosition(10, 10, 0))
     assert offsets.high_watermark == LogPosition(10, 10, 0)
-    offsets.flushed(at(10))
+    offsets.advance_durable_end(at(10))
     assert offsets.high_watermark == LogPosition(10, 10, 0)
 
 
@@ -90,11 +90,11 @@ def test_parked_fetches_are_woken_by_a_rise_and_may_leave_while_they_are(offsets
     for watcher in (first, second):
         offsets.fetch_waiters[watcher] = None
         watcher.leaves = lambda watcher=watcher: offsets.fetch_waiters.pop(watcher)  # type: ignore[misc]
-    offsets.flushed(at(10))
+    offsets.advance_durable_end(at(10))
     assert (first.times, second.times) == (0, 0)
-    offsets.flushed(at(11))
+    offsets.advance_durable_end(at(11))
     assert (first.times, second.times) == (1, 1)
-    offsets.flushed(at(12))
+    offsets.advance_durable_end(at(12))
     assert (first.times, second.times) == (1, 1)
 
 
@@ -104,7 +104,7 @@ def test_the_high_watermark_is_up_when_waiters_are_told(offsets: PartitionOffset
     watcher = Watcher()
     watcher.leaves = lambda: seen.append(offsets.high_watermark.offset)
     offsets.fetch_waiters[watcher] = None
-    offsets.flushed(at(11))
+    offsets.advance_durable_end(at(11))
     assert seen == [11, 11]
 
 
@@ -132,7 +132,7 @@ def test_the_last_stable_offset_stops_at_an_undecided_transaction_and_never_pass
     assert offsets.last_stable_offset == 7
     offsets.first_unstable_offset = 12
     assert offsets.last_stable_offset == 10
-    offsets.flushed(at(20))
+    offsets.advance_durable_end(at(20))
     assert offsets.last_stable_offset == 12
 
 
@@ -160,7 +160,7 @@ def test_nobody_is_told_early_nobody_twice_nobody_never(steps: list[tuple[str, i
             )
         else:
             durable = max(durable, min(value, end))
-            offsets.flushed(at(min(value, end)))
+            offsets.advance_durable_end(at(min(value, end)))
         assert offsets.high_watermark.offset == offsets.durable_end.offset == durable
         for who, wanted in waiting.items():
             assert len(told[who]) == (1 if wanted <= durable else 0)
@@ -192,7 +192,7 @@ def test_what_a_waiter_raises_is_reported_and_costs_nobody_else_an_answer(end: s
         offsets.when_committed(11, note(told))
     failure = LogDirectoryOffline("gone")
     if end == "flushed":
-        offsets.flushed(at(11))
+        offsets.advance_durable_end(at(11))
     else:
         offsets.fail(failure)
     assert told == [None if end == "flushed" else failure] * 2

@@ -62,7 +62,7 @@ def test_a_directory_away_stays_away_until_it_is_back_or_given_up(tmp_path: Path
     given_up = Broker(str(one), accept_loss=[encode_uuid(lost.bytes)], say=said.append)
     with given_up as broker, WireClient(broker.bootstrap_servers) as client:
         assert {produce(client, LONGEST, index)[1] for index in (0, 1)} == {0, 3}
-    assert any("is made anew, empty" in line for line in said)
+    assert any("is recreated, empty" in line for line in said)
 
 
 def test_a_process_pins_its_cluster_and_refuses_an_empty_directory(tmp_path: Path) -> None:

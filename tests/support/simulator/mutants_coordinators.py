@@ -17,8 +17,8 @@ from holdfast.broker.log.log import Log
 from holdfast.broker.log.producer_state import ProducerStateMap
 from holdfast.broker.log.survey import Survey
 from holdfast.broker.metadata import changes
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition
 from holdfast.broker.node.handlers import k27_write_txn_markers
-from holdfast.broker.node.shard import Shard
 from holdfast.broker.transactions import rules
 from holdfast.broker.transactions.coordinator import TransactionCoordinator
 from holdfast.broker.transactions.model import ProducerIdentity, TransactionMetadata, TransactionState
@@ -50,12 +50,12 @@ class UnflushedLostAtKill(Mutant):
 def _group_answers_early() -> AbstractContextManager[Any]:
     """What a group's coordinator says, of positions too, leaves before its records are flushed."""
 
-    answer = Shard.answer
+    answer = CoordinatorPartition.answer
 
-    def answer_at_once(shard: Shard, fields: Any, refusal: Any) -> Any:
-        return fields if shard.hosted.topic == "__consumer_offsets" else answer(shard, fields, refusal)
+    def answer_at_once(journal: CoordinatorPartition, fields: Any, refusal: Any) -> Any:
+        return fields if journal.hosted.topic == "__consumer_offsets" else answer(journal, fields, refusal)
 
-    return patch.object(Shard, "answer", answer_at_once)
+    return patch.object(CoordinatorPartition, "answer", answer_at_once)
 
 
 def _positions_not_reloaded() -> AbstractContextManager[Any]:
@@ -67,7 +67,7 @@ def _pending_positions_shown() -> AbstractContextManager[Any]:
     """Positions sent in a transaction count at once."""
 
     def pending_for(store: OffsetStore, producer_id: int, group_id: str) -> Any:
-        return store._positions.setdefault(group_id, {})
+        return store._committed.setdefault(group_id, {})
 
     return patch.object(OffsetStore, "_pending_for", pending_for)
 

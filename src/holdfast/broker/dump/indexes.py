@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from holdfast.atomic import read_whole
 from holdfast.broker.dump.batches import DumpOptions, Event, finding
 from holdfast.broker.log.index import OffsetIndex, TimeIndex
-from holdfast.broker.log.scan import Found, scan_headers
+from holdfast.broker.log.scan import FoundBatch, scan_headers
 from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.broker.log.write_ahead import content_end
 from holdfast.errors import CorruptLog
@@ -38,7 +38,7 @@ def dump_offset_index(
         yield from _check_offsets(index, path, fs, log_path)
 
 
-def _headers(fs: FileSystem, log_path: str) -> Iterator[Found]:
+def _headers(fs: FileSystem, log_path: str) -> Iterator[FoundBatch]:
     file = fs.open(log_path, "read")
     try:
         end = file.size()

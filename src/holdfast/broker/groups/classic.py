@@ -18,7 +18,7 @@ Rules kept:
 - A first rebalance waits `group.initial.rebalance.delay.ms` for others, and again while new ones come, at most for the
   longest rebalance time-out. Later ones wait for the members known, and for those that were given an id.
 - Members that wait for us are not late. Those that never got an answer are forgotten after a few minutes.
-- A dynamic member that does not join in time is out; a static one keeps its seat until its session ends.
+- A dynamic member that does not join in time is out; a static one keeps its membership until its session ends.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from holdfast.broker.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
     NO_MEMBER_ID,
     ClassicDescription,
+    CoordinatorContext,
     GroupType,
     HeartbeatRequest,
     JoinCallback,
@@ -48,7 +49,6 @@ from holdfast.broker.groups.model import (
     LeavingMember,
     PartitionCheck,
     Records,
-    Surroundings,
     SyncCallback,
     SyncReply,
     SyncRequest,
@@ -65,25 +65,25 @@ NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
 class ClassicGroup:
     type: Final = GroupType.CLASSIC
 
-    def __init__(self, group_id: str, surroundings: Surroundings) -> None:
+    def __init__(self, group_id: str, context: CoordinatorContext) -> None:
         self.group_id = group_id
-        self._around = surroundings
+        self._context = context
         self._state = ClassicState.EMPTY
         self._came_from = ClassicState.EMPTY
         self.state_since_ms: int | None = None
-        """Wall clock; positions of an empty group expire from here on. None for a group of which only positions
-        are known."""
+        """Wall clock; committed offsets of an empty group expire from here on. None for a group of which only committed
+        offsets are known."""
         self.generation = 0
         self.is_unsettled = False
         """As it was recorded: there are partitions that nobody of it was given."""
         self._protocol_type: str | None = None
         self.protocol_name: str | None = None
         self.membership = Membership()
-        self._sessions = Sessions(surroundings.schedule, self.membership, self._silent)
+        self._sessions = Sessions(context.schedule, self.membership, self._silent)
         self._topics: frozenset[str] | None = None
         """What the members read; None when that cannot be known."""
-        self._gathering = Gathering(surroundings, self._complete_join)
-        self._syncs = SyncPhase(surroundings.schedule, self._syncs_late)
+        self._gathering = Gathering(context, self._complete_join)
+        self._syncs = SyncPhase(context.schedule, self._syncs_late)
 
     # Looking
 
@@ -139,7 +139,7 @@ class ClassicGroup:
             reply(JoinReply(error.code, request.member_id))
 
     def _has_room_for(self, member_id: str) -> bool:
-        size_max = self._around.settings().group_max_size
+        size_max = self._context.settings().group_max_size
         members = self.members
         member = members.get(member_id)
         if self._state is ClassicState.PREPARING:
@@ -168,7 +168,7 @@ class ClassicGroup:
 
     def _join_unknown(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
         named = request.client_id if request.group_instance_id is None else request.group_instance_id
-        member_id = f"{named}-{UUID(bytes=self._around.randomness.uuid_bytes())}"
+        member_id = f"{named}-{UUID(bytes=self._context.randomness.uuid_bytes())}"
         if request.group_instance_id is not None:
             known = self.membership.static.get(request.group_instance_id)
             if known is None:
@@ -177,7 +177,7 @@ class ClassicGroup:
                 self._replace_static(request, self.members[known], member_id, reply, now)
         elif request.requires_known_member_id:
             deadline_ms = now.monotonic_ms + request.session_timeout_ms
-            self.membership.pending[member_id] = self._around.schedule.at(
+            self.membership.pending[member_id] = self._context.schedule.at(
                 deadline_ms, lambda later: self._pending_expired(member_id, later)
             )
             reply(JoinReply(ErrorCode.member_id_required, member_id))
@@ -244,7 +244,7 @@ class ClassicGroup:
         )
         if self._state is ClassicState.STABLE and self.membership.choose_protocol() == self.protocol_name:
             try:
-                self._around.journal.append([group_record(self, now.wall_ms)], now)
+                self._context.journal.append([group_record(self, now.wall_ms)], now)
             except ApiError as error:
                 self.membership.update(member, *before)
                 self.membership.rename(member, old_id)
@@ -334,11 +334,11 @@ class ClassicGroup:
         self._move_to(ClassicState.EMPTY, now)
         self._syncs.end()
         try:
-            self._around.journal.append([group_record(self, now.wall_ms)], now)
+            self._context.journal.append([group_record(self, now.wall_ms)], now)
         except ApiError as error:
             # After a crash the generation before comes back, with members that will time out again.
             text = f"group {self.group_id!r} is empty, which could not be recorded: {error}"
-            self._around.say(warn(text, kind="empty group"))
+            self._context.say(warn(text, kind="empty group"))
 
     # Syncing
 
@@ -372,7 +372,7 @@ class ClassicGroup:
         for member in self.membership:
             member.assignment = assignments.get(member.member_id, b"")
         try:
-            self._around.journal.append([group_record(self, now.wall_ms)], now)
+            self._context.journal.append([group_record(self, now.wall_ms)], now)
         except ApiError as error:
             for member in self.membership:
                 member.assignment = b""
@@ -468,7 +468,7 @@ class ClassicGroup:
         self._dismiss(member)
         return ErrorCode.none
 
-    # Positions
+    # Committed offsets
 
     def check_offset_commit(
         self,
@@ -495,7 +495,7 @@ class ClassicGroup:
         return None
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Anybody may read the positions of a classic group."""
+        """Anybody may read the committed offsets of a classic group."""
 
     def check_offset_delete(self) -> None:
         if self._state is not ClassicState.EMPTY and not self.is_of_consumers:
@@ -550,11 +550,11 @@ class ClassicGroup:
 
     def loaded(self, now: Now) -> None:
         for member in self.membership:
-            session_ms = self._around.first_session_ms(
+            session_ms = self._context.first_session_ms(
                 self.group_id, member.member_id, member.session_timeout_ms
             )
             self._sessions.expect(member, session_ms, now)
-        if self.is_unsettled or len(self.members) > self._around.settings().group_max_size:
+        if self.is_unsettled or len(self.members) > self._context.settings().group_max_size:
             self.begin_rebalance(now)
 
     def unload(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.broker.groups.classic_members import ClassicMember, Membership
-from holdfast.broker.groups.model import Surroundings
+from holdfast.broker.groups.model import CoordinatorContext
 from holdfast.seams import Now, Schedule, Scheduled
 
 AGAIN_MS: Final = 1000
@@ -60,8 +60,8 @@ class Sessions:
 class Gathering:
     """How long a rebalance waits for members: `done` is called when time is up."""
 
-    def __init__(self, surroundings: Surroundings, done: Callable[[Now], None]) -> None:
-        self._around = surroundings
+    def __init__(self, context: CoordinatorContext, done: Callable[[Now], None]) -> None:
+        self._context = context
         self._done = done
         self._timer: Scheduled | None = None
         self.newcomers = False
@@ -69,7 +69,7 @@ class Gathering:
 
     def limit(self, timeout_ms: int, now: Now) -> None:
         self.end()
-        self._timer = self._around.schedule.at(now.monotonic_ms + timeout_ms, self._done)
+        self._timer = self._context.schedule.at(now.monotonic_ms + timeout_ms, self._done)
 
     def await_newcomers(self, rebalance_timeout_ms: int, now: Now) -> None:
         """A first rebalance: wait, and wait again while new ones come, no longer than the rebalance time-out."""
@@ -82,7 +82,7 @@ class Gathering:
 
     @property
     def _delay_ms(self) -> int:
-        return max(self._around.settings().group_initial_rebalance_delay_ms, 0)
+        return max(self._context.settings().group_initial_rebalance_delay_ms, 0)
 
     def _look_in(self, delay_ms: int, remaining_ms: int, now: Now) -> None:
         def look(now: Now) -> None:
@@ -93,7 +93,7 @@ class Gathering:
                 self._done(now)
 
         self.end()
-        self._timer = self._around.schedule.at(now.monotonic_ms + delay_ms, look)
+        self._timer = self._context.schedule.at(now.monotonic_ms + delay_ms, look)
 
     def end(self) -> None:
         if self._timer is not None:

@@ -41,11 +41,11 @@ from holdfast.broker.groups.consumer_model import (
     ConsumerHeartbeat,
     ConsumerReply,
 )
-from holdfast.broker.groups.consumer_records import Change, encoded, holding_change
+from holdfast.broker.groups.consumer_records import Change, current_assignment_change, encoded
 from holdfast.broker.groups.consumer_state import ConsumerMember
 from holdfast.broker.groups.consumer_turn import (
     Circumstances,
-    Seat,
+    Requester,
     Turn,
     departure,
     may_assign,
@@ -82,7 +82,7 @@ class Arrival(NamedTuple):
 class ConsumerGroups:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self.around = registry.surroundings
+        self.context = registry.context
         self.classic = ClassicMembers(self)
         self._topics_version = 0
 
@@ -111,15 +111,15 @@ class ConsumerGroups:
         self, group: ConsumerGroup, member: ConsumerMember, request: ConsumerHeartbeat, now: Now
     ) -> bool:
         """Nothing has happened since the last heartbeat, on either side."""
-        holding, profile = member.holding, member.profile
+        current, profile = member.current, member.profile
         return (
-            request.member_epoch == holding.epoch == group.assignment_epoch == group.epoch
+            request.member_epoch == current.epoch == group.assignment_epoch == group.epoch
             and request.topic_names is None
             and request.topic_regex is None
             and request.rebalance_timeout_ms == NO_TIMEOUT_MS
             and request.server_assignor is None
             and request.rack_id is None
-            and holding.state is MemberState.STABLE
+            and current.state is MemberState.STABLE
             and group.seen_topics_version == self._topics_version
             and request.client_host == profile.client_host
             and request.client_id == profile.client_id
@@ -131,34 +131,34 @@ class ConsumerGroups:
     def _beat(self, request: ConsumerHeartbeat, now: Now) -> ConsumerReply:
         arrival = self._group_for(request)
         group = arrival.group
-        if len(group.members) >= self.around.settings().group_consumer_max_size:
+        if len(group.members) >= self.context.settings().group_consumer_max_size:
             self._refuse_more(group, request.member_id)
-        seat = self._seat(group, request)
-        profile = _updated(seat.profile, request)
+        requester = self._requester(group, request)
+        profile = _updated(requester.profile, request)
         if profile.topic_regex is not None and profile.topic_regex not in group.expressions:
             regex.check(profile.topic_regex)
-        outcome = Turn(group, seat, self.circumstances(group, now)).take(profile, request.owned)
+        outcome = Turn(group, requester, self.circumstances(group, now)).take(profile, request.owned)
         try:
             self.commit(group, outcome.changes, now, before=arrival.records)
         finally:
             if arrival.successor_of is not None and self._registry.groups.get(group.group_id) is group:
                 self._succeed(arrival.successor_of, group, now)
         self.looked_at_topics(group, now)
-        member = group.members[seat.member_id]
+        member = group.members[requester.member_id]
         timing = self.timing(group)
         self.begin_session(group, member, timing.session_timeout_ms, now)
-        if outcome.holding is not seat.holding:
+        if outcome.current is not requester.current:
             self._limit_revocation(group, member, now)
         is_news = (
             request.member_epoch == JOIN_EPOCH
             or _is_full(request)
-            or outcome.holding.assigned != seat.holding.assigned
+            or outcome.current.assigned != requester.current.assigned
             # It has not got the answer with its epoch, nor what else was in it.
-            or request.member_epoch < seat.holding.epoch
+            or request.member_epoch < requester.current.epoch
         )
         return ConsumerReply(
-            seat.member_id,
-            outcome.holding.epoch,
+            requester.member_id,
+            outcome.current.epoch,
             timing.heartbeat_interval_ms,
             self._tell(member, request, timing, now, is_news=is_news),
         )
@@ -172,9 +172,9 @@ class ConsumerGroups:
             member.answered()
         if not is_news and not member.is_to_be_told_again(now.monotonic_ms):
             return None
-        if member.holding.assigned or member.holding.revoking:
+        if member.current.assigned or member.current.revoking:
             member.told(now.monotonic_ms, timing.heartbeat_interval_ms)
-        return usable(member.holding)
+        return usable(member.current)
 
     def _group_for(self, request: ConsumerHeartbeat) -> Arrival:
         group = self._registry.groups.get(request.group_id)
@@ -196,33 +196,35 @@ class ConsumerGroups:
                 f"group {group.group_id!r} has its {len(group.members)} members and takes no more",
             )
 
-    def _seat(self, group: ConsumerGroup, request: ConsumerHeartbeat) -> Seat:
+    def _requester(self, group: ConsumerGroup, request: ConsumerHeartbeat) -> Requester:
         if request.instance_id is not None:
-            return self._static_seat(group, request, request.instance_id)
+            return self._static_requester(group, request, request.instance_id)
         member = group.members.get(request.member_id)
         if member is not None:
             _check_epoch(member, request)
-            return Seat.of(member)
+            return Requester.of(member)
         if request.member_epoch != JOIN_EPOCH:
             group.find(request.member_id)
-        return Seat(request.member_id or self.new_member_id())
+        return Requester(request.member_id or self.new_member_id())
 
-    def _static_seat(self, group: ConsumerGroup, request: ConsumerHeartbeat, instance_id: str) -> Seat:
+    def _static_requester(
+        self, group: ConsumerGroup, request: ConsumerHeartbeat, instance_id: str
+    ) -> Requester:
         if request.member_epoch != JOIN_EPOCH:
             member = group.find_static(request.member_id, instance_id)
             _check_epoch(member, request)
-            return Seat.of(member)
+            return Requester.of(member)
         known = group.member_of_instance(instance_id)
         member_id = request.member_id or self.new_member_id()
         if known is None:
             joined = group.members.get(member_id)
-            return Seat(member_id) if joined is None else Seat.of(joined)
-        if known.holding.epoch != STATIC_LEAVE_EPOCH and not known.is_classic:
+            return Requester(member_id) if joined is None else Requester.of(joined)
+        if known.current.epoch != STATIC_LEAVE_EPOCH and not known.is_classic:
             raise ApiError(
                 ErrorCode.unreleased_instance_id,
                 f"{instance_id!r} is {known.member_id!r}, which has not left",
             )
-        return Seat.of(known) if known.member_id == member_id else Seat.instead_of(known, member_id)
+        return Requester.of(known) if known.member_id == member_id else Requester.instead_of(known, member_id)
 
     def _leave(self, request: ConsumerHeartbeat, now: Now) -> ConsumerReply:
         group = self._registry.groups.get(request.group_id)
@@ -233,7 +235,7 @@ class ConsumerGroups:
         else:
             member = group.find_static(request.member_id, request.instance_id)
         if request.instance_id is not None and request.member_epoch == STATIC_LEAVE_EPOCH:
-            change = holding_change(group.group_id, member.member_id, away(member.holding))
+            change = current_assignment_change(group.group_id, member.member_id, away(member.current))
             self.commit(group, [change], now)
         else:
             self.remove(group, [member], now)
@@ -248,16 +250,18 @@ class ConsumerGroups:
         return group
 
     def describe(self, group_id: str) -> ConsumerDescription:
-        return self.find(group_id).describe(self.around.topics, self.assignors)
+        return self.find(group_id).describe(self.context.topics, self.assignors)
 
     @property
     def assignors(self) -> tuple[str, ...]:
-        named = (ASSIGNOR_CLASSES.get(name, name) for name in self.around.settings().group_consumer_assignors)
+        named = (
+            ASSIGNOR_CLASSES.get(name, name) for name in self.context.settings().group_consumer_assignors
+        )
         return tuple(name for name in named if name in ASSIGNORS) or tuple(ASSIGNORS)
 
     def timing(self, group: ConsumerGroup) -> Timing:
         """The settings of this moment. Both sources are replaced whole when something in them changes."""
-        settings, overrides = self.around.settings(), self.around.overrides(group.group_id)
+        settings, overrides = self.context.settings(), self.context.overrides(group.group_id)
         if group.timing_source[0] is not settings or group.timing_source[1] is not overrides:
 
             def bounded(quantity: str, default: int, least: int, most: int) -> int:
@@ -296,7 +300,7 @@ class ConsumerGroups:
     def circumstances(self, group: ConsumerGroup, now: Now) -> Circumstances:
         has_changed = group.seen_topics_version != self._topics_version
         return Circumstances(
-            self.around.topics,
+            self.context.topics,
             self._topics_version,
             has_changed,
             self.timing(group).assignment_interval_ms,
@@ -317,7 +321,7 @@ class ConsumerGroups:
         """
         for part in _parts(list(changes), before or []):
             try:
-                self.around.journal.append(part.records, now)
+                self.context.journal.append(part.records, now)
             except ApiError:
                 self._watch_newcomers(group, now)
                 raise
@@ -329,13 +333,13 @@ class ConsumerGroups:
     def looked_at_topics(self, group: ConsumerGroup, now: Now) -> None:
         if group.seen_topics_version != self._topics_version or now.monotonic_ms >= group.resolve_again_ms:
             group.seen_topics_version = self._topics_version
-            interval_ms = self.around.settings().group_consumer_regex_refresh_interval_ms
+            interval_ms = self.context.settings().group_consumer_regex_refresh_interval_ms
             group.resolve_again_ms = now.monotonic_ms + interval_ms
 
     def follow_topics(self, group: ConsumerGroup, now: Now) -> None:
         """See to the topics of a group none of whose members may be of the consumer protocol."""
         if group.seen_topics_version != self._topics_version and not group.expressions:
-            self.commit(group, topics_followed(group, self.around.topics), now)
+            self.commit(group, topics_followed(group, self.context.topics), now)
             self.looked_at_topics(group, now)
 
     def remove(self, group: ConsumerGroup, members: list[ConsumerMember], now: Now) -> None:
@@ -343,7 +347,7 @@ class ConsumerGroups:
         if migration.can_downgrade(self, group, gone=members):
             migration.downgrade(self, group, members, now)
             return
-        self.commit(group, departure(group, members, self.around.topics), now)
+        self.commit(group, departure(group, members, self.context.topics), now)
 
     def topics_changed(self, names: Iterable[str], now: Now) -> None:
         self._topics_version += 1
@@ -369,7 +373,7 @@ class ConsumerGroups:
         """After a start everybody has a session, and the whole time to give up what it was told to."""
         for member_id, member in group.members.items():
             timeout_ms = self._session_timeout_ms(group, member)
-            session_ms = self.around.first_session_ms(group.group_id, member_id, timeout_ms)
+            session_ms = self.context.first_session_ms(group.group_id, member_id, timeout_ms)
             self.begin_session(group, member, session_ms, now)
             self._limit_revocation(group, member, now)
 
@@ -410,12 +414,12 @@ class ConsumerGroups:
             if has_ended:
                 self.expel(group, member, now, "its session has ended")
 
-        member.session_timer = self.around.schedule.at(at_ms, look)
+        member.session_timer = self.context.schedule.at(at_ms, look)
         member.session_timer_ms = at_ms
 
     def _limit_revocation(self, group: ConsumerGroup, member: ConsumerMember, now: Now) -> None:
         """A member of the classic protocol has time-outs of its own for this."""
-        if member.holding.must_give_up and not member.is_classic:
+        if member.current.must_give_up and not member.is_classic:
             self.limit(group, member, "rebalance_timer", "it has not given up its partitions in time", now)
 
     def limit(self, group: ConsumerGroup, member: ConsumerMember, timer: str, reason: str, now: Now) -> None:
@@ -424,12 +428,12 @@ class ConsumerGroups:
         def expel(now: Now) -> None:
             setattr(member, timer, None)
             if group.members.get(member.member_id) is member:
-                setattr(member, timer, self.around.schedule.at(now.monotonic_ms + RETRY_MS, expel))
+                setattr(member, timer, self.context.schedule.at(now.monotonic_ms + RETRY_MS, expel))
                 self.expel(group, member, now, reason)
 
         member.cancel(timer)
         due_ms = now.monotonic_ms + max(member.profile.rebalance_timeout_ms, 0)
-        setattr(member, timer, self.around.schedule.at(due_ms, expel))
+        setattr(member, timer, self.context.schedule.at(due_ms, expel))
 
     def expel(self, group: ConsumerGroup, member: ConsumerMember, now: Now, reason: str) -> None:
         """Take a member out; the log may refuse."""
@@ -437,12 +441,12 @@ class ConsumerGroups:
             self.remove(group, [member], now)
         except ApiError as refused:
             text = f"group {group.group_id!r}: {member.member_id!r} must go ({reason}), but {refused}: will try again"
-            self.around.say(warn(text, kind="expelled member"))
+            self.context.say(warn(text, kind="expelled member"))
 
     def new_member_id(self) -> str:
         """22 characters; none that a command line would take for a flag."""
         while True:
-            name = urlsafe_b64encode(self.around.randomness.uuid_bytes()).decode().rstrip("=")
+            name = urlsafe_b64encode(self.context.randomness.uuid_bytes()).decode().rstrip("=")
             if not name.startswith("-"):
                 return name
 
@@ -506,7 +510,7 @@ def _require(condition: object, message: str) -> None:
 
 def _check_epoch(member: ConsumerMember, request: ConsumerHeartbeat) -> None:
     """A member that lags by one answer, and has nothing that is not its own, is taken along; others are fenced."""
-    epoch, known = request.member_epoch, member.holding
+    epoch, known = request.member_epoch, member.current
     if epoch in (JOIN_EPOCH, known.epoch):
         return
     if epoch < known.epoch and epoch == known.previous_epoch and is_within(request.owned, known.assigned):

@@ -23,7 +23,7 @@ from holdfast.broker.groups.consumer_embedded import by_topic_id, embedded_assig
 from holdfast.broker.groups.consumer_group import ConsumerGroup
 from holdfast.broker.groups.consumer_member import MemberState, Profile
 from holdfast.broker.groups.consumer_state import ConsumerMember
-from holdfast.broker.groups.consumer_turn import Seat, Turn
+from holdfast.broker.groups.consumer_turn import Requester, Turn
 from holdfast.broker.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
     NO_MEMBER_ID,
@@ -71,29 +71,29 @@ class ClassicMembers:
         member_id = home.new_member_id() if is_unknown else request.member_id
         if is_unknown and request.group_instance_id is None and request.requires_known_member_id:
             return JoinReply(ErrorCode.member_id_required, member_id)
-        seat = self._seat(group, request, member_id)
-        profile = _updated(seat.profile, request, subscription)
+        requester = self._requester(group, request, member_id)
+        profile = _updated(requester.profile, request, subscription)
         takes_over = group.member_of_instance(request.group_instance_id)
         if takes_over is not None and migration.can_downgrade(home, group, replaced=takes_over):
-            return migration.downgrade_joining(home, group, seat, profile, now)
-        owned = list(by_topic_id(subscription.owned_partitions, home.around.topics).items())
-        outcome = Turn(group, seat, home.circumstances(group, now)).take(profile, owned)
+            return migration.downgrade_joining(home, group, requester, profile, now)
+        owned = list(by_topic_id(subscription.owned_partitions, home.context.topics).items())
+        outcome = Turn(group, requester, home.circumstances(group, now)).take(profile, owned)
         home.commit(group, outcome.changes, now)
         home.looked_at_topics(group, now)
-        member = group.members[seat.member_id]
+        member = group.members[requester.member_id]
         member.cancel("join_timer")
         home.begin_session(group, member, request.session_timeout_ms, now)
         home.limit(group, member, "sync_timer", "it joined and has not synced in time", now)
         return JoinReply(
             ErrorCode.none,
-            seat.member_id,
-            outcome.holding.epoch,
+            requester.member_id,
+            outcome.current.epoch,
             CONSUMER_PROTOCOL_TYPE,
             request.protocols[0].name,
         )
 
     def _check_welcome(self, group: ConsumerGroup, request: JoinRequest) -> None:
-        settings = self._home.around.settings()
+        settings = self._home.context.settings()
         if settings.group_consumer_migration_policy.lower() == NO_MIGRATION:
             raise ApiError(ErrorCode.inconsistent_group_protocol, "this group takes no classic members")
         if len(group.members) >= settings.group_consumer_max_size and request.member_id not in group.members:
@@ -103,15 +103,15 @@ class ClassicMembers:
         if request.protocol_type != CONSUMER_PROTOCOL_TYPE or not fits:
             raise ApiError(ErrorCode.inconsistent_group_protocol)
 
-    def _seat(self, group: ConsumerGroup, request: JoinRequest, member_id: str) -> Seat:
+    def _requester(self, group: ConsumerGroup, request: JoinRequest, member_id: str) -> Requester:
         instance_id = request.group_instance_id
         if instance_id is None:
             member = group.members.get(member_id)
-            return Seat(member_id) if member is None else Seat.of(member)
+            return Requester(member_id) if member is None else Requester.of(member)
         if request.member_id != NO_MEMBER_ID:
-            return Seat.of(group.find_static(member_id, instance_id))
+            return Requester.of(group.find_static(member_id, instance_id))
         known = group.member_of_instance(instance_id)
-        return Seat(member_id) if known is None else Seat.instead_of(known, member_id)
+        return Requester(member_id) if known is None else Requester.instead_of(known, member_id)
 
     # Syncing
 
@@ -130,8 +130,8 @@ class ClassicMembers:
             raise ApiError(ErrorCode.inconsistent_group_protocol)
         if request.protocol_name not in (None, protocol.name):
             raise ApiError(ErrorCode.inconsistent_group_protocol)
-        holding = member.holding
-        if group.assignment_epoch > holding.epoch and holding.state is not MemberState.UNREVOKED:
+        current = member.current
+        if group.assignment_epoch > current.epoch and current.state is not MemberState.UNREVOKED:
             self._expect_join(group, member, now)
             raise ApiError(ErrorCode.rebalance_in_progress)
         member.cancel("sync_timer")
@@ -140,7 +140,7 @@ class ClassicMembers:
             ErrorCode.none,
             request.protocol_type,
             request.protocol_name,
-            embedded_assignment(member.holding.assigned, protocol.metadata, self._home.around.topics),
+            embedded_assignment(member.current.assigned, protocol.metadata, self._home.context.topics),
         )
 
     # Staying and leaving
@@ -217,19 +217,19 @@ def _speaker(
 
 
 def _check_generation(member: ConsumerMember, generation: int) -> None:
-    if generation != member.holding.epoch:
+    if generation != member.current.epoch:
         raise ApiError(
             ErrorCode.illegal_generation,
-            f"the generation of {member.member_id!r} is {member.holding.epoch}, not {generation}",
+            f"the generation of {member.member_id!r} is {member.current.epoch}, not {generation}",
         )
 
 
 def _has_to_join(group: ConsumerGroup, member: ConsumerMember) -> bool:
     """To catch up, to give something up, or because all that it waited for is free now."""
-    holding = member.holding
-    if holding.epoch < group.assignment_epoch or holding.state is MemberState.UNREVOKED:
+    current = member.current
+    if current.epoch < group.assignment_epoch or current.state is MemberState.UNREVOKED:
         return True
-    return holding.state is MemberState.UNRELEASED and not _waits_for_others(group, member)
+    return current.state is MemberState.UNRELEASED and not _waits_for_others(group, member)
 
 
 def _waits_for_others(group: ConsumerGroup, member: ConsumerMember) -> bool:
@@ -237,7 +237,7 @@ def _waits_for_others(group: ConsumerGroup, member: ConsumerMember) -> bool:
         (topic_id, partition)
         for topic_id, partitions in group.target_of(member.member_id).items()
         for partition in partitions
-        if partition not in member.holding.assigned.get(topic_id, {})
+        if partition not in member.current.assigned.get(topic_id, {})
     )
     return any(_is_others(group.owner_of(*each), member) for each in missing)
 

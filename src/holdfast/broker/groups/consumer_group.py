@@ -73,7 +73,7 @@ class ConsumerGroup(ConsumerState):
             return "Empty"
         if self.epoch > self.assignment_epoch:
             return "Assigning"
-        if all(member.holding.is_at(self.assignment_epoch) for member in self.members.values()):
+        if all(member.current.is_at(self.assignment_epoch) for member in self.members.values()):
             return "Stable"
         return "Reconciling"
 
@@ -124,12 +124,12 @@ class ConsumerGroup(ConsumerState):
                 member.member_id,
                 profile.instance_id,
                 profile.rack_id,
-                member.holding.epoch,
+                member.current.epoch,
                 profile.client_id,
                 profile.client_host,
                 profile.topic_names,
                 profile.topic_regex,
-                named(member.holding.everything),
+                named(member.current.everything),
                 named({topic_id: dict.fromkeys(partitions, 0) for topic_id, partitions in target.items()}),
                 profile.classic is not None,
             )
@@ -157,7 +157,7 @@ class ConsumerGroup(ConsumerState):
     def leave(self, request: LeaveRequest, now: Now) -> LeaveReply:
         return self._home.classic.leave(self, request, now)
 
-    # Positions
+    # Committed offsets
 
     def check_offset_commit(
         self,
@@ -181,7 +181,7 @@ class ConsumerGroup(ConsumerState):
                 ErrorCode.unsupported_version,
                 f"members of the consumer protocol commit with version {COMMIT_VERSION_MIN} or later",
             )
-        epoch = member.holding.epoch
+        epoch = member.current.epoch
         if generation == epoch:
             return None
         # Clients of transactions and of the classic protocol know no stale epoch.
@@ -190,10 +190,10 @@ class ConsumerGroup(ConsumerState):
         )
         if generation > epoch:
             raise ApiError(error, f"epoch {generation} of {member_id!r} is ahead of its {epoch}")
-        holding = member.holding
+        current = member.current
 
         def check(topic: str, topic_id: UUID, partition: int) -> None:
-            since = holding.since(topic_id, partition)
+            since = current.since(topic_id, partition)
             if since is None or generation < since:
                 when = "holds it not" if since is None else f"holds it since epoch {since}"
                 raise ApiError(error, f"{member_id!r} of epoch {generation}: {when}: {topic}-{partition}")
@@ -204,14 +204,14 @@ class ConsumerGroup(ConsumerState):
         if member_id is None and member_epoch < 0:
             return
         member = self.find(member_id or "")
-        if member_epoch != member.holding.epoch:
+        if member_epoch != member.current.epoch:
             raise ApiError(
                 ErrorCode.illegal_generation if member.is_classic else ErrorCode.stale_member_epoch,
-                f"the epoch of {member_id!r} is {member.holding.epoch}, not {member_epoch}",
+                f"the epoch of {member_id!r} is {member.current.epoch}, not {member_epoch}",
             )
 
     def check_offset_delete(self) -> None:
-        """Always allowed: positions of topics that members read are kept by `is_subscribed_to`."""
+        """Always allowed: committed offsets of topics that members read are kept by `is_subscribed_to`."""
 
     def expiry_base_ms(self, commit_ms: int) -> int | None:
         return commit_ms

@@ -9,8 +9,8 @@ that its heartbeats drive, and at every step a partition has one owner at most:
 - *unreleased*: it has the target's epoch and everything that was free; the rest is still held by others, and is
   given to it one by one as they let go.
 
-A `Holding` is a value: `reconcile` makes the next one and touches nothing. Each partition is held since some epoch;
-a commit that a slow client sends with an older epoch of its own is good for what it has held since then.
+A `CurrentAssignment` is a value: `reconcile` makes the next one and touches nothing. Each partition is held since some
+epoch; a commit that a slow client sends with an older epoch of its own is good for what it has held since then.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class CurrentAssignment:
     """What a member holds, and how far it has come."""
 
     epoch: int = JOIN_EPOCH
@@ -109,11 +109,11 @@ class Holding:
         return None
 
 
-NEWCOMER: Final = Holding()
+NEWCOMER: Final = CurrentAssignment()
 STRANGER: Final = Profile()
 
 
-class Target(NamedTuple):
+class TargetAssignment(NamedTuple):
     epoch: int
     assignment: Assignment = NOTHING
 
@@ -121,7 +121,7 @@ class Target(NamedTuple):
 class Step(NamedTuple):
     """What a member's next step depends on."""
 
-    target: Target
+    target: TargetAssignment
     owned: Owned | None
     """None when the member did not say."""
     subscribed: frozenset[UUID]
@@ -131,7 +131,7 @@ class Step(NamedTuple):
     """Partitions of topics it has left, or that are no more, are taken from it though the target has not caught up."""
 
 
-def reconcile(held: Holding, step: Step) -> Holding:
+def reconcile(held: CurrentAssignment, step: Step) -> CurrentAssignment:
     """The next holding; the same object when there is nothing to do or the member must act first."""
     match held.state:
         case MemberState.STABLE:
@@ -160,7 +160,7 @@ def is_within(owned: Owned | None, held: Held) -> bool:
     return all(held.get(topic_id, {}).keys() >= set(partitions) for topic_id, partitions in owned)
 
 
-def _approach(held: Holding, step: Step) -> Holding:
+def _approach(held: CurrentAssignment, step: Step) -> CurrentAssignment:
     """One step towards the target: give up first, then take what is free."""
     wanted = {topic: these for topic, these in step.target.assignment.items() if topic in step.subscribed}
     kept: dict[UUID, dict[int, int]] = {}
@@ -183,7 +183,7 @@ def _approach(held: Holding, step: Step) -> Holding:
     return _next(held, step.target.epoch, state, kept, HOLDS_NOTHING)
 
 
-def _drop_unsubscribed(held: Holding, step: Step) -> Holding:
+def _drop_unsubscribed(held: CurrentAssignment, step: Step) -> CurrentAssignment:
     gone = {topic: partitions for topic, partitions in held.assigned.items() if topic not in step.subscribed}
     if not gone:
         return held
@@ -203,18 +203,20 @@ def _owns(owned: Owned | None, revoking: Held) -> bool:
     return any(not revoking.get(topic_id, {}).keys().isdisjoint(partitions) for topic_id, partitions in owned)
 
 
-def _next(held: Holding, epoch: int, state: MemberState, assigned: Held, revoking: Held) -> Holding:
+def _next(
+    held: CurrentAssignment, epoch: int, state: MemberState, assigned: Held, revoking: Held
+) -> CurrentAssignment:
     # The epoch before stays good until the epoch rises again: an answer may be lost more than once.
     previous = held.epoch if epoch != held.epoch else held.previous_epoch
-    following = Holding(epoch, previous, state, assigned, revoking)
+    following = CurrentAssignment(epoch, previous, state, assigned, revoking)
     return held if following == held else following
 
 
-def away(held: Holding) -> Holding:
+def away(held: CurrentAssignment) -> CurrentAssignment:
     """A static member says that it will be back."""
     return replace(held, epoch=STATIC_LEAVE_EPOCH, revoking=HOLDS_NOTHING)
 
 
-def returned(held: Holding) -> Holding:
+def returned(held: CurrentAssignment) -> CurrentAssignment:
     """A static member is back under another id: what it held is still its own, and it catches up from there."""
     return replace(held, epoch=JOIN_EPOCH, previous_epoch=JOIN_EPOCH)

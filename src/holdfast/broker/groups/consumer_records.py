@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from holdfast.broker.groups.assignors import Assignment
-from holdfast.broker.groups.consumer_member import Held, Holding, MemberState, Profile
+from holdfast.broker.groups.consumer_member import CurrentAssignment, Held, MemberState, Profile
 from holdfast.broker.groups.model import Records
 from holdfast.broker.groups.names import not_recorded
 from holdfast.broker.groups.regex import Resolution
@@ -85,13 +85,13 @@ def target_change(group_id: str, member_id: str, target: Assignment) -> Change:
     return ConsumerGroupTargetAssignmentMemberKey(group_id, member_id), value
 
 
-def holding_change(group_id: str, member_id: str, holding: Holding) -> Change:
+def current_assignment_change(group_id: str, member_id: str, current: CurrentAssignment) -> Change:
     value = ConsumerGroupCurrentMemberAssignmentValue(
-        member_epoch=holding.epoch,
-        previous_member_epoch=holding.previous_epoch,
-        state=holding.state,
-        assigned_partitions=_stored(holding.assigned),
-        partitions_pending_revocation=_stored(holding.revoking),
+        member_epoch=current.epoch,
+        previous_member_epoch=current.previous_epoch,
+        state=current.state,
+        assigned_partitions=_stored(current.assigned),
+        partitions_pending_revocation=_stored(current.revoking),
     )
     return ConsumerGroupCurrentMemberAssignmentKey(group_id, member_id), value
 
@@ -171,9 +171,9 @@ def stored_target(value: ConsumerGroupTargetAssignmentMemberValue) -> Assignment
     }
 
 
-def stored_holding(value: ConsumerGroupCurrentMemberAssignmentValue) -> Holding:
+def stored_current_assignment(value: ConsumerGroupCurrentMemberAssignmentValue) -> CurrentAssignment:
     known = value.state in (MemberState.STABLE, MemberState.UNREVOKED, MemberState.UNRELEASED)
-    return Holding(
+    return CurrentAssignment(
         value.member_epoch,
         value.previous_member_epoch,
         MemberState(value.state) if known else MemberState.UNKNOWN,

@@ -22,11 +22,16 @@ from holdfast.broker.groups.consumer_member import (
     LEAVE_EPOCH,
     NEWCOMER,
     STRANGER,
+    CurrentAssignment,
     Held,
-    Holding,
     Profile,
 )
-from holdfast.broker.groups.consumer_records import Change, stored_holding, stored_profile, stored_target
+from holdfast.broker.groups.consumer_records import (
+    Change,
+    stored_current_assignment,
+    stored_profile,
+    stored_target,
+)
 from holdfast.broker.groups.regex import Resolution
 from holdfast.seams import Scheduled
 from holdfast.wire.coordinator_records import (
@@ -48,7 +53,7 @@ from holdfast.wire.coordinator_records import (
 NO_ASSIGNMENT_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 1
 """Of a group that nobody has subscribed to anything in; a member of it has an epoch above that of joining."""
-_GONE: Final = Holding(LEAVE_EPOCH, LEAVE_EPOCH)
+_GONE: Final = CurrentAssignment(LEAVE_EPOCH, LEAVE_EPOCH)
 
 
 TELL_AGAIN_HEARTBEATS: Final = 3
@@ -64,8 +69,8 @@ class ConsumerMember:
     """A member and its deadlines."""
 
     __slots__ = (
+        "current",
         "deadline_ms",
-        "holding",
         "join_timer",
         "member_id",
         "profile",
@@ -83,7 +88,7 @@ class ConsumerMember:
     def __init__(self, member_id: str) -> None:
         self.member_id = member_id
         self.profile = STRANGER
-        self.holding = NEWCOMER
+        self.current = NEWCOMER
         self.deadline_ms = 0
         """When it counts as gone (monotonic clock), 0 before its first session. A heartbeat moves this and nothing
         else."""
@@ -222,7 +227,7 @@ class ConsumerState:
                 ConsumerGroupCurrentMemberAssignmentKey() as key,
                 ConsumerGroupCurrentMemberAssignmentValue() as value,
             ):
-                self._set_holding(self._member(key.member_id), stored_holding(value))
+                self._set_holding(self._member(key.member_id), stored_current_assignment(value))
             case ConsumerGroupCurrentMemberAssignmentKey() as key, None:
                 known = self.members.get(key.member_id)
                 if known is not None:
@@ -279,15 +284,15 @@ class ConsumerState:
             # A protocol named twice is one protocol.
             self.classic_protocols.count({each.name for each in profile.classic.supported_protocols}, by)
 
-    def _set_holding(self, member: ConsumerMember, holding: Holding) -> None:
-        before = member.holding
-        if holding.assigned is not before.assigned or holding.revoking is not before.revoking:
+    def _set_holding(self, member: ConsumerMember, current: CurrentAssignment) -> None:
+        before = member.current
+        if current.assigned is not before.assigned or current.revoking is not before.revoking:
             self._disown(member.member_id, before.assigned)
             self._disown(member.member_id, before.revoking)
-            self._own(member.member_id, holding.assigned)
-            self._own(member.member_id, holding.revoking)
-        member.holding = holding
-        if not holding.must_give_up:
+            self._own(member.member_id, current.assigned)
+            self._own(member.member_id, current.revoking)
+        member.current = current
+        if not current.must_give_up:
             member.cancel("rebalance_timer")
 
     def _own(self, member_id: str, held: Held) -> None:

@@ -21,18 +21,18 @@ from holdfast.broker.groups.assignors import ASSIGNORS, NOTHING, Assignment, Sub
 from holdfast.broker.groups.consumer_member import (
     NEWCOMER,
     STRANGER,
-    Holding,
+    CurrentAssignment,
     Owned,
     Profile,
     Step,
-    Target,
+    TargetAssignment,
     reconcile,
     returned,
 )
 from holdfast.broker.groups.consumer_records import (
     Change,
+    current_assignment_change,
     epoch_change,
-    holding_change,
     legacy_metadata_tombstone,
     member_tombstones,
     profile_change,
@@ -47,21 +47,21 @@ from holdfast.broker.groups.regex import Resolution
 from holdfast.seams import Now
 
 
-class Seat(NamedTuple):
+class Requester(NamedTuple):
     """Who a request speaks for: a member, somebody new, or a static member that is back under another id."""
 
     member_id: str
     profile: Profile = STRANGER
-    holding: Holding = NEWCOMER
+    current: CurrentAssignment = NEWCOMER
     replaces: ConsumerMember | None = None
 
     @classmethod
-    def of(cls, member: ConsumerMember) -> Seat:
-        return cls(member.member_id, member.profile, member.holding)
+    def of(cls, member: ConsumerMember) -> Requester:
+        return cls(member.member_id, member.profile, member.current)
 
     @classmethod
-    def instead_of(cls, member: ConsumerMember, member_id: str) -> Seat:
-        return cls(member_id, member.profile, returned(member.holding), member)
+    def instead_of(cls, member: ConsumerMember, member_id: str) -> Requester:
+        return cls(member_id, member.profile, returned(member.current), member)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ class Circumstances:
     now: Now
 
 
-class Outcome(NamedTuple):
+class RequestOutcome(NamedTuple):
     changes: list[Change]
     profile: Profile
-    holding: Holding
+    current: CurrentAssignment
 
 
 class Subscriptions:
@@ -126,24 +126,24 @@ class Subscriptions:
 class Turn:
     """One member's request; `take` says what follows from it."""
 
-    def __init__(self, state: ConsumerState, seat: Seat, circumstances: Circumstances) -> None:
+    def __init__(self, state: ConsumerState, requester: Requester, circumstances: Circumstances) -> None:
         self._state = state
-        self._seat = seat
-        self._around = circumstances
+        self._requester = requester
+        self._context = circumstances
         self._changes: list[Change] = []
 
-    def take(self, profile: Profile, owned: Owned | None) -> Outcome:
-        seat, state = self._seat, self._state
+    def take(self, profile: Profile, owned: Owned | None) -> RequestOutcome:
+        requester, state = self._requester, self._state
         self._change_profile(profile)
         subscriptions, resolved_anew = self._subscriptions(profile)
-        is_new_subscription = profile.subscription != seat.profile.subscription
+        is_new_subscription = profile.subscription != requester.profile.subscription
         epoch = self._raise_epoch(subscriptions, is_needed=is_new_subscription or resolved_anew)
         target = self._target(epoch, profile, subscriptions)
         subscribed = subscriptions.ids_of(profile)
         # A topic it holds may be gone, or have never been: a crash can take back what its target was made from.
-        has_strange_topics = not seat.holding.assigned.keys() <= subscribed
-        holding = reconcile_unless_done(
-            seat.holding,
+        has_strange_topics = not requester.current.assigned.keys() <= subscribed
+        current = reconcile_unless_done(
+            requester.current,
             Step(
                 target,
                 owned,
@@ -152,42 +152,42 @@ class Turn:
                 is_new_subscription or has_strange_topics,
             ),
         )
-        if holding is not seat.holding or seat.replaces is not None:
-            self._changes.append(holding_change(state.group_id, seat.member_id, holding))
-        return Outcome(self._changes, profile, holding)
+        if current is not requester.current or requester.replaces is not None:
+            self._changes.append(current_assignment_change(state.group_id, requester.member_id, current))
+        return RequestOutcome(self._changes, profile, current)
 
     def _change_profile(self, profile: Profile) -> None:
-        seat, group_id = self._seat, self._state.group_id
-        if seat.replaces is not None:
-            self._changes += member_tombstones(group_id, seat.replaces.member_id)
-        elif profile == seat.profile:
+        requester, group_id = self._requester, self._state.group_id
+        if requester.replaces is not None:
+            self._changes += member_tombstones(group_id, requester.replaces.member_id)
+        elif profile == requester.profile:
             return
-        self._changes.append(profile_change(group_id, seat.member_id, profile))
-        if seat.replaces is not None:
-            inherited = self._state.target_of(seat.replaces.member_id)
-            self._changes.append(target_change(group_id, seat.member_id, inherited))
+        self._changes.append(profile_change(group_id, requester.member_id, profile))
+        if requester.replaces is not None:
+            inherited = self._state.target_of(requester.replaces.member_id)
+            self._changes.append(target_change(group_id, requester.member_id, inherited))
 
     def _has_other_owner(self, topic_id: UUID, partition: int) -> bool:
         owner = self._state.owner_of(topic_id, partition)
-        if owner is None or owner == self._seat.member_id:
+        if owner is None or owner == self._requester.member_id:
             return False
-        return self._seat.replaces is None or owner != self._seat.replaces.member_id
+        return self._requester.replaces is None or owner != self._requester.replaces.member_id
 
     # Subscriptions
 
     def _subscriptions(self, profile: Profile) -> tuple[Subscriptions, bool]:
         """After the request; and whether an expression stands for other topics than before."""
-        state, before = self._state, self._seat.profile
+        state, before = self._state, self._requester.profile
         names = state.names
         if profile.topic_names != before.topic_names:
             names = Counter(names)
             names.count(before.topic_names, -1)
             names.count(profile.topic_names, 1)
         resolutions, changed = self._resolve(self._expressions(profile))
-        return Subscriptions(names, resolutions, self._around.topics), changed
+        return Subscriptions(names, resolutions, self._context.topics), changed
 
     def _expressions(self, profile: Profile) -> Counter:
-        before, after = self._seat.profile.topic_regex, profile.topic_regex
+        before, after = self._requester.profile.topic_regex, profile.topic_regex
         if before == after:
             return self._state.expressions
         expressions = Counter(self._state.expressions)
@@ -196,21 +196,21 @@ class Turn:
         return expressions
 
     def _resolve(self, expressions: Counter) -> tuple[Mapping[str, Resolution], bool]:
-        state, around = self._state, self._around
+        state, context = self._state, self._context
         known = state.resolutions
-        if not around.resolves_again and expressions.keys() == known.keys():
+        if not context.resolves_again and expressions.keys() == known.keys():
             return known, False
         resolutions, changed = {}, False
         for expression in expressions:
             before = known.get(expression)
-            if before is not None and not around.resolves_again:
+            if before is not None and not context.resolves_again:
                 resolutions[expression] = before
                 continue
-            topics = around.topics.matching(expression)
+            topics = context.topics.matching(expression)
             if before is not None and before.topics == topics:
                 resolutions[expression] = before
                 continue
-            found = Resolution(topics, around.topics_version, around.now.wall_ms)
+            found = Resolution(topics, context.topics_version, context.now.wall_ms)
             resolutions[expression] = found
             self._changes.append(resolution_change(state.group_id, expression, found))
             changed = True
@@ -222,7 +222,7 @@ class Turn:
 
     def _raise_epoch(self, subscriptions: Subscriptions, *, is_needed: bool) -> int:
         state = self._state
-        if not is_needed and not self._around.may_have_changed:
+        if not is_needed and not self._context.may_have_changed:
             return state.epoch
         metadata_hash = subscriptions.metadata_hash()
         if not is_needed and metadata_hash == state.metadata_hash:
@@ -232,45 +232,49 @@ class Turn:
             self._changes.append(legacy_metadata_tombstone(state.group_id))
         return state.epoch + 1
 
-    def _target(self, epoch: int, profile: Profile, subscriptions: Subscriptions) -> Target:
-        state, seat = self._state, self._seat
+    def _target(self, epoch: int, profile: Profile, subscriptions: Subscriptions) -> TargetAssignment:
+        state, requester = self._state, self._requester
         if epoch <= state.assignment_epoch or not self._may_assign():
-            known_as = seat.member_id if seat.replaces is None else seat.replaces.member_id
-            return Target(state.assignment_epoch, state.target_of(known_as))
+            known_as = requester.member_id if requester.replaces is None else requester.replaces.member_id
+            return TargetAssignment(state.assignment_epoch, state.target_of(known_as))
         members = {
             member_id: Subscriber(
                 subscriptions.ids_of(member.profile), state.target_of(member_id), member.profile.instance_id
             )
             for member_id, member in state.members.items()
-            if member is not seat.replaces
+            if member is not requester.replaces
         }
-        inherited = state.target_of(seat.member_id if seat.replaces is None else seat.replaces.member_id)
-        members[seat.member_id] = Subscriber(subscriptions.ids_of(profile), inherited, profile.instance_id)
+        inherited = state.target_of(
+            requester.member_id if requester.replaces is None else requester.replaces.member_id
+        )
+        members[requester.member_id] = Subscriber(
+            subscriptions.ids_of(profile), inherited, profile.instance_id
+        )
         targets = ASSIGNORS[self._assignor(profile)](members, self._partition_counts(members))
         for member_id, target in targets.items():
             before = members[member_id].target
             if target is not before and target != before:
                 self._changes.append(target_change(state.group_id, member_id, target))
-        self._changes.append(target_epoch_change(state.group_id, epoch, self._around.now.wall_ms))
-        return Target(epoch, targets.get(seat.member_id, NOTHING))
+        self._changes.append(target_epoch_change(state.group_id, epoch, self._context.now.wall_ms))
+        return TargetAssignment(epoch, targets.get(requester.member_id, NOTHING))
 
     def _may_assign(self) -> bool:
-        return may_assign(self._state, self._around.assignment_interval_ms, self._around.now)
+        return may_assign(self._state, self._context.assignment_interval_ms, self._context.now)
 
     def _assignor(self, profile: Profile) -> str:
         """What most members ask for; the default when nobody does."""
         wanted = Counter(self._state.assignors)
-        for name, by in ((self._seat.profile.server_assignor, -1), (profile.server_assignor, 1)):
+        for name, by in ((self._requester.profile.server_assignor, -1), (profile.server_assignor, 1)):
             if name is not None:
                 wanted.count((name,), by)
-        return preferred_assignor(wanted, self._around.assignors)
+        return preferred_assignor(wanted, self._context.assignors)
 
     def _partition_counts(self, members: Mapping[str, Subscriber]) -> dict[UUID, int]:
         counts: dict[UUID, int] = {}
         # Members that subscribe alike share one object.
         for topics in {id(member.topics): member.topics for member in members.values()}.values():
             for topic_id in topics:
-                facts = self._around.topics.by_id(topic_id)
+                facts = self._context.topics.by_id(topic_id)
                 if facts is not None:
                     counts[topic_id] = facts.partitions
         return counts
@@ -295,7 +299,7 @@ def preferred_assignor(wanted: Mapping[str, int], assignors: tuple[str, ...]) ->
     return max(sorted(known), key=lambda name: known[name]) if known else assignors[0]
 
 
-def reconcile_unless_done(held: Holding, step: Step) -> Holding:
+def reconcile_unless_done(held: CurrentAssignment, step: Step) -> CurrentAssignment:
     if held.is_at(step.target.epoch) and not step.drops_unsubscribed:
         return held
     return reconcile(held, step)
@@ -319,6 +323,6 @@ def departure(state: ConsumerState, gone: Iterable[ConsumerMember], topics: Topi
     return changes
 
 
-def usable(holding: Holding) -> Assignment:
+def usable(current: CurrentAssignment) -> Assignment:
     """What a member may use."""
-    return {topic_id: frozenset(partitions) for topic_id, partitions in holding.assigned.items()}
+    return {topic_id: frozenset(partitions) for topic_id, partitions in current.assigned.items()}

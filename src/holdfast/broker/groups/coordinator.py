@@ -1,10 +1,10 @@
-"""The coordinator of one partition of `__consumer_offsets`: its groups and their positions.
+"""The coordinator of one partition of `__consumer_offsets`: its groups and their committed offsets.
 
 It finds the group a request is about, makes it when it is the first to speak of it, and lets it decide. Groups of both
 kinds look alike from here (`model.Group`); the requests of the consumer protocol go to `consumer_groups`.
 
-A group exists while it has members, positions, or a record of its own. A group that only commits positions, a *simple*
-one, has no record: it is there because its positions are.
+A group exists while it has members, committed offsets, or a record of its own. A group that only commits committed
+offsets, a *simple* one, has no record: it is there because its committed offsets are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from holdfast.broker.groups.model import (
     ClassicDescription,
     CommitReply,
     CommitRequest,
+    CommittedOffset,
+    CoordinatorContext,
     Group,
     GroupType,
     HeartbeatRequest,
@@ -31,9 +33,7 @@ from holdfast.broker.groups.model import (
     LeaveReply,
     LeaveRequest,
     ListedGroup,
-    Position,
     Records,
-    Surroundings,
     SyncCallback,
     SyncReply,
     SyncRequest,
@@ -60,16 +60,16 @@ GROUP_NOT_FOUND_FROM_VERSION = 9
 """OffsetCommit: clients of this version on understand that a group does not exist."""
 
 
-class FetchedPosition(NamedTuple):
+class FetchedOffset(NamedTuple):
     error: ErrorCode
-    position: Position | None
+    committed: CommittedOffset | None
 
 
 class GroupCoordinator:
-    def __init__(self, surroundings: Surroundings) -> None:
-        self.surroundings = surroundings
+    def __init__(self, context: CoordinatorContext) -> None:
+        self.context = context
         self.groups: dict[str, Group] = {}
-        self.offsets = OffsetStore(surroundings)
+        self.offsets = OffsetStore(context)
         self.consumer_groups = ConsumerGroups(self)
         self._replay = OffsetReplay()
         self._expiry_timer: Scheduled | None = None
@@ -90,7 +90,7 @@ class GroupCoordinator:
     # The classic protocol
 
     def join(self, request: JoinRequest, reply: JoinCallback, now: Now) -> None:
-        settings = self.surroundings.settings()
+        settings = self.context.settings()
         try:
             if not request.group_id:
                 raise ApiError(ErrorCode.invalid_group_id)
@@ -116,10 +116,10 @@ class GroupCoordinator:
             raise ApiError(ErrorCode.unknown_member_id)
         records: Records = [*group.tombstones()] if group is not None else []
         records.append(new_group_record(request.group_id, now.wall_ms))
-        self.surroundings.journal.append(records, now)
+        self.context.journal.append(records, now)
         if group is not None:
             group.unload()
-        fresh = ClassicGroup(request.group_id, self.surroundings)
+        fresh = ClassicGroup(request.group_id, self.context)
         self.put(fresh)
         return fresh
 
@@ -148,7 +148,7 @@ class GroupCoordinator:
             )
         return group.leave(request, now)
 
-    # Positions
+    # Committed offsets
 
     def commit(self, request: CommitRequest, now: Now) -> CommitReply:
         """Raises the error that all partitions get."""
@@ -203,25 +203,26 @@ class GroupCoordinator:
         return reply
 
     def end_transaction(self, producer_id: int, is_commit: bool, now: Now) -> None:
-        """The marker has been appended to this shard's log."""
+        """The marker has been appended to this coordinator partition's log."""
         self.offsets.end_transaction(producer_id, is_commit)
 
     def _keep_simple_group(self, group_id: str) -> None:
         if group_id not in self.groups and (
             self.offsets.of_group(group_id) or self.offsets.has_open_transactions(group_id)
         ):
-            self.put(ClassicGroup(group_id, self.surroundings))
+            self.put(ClassicGroup(group_id, self.context))
 
     def check_offset_fetch(self, group_id: str, member_id: str | None, member_epoch: int) -> None:
-        """Raises the error that the whole group is answered with; a group that does not exist has no positions."""
+        """Raises the error that the whole group is answered with; a group that does not exist has no committed
+        offsets."""
         group = self.groups.get(group_id)
         if group is not None:
             group.check_offset_fetch(member_id, member_epoch)
 
-    def position(self, group_id: str, topic: str, partition: int, *, require_stable: bool) -> FetchedPosition:
+    def committed(self, group_id: str, topic: str, partition: int, *, require_stable: bool) -> FetchedOffset:
         if require_stable and self.offsets.is_pending(group_id, topic, partition):
-            return FetchedPosition(ErrorCode.unstable_offset_commit, None)
-        return FetchedPosition(ErrorCode.none, self.offsets.of_group(group_id).get((topic, partition)))
+            return FetchedOffset(ErrorCode.unstable_offset_commit, None)
+        return FetchedOffset(ErrorCode.none, self.offsets.of_group(group_id).get((topic, partition)))
 
     def delete_offsets(
         self, group_id: str, partitions: Iterable[tuple[str, int]], now: Now
@@ -250,7 +251,8 @@ class GroupCoordinator:
         *,
         and_then: Records | None = None,
     ) -> None:
-        """Take positions, or all of a group, out of the log and out of memory, as many at a time as fit a batch."""
+        """Take committed offsets, or all of a group, out of the log and out of memory, as many at a time as fit a
+        batch."""
         *parts, last = self.offsets.tombstones(group_id, partitions) or [[]]
         for part in parts:
             self._append_tombstones(group_id, part, [], now)
@@ -266,7 +268,7 @@ class GroupCoordinator:
         records: Records = [(tombstone.key, None) for tombstone in part]
         records += and_then
         if records:
-            self.surroundings.journal.append(records, now)
+            self.context.journal.append(records, now)
         for tombstone in part:
             self.offsets.forget(group_id, tombstone.topic, tombstone.partition)
 
@@ -302,8 +304,8 @@ class GroupCoordinator:
     # Time
 
     def _schedule_expiry(self, now: Now) -> None:
-        interval_ms = self.surroundings.settings().offsets_retention_check_interval_ms
-        self._expiry_timer = self.surroundings.schedule.at(now.monotonic_ms + interval_ms, self._expire)
+        interval_ms = self.context.settings().offsets_retention_check_interval_ms
+        self._expiry_timer = self.context.schedule.at(now.monotonic_ms + interval_ms, self._expire)
 
     def _expire(self, now: Now) -> None:
         # Before anything can go wrong: a defect in one round must not end all of them.
@@ -312,9 +314,10 @@ class GroupCoordinator:
             for group_id in list(self.groups):
                 self._expire_group(group_id, now)
         except ApiError as error:
-            self.surroundings.say(
+            self.context.say(
                 warn(
-                    f"expired positions could not be taken out of the log: {error}", kind="expired positions"
+                    f"expired committed offsets could not be taken out of the log: {error}",
+                    kind="expired committed offsets",
                 )
             )
 
@@ -324,7 +327,7 @@ class GroupCoordinator:
         self._forget(group_id, due, now)
         somebody_comes = isinstance(group, ClassicGroup) and group.membership.pending
         if all_due and group.is_empty and not somebody_comes:
-            self.surroundings.journal.append(group.tombstones(), now)
+            self.context.journal.append(group.tombstones(), now)
             group.unload()
             self.drop(group_id)
 
@@ -335,7 +338,7 @@ class GroupCoordinator:
         self.consumer_groups.topics_changed(names, now)
 
     def topics_deleted(self, names: set[str], now: Now) -> None:
-        """Topics are gone for good: no crash brings them back, and nobody misses their positions."""
+        """Topics are gone for good: no crash brings them back, and nobody misses their committed offsets."""
         self._forget_strangers(names, now)
 
     def _forget_strangers(self, names: set[str] | None, now: Now) -> None:
@@ -343,8 +346,8 @@ class GroupCoordinator:
             for group_id, partitions in self.offsets.strangers(names).items():
                 self._forget(group_id, partitions, now)
         except ApiError as error:
-            text = f"positions in deleted topics could not be taken out of the log: {error}"
-            self.surroundings.say(warn(text, kind="stray positions"))
+            text = f"committed offsets in deleted topics could not be taken out of the log: {error}"
+            self.context.say(warn(text, kind="stray committed offsets"))
 
     # The log
 
@@ -373,7 +376,7 @@ class GroupCoordinator:
             if isinstance(self.groups.get(key.group), ClassicGroup):
                 self.drop(key.group)
             if value is not None:
-                group = ClassicGroup(key.group, self.surroundings)
+                group = ClassicGroup(key.group, self.context)
                 restore_group(group, value)
                 self.put(group)
         else:

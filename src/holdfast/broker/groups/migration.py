@@ -26,18 +26,18 @@ from holdfast.broker.groups.classic_members import ClassicMember, Membership
 from holdfast.broker.groups.classic_records import group_record
 from holdfast.broker.groups.consumer_embedded import by_topic_id, embedded_assignment
 from holdfast.broker.groups.consumer_group import ConsumerGroup
-from holdfast.broker.groups.consumer_member import Held, Holding, Profile
+from holdfast.broker.groups.consumer_member import CurrentAssignment, Held, Profile
 from holdfast.broker.groups.consumer_records import (
     Change,
+    current_assignment_change,
     encoded,
     epoch_change,
-    holding_change,
     profile_change,
     target_change,
     target_epoch_change,
 )
 from holdfast.broker.groups.consumer_state import ConsumerMember
-from holdfast.broker.groups.consumer_turn import Seat, Subscriptions, topics_followed, usable
+from holdfast.broker.groups.consumer_turn import Requester, Subscriptions, topics_followed, usable
 from holdfast.broker.groups.model import (
     CONSUMER_PROTOCOL_TYPE,
     Group,
@@ -66,7 +66,7 @@ cooperative-sticky adds something, and Kafka takes it for a custom one."""
 
 def upgraded(home: ConsumerGroups, group: Group) -> tuple[ConsumerGroup, list[Change]]:
     """A classic group as a consumer group, which counts for nothing yet, and the changes that make it."""
-    settings = home.around.settings()
+    settings = home.context.settings()
     if not isinstance(group, ClassicGroup):
         raise ApiError(ErrorCode.group_id_not_found, f"group {group.group_id!r} is no consumer group")
     if settings.group_consumer_migration_policy.lower() not in UPGRADES:
@@ -76,13 +76,13 @@ def upgraded(home: ConsumerGroups, group: Group) -> tuple[ConsumerGroup, list[Ch
     if len(group.members) > settings.group_consumer_max_size:
         raise _refused(group, "it has too many members")
     try:
-        changes = _changes_of(group, home.around.topics)
+        changes = _changes_of(group, home.context.topics)
     except ValueError as error:
         raise _refused(group, f"what its members say cannot be read: {error}") from error
     consumer = ConsumerGroup(group.group_id, home)
     for change in changes:
         consumer.apply(change)
-    hashed = Subscriptions(consumer.names, {}, home.around.topics).metadata_hash()
+    hashed = Subscriptions(consumer.names, {}, home.context.topics).metadata_hash()
     epoch = epoch_change(group.group_id, group.generation, hashed)
     consumer.apply(epoch)
     return consumer, [*changes, epoch]
@@ -109,10 +109,10 @@ def _changes_of(group: ClassicGroup, topics: Topics) -> list[Change]:
     group_id, generation = group.group_id, group.generation
     profiles, targets, holdings = [], [], []
     for member_id, held in _holdings(group, topics).items():
-        holding = Holding(generation, generation, assigned=held)
+        current = CurrentAssignment(generation, generation, assigned=held)
         profiles.append(profile_change(group_id, member_id, _profile(group, group.members[member_id])))
-        targets.append(target_change(group_id, member_id, usable(holding)))
-        holdings.append(holding_change(group_id, member_id, holding))
+        targets.append(target_change(group_id, member_id, usable(current)))
+        holdings.append(current_assignment_change(group_id, member_id, current))
     return [*profiles, *targets, target_epoch_change(group_id, generation, 0), *holdings]
 
 
@@ -184,7 +184,7 @@ def can_downgrade(
     replaced: ConsumerMember | None = None,
 ) -> bool:
     """Whether only classic members stay once some are gone, or one is replaced by a classic one."""
-    settings = home.around.settings()
+    settings = home.context.settings()
     leaving = [*gone] if replaced is None else [replaced]
     consumers = len(group.members) - group.classic_members
     if consumers != sum(not member.is_classic for member in leaving) or not consumers:
@@ -201,7 +201,7 @@ def downgrade(home: ConsumerGroups, group: ConsumerGroup, gone: Sequence[Consume
     """The members that stay make a classic group, and rebalance."""
     away = {member.member_id for member in gone}
     members = [
-        _classic_member(member.member_id, member.profile, member.holding, home.around.topics)
+        _classic_member(member.member_id, member.profile, member.current, home.context.topics)
         for member in group.members.values()
         if member.member_id not in away
     ]
@@ -210,26 +210,26 @@ def downgrade(home: ConsumerGroups, group: ConsumerGroup, gone: Sequence[Consume
 
 
 def downgrade_joining(
-    home: ConsumerGroups, group: ConsumerGroup, seat: Seat, profile: Profile, now: Now
+    home: ConsumerGroups, group: ConsumerGroup, requester: Requester, profile: Profile, now: Now
 ) -> JoinReply:
     """A classic static member takes the place of the last consumer: it joins, and the group is classic again.
 
     It goes on as it is only where everybody has its part of the work, and knows of all of it. A classic group has no
     target: what a member was still to be given would be nobody's.
     """
-    topics = home.around.topics
+    topics = home.context.topics
     members = [
-        _classic_member(seat.member_id, profile, seat.holding, topics)
-        if member is seat.replaces or member.member_id == seat.member_id
-        else _classic_member(member.member_id, member.profile, member.holding, topics)
+        _classic_member(requester.member_id, profile, requester.current, topics)
+        if member is requester.replaces or member.member_id == requester.member_id
+        else _classic_member(member.member_id, member.profile, member.current, topics)
         for member in group.members.values()
     ]
-    rebalances = profile.subscription != seat.profile.subscription or not _is_settled(group, topics)
+    rebalances = profile.subscription != requester.profile.subscription or not _is_settled(group, topics)
     classic = _become_classic(home, group, members, now, rebalances=rebalances)
     if rebalances:
         classic.begin_rebalance(now)
     return JoinReply(
-        ErrorCode.none, seat.member_id, classic.generation, CONSUMER_PROTOCOL_TYPE, classic.protocol_name
+        ErrorCode.none, requester.member_id, classic.generation, CONSUMER_PROTOCOL_TYPE, classic.protocol_name
     )
 
 
@@ -239,7 +239,7 @@ def _is_settled(group: ConsumerGroup, topics: Topics) -> bool:
         group.epoch == group.assignment_epoch
         and not topics_followed(group, topics)
         and all(
-            usable(member.holding) == group.target_of(member.member_id) for member in group.members.values()
+            usable(member.current) == group.target_of(member.member_id) for member in group.members.values()
         )
     )
 
@@ -250,7 +250,7 @@ def _become_classic(
     agreed = Membership()
     for member in members:
         agreed.add(member)
-    classic = ClassicGroup(group.group_id, home.around)
+    classic = ClassicGroup(group.group_id, home.context)
     classic.restore(
         generation=group.epoch,
         protocol_type=CONSUMER_PROTOCOL_TYPE,
@@ -262,14 +262,16 @@ def _become_classic(
     # A rebalance is not recorded before it is done. If the coordinator dies meanwhile, nobody must take the group for
     # settled: not those who know of it, nor those who have joined already.
     record = group_record(classic, now.wall_ms, is_unsettled=rebalances)
-    home.around.journal.append([*encoded(group.farewell()), record], now)
+    home.context.journal.append([*encoded(group.farewell()), record], now)
     group.unload()
     home.put(classic)
     classic.loaded(now)
     return classic
 
 
-def _classic_member(member_id: str, profile: Profile, holding: Holding, topics: Topics) -> ClassicMember:
+def _classic_member(
+    member_id: str, profile: Profile, current: CurrentAssignment, topics: Topics
+) -> ClassicMember:
     assert profile.classic is not None
     protocols = tuple(
         MemberProtocol(protocol.name, protocol.metadata) for protocol in profile.classic.supported_protocols
@@ -282,5 +284,5 @@ def _classic_member(member_id: str, profile: Profile, holding: Holding, topics: 
         profile.classic.session_timeout_ms,
         profile.rebalance_timeout_ms,
         protocols,
-        embedded_assignment(holding.assigned, protocols[0].metadata, topics),
+        embedded_assignment(current.assigned, protocols[0].metadata, topics),
     )

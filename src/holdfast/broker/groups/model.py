@@ -1,13 +1,13 @@
 """What is said to a group coordinator and what it answers, and what every kind of group can be asked.
 
 A coordinator is one machine per partition of `__consumer_offsets`. It owns the groups whose names hash there and
-their committed positions. Requests come as the tuples below, with the time; answers are returned at once, or, where
+their committed offsets. Requests come as the tuples below, with the time; answers are returned at once, or, where
 a group makes its members wait for each other (join, sync), handed to `reply` later.
 
 The rules every group keeps:
 
-- It decides, then appends to `Surroundings.journal`, then changes its state, then replies. An append that is refused
-  raises `ApiError`, and then nothing has changed.
+- It decides, then appends to `CoordinatorContext.journal`, then changes its state, then replies. An append that is
+  refused raises `ApiError`, and then nothing has changed.
 - `reply` is called exactly once for each request, never twice. It may be called from inside the call that got it. It
   never raises. Whoever gave it holds the answer back until the journal is durable, so no group thinks about that.
 - A request from somebody who is not a member, or not of this generation or epoch, raises or answers the protocol's
@@ -115,7 +115,7 @@ class GroupSettings(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CoordinatorContext:
     """Everything a group needs from the world."""
 
     journal: Journal
@@ -166,7 +166,7 @@ class JoinRequest(NamedTuple):
     protocols: tuple[MemberProtocol, ...]
     """In order of preference."""
     requires_known_member_id: bool
-    """The client can come back with the id it is given (version 4 on): nobody takes a seat it does not know of."""
+    """The client can come back with the id it is given (version 4 on): nobody takes a place it does not know of."""
     supports_skipping_assignment: bool
     """A leader that is told so assigns nothing (version 9 on)."""
     reason: str | None = None
@@ -237,11 +237,11 @@ JoinCallback: TypeAlias = Callable[[JoinReply], None]
 SyncCallback: TypeAlias = Callable[[SyncReply], None]
 
 
-# Positions
+# Committed offsets
 
 
-class Position(NamedTuple):
-    """One committed position of a group in a partition."""
+class CommittedOffset(NamedTuple):
+    """One committed offset of a group in a partition."""
 
     offset: int
     leader_epoch: int
@@ -251,9 +251,9 @@ class Position(NamedTuple):
     expire_ms: int = -1
     """When a client of an old version wanted it forgotten; -1: retention decides."""
     topic_id: UUID = NO_TOPIC_ID
-    """Of the topic it was committed for, when the client or the cluster knew; a topic made anew is another one."""
+    """Of the topic it was committed for, when the client or the cluster knew; a recreated topic is another one."""
     order: int = 0
-    """Rises with each commit of a shard: which of two commits was later."""
+    """Rises with each commit of a coordinator partition: which of two commits was later."""
 
 
 class PartitionCommit(NamedTuple):
@@ -282,7 +282,7 @@ class CommitRequest(NamedTuple):
 
 
 class TransactionalCommit(NamedTuple):
-    """Positions that count once the producer's transaction is committed."""
+    """Committed offsets that count once the producer's transaction is committed."""
 
     group_id: str
     member_id: str
@@ -365,7 +365,7 @@ class Group(Protocol):
 
     def leave(self, request: LeaveRequest, now: Now) -> LeaveReply: ...
 
-    # Positions
+    # Committed offsets
 
     def check_offset_commit(
         self,
@@ -388,7 +388,8 @@ class Group(Protocol):
     def check_offset_delete(self) -> None: ...
 
     def expiry_base_ms(self, commit_ms: int) -> int | None:
-        """From when on the retention of a position counts (wall clock), None while no position may expire."""
+        """From when on the retention of a committed offset counts (wall clock), None while no committed offset may
+        expire."""
         ...
 
     # Life
@@ -396,7 +397,7 @@ class Group(Protocol):
     def check_delete(self) -> None: ...
 
     def tombstones(self) -> Records:
-        """What takes the group itself (not its positions) out of the log."""
+        """What takes the group itself (not its committed offsets) out of the log."""
         ...
 
     def loaded(self, now: Now) -> None:
@@ -412,7 +413,7 @@ class Registry(Protocol):
     """What a group may ask of its coordinator: to be taken out, or replaced by its other kind."""
 
     groups: dict[str, Group]
-    surroundings: Surroundings
+    context: CoordinatorContext
 
     def put(self, group: Group) -> None:
         """Make `group` the one of its name. The old one is not unloaded: whoever replaces it moved what it had."""

@@ -1,7 +1,7 @@
-"""Positions found again in the log: nothing is decoded but what is left of it in the end.
+"""Committed offsets found again in the log: nothing is decoded but what is left of it in the end.
 
-A log of positions is mostly the same few keys over and over. While it is replayed, keys and values stay bytes in
-dictionaries, and follow the rules of `OffsetStore`; `finish` decodes the last value of each key.
+A log of committed offsets is mostly the same few keys over and over. While it is replayed, keys and values stay bytes
+in dictionaries, and follow the rules of `OffsetStore`; `finish` decodes the last value of each key.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from holdfast.broker.groups.model import Position
+from holdfast.broker.groups.model import CommittedOffset
 from holdfast.seams import Buffer
 from holdfast.wire.coordinator_records import OffsetCommitKey, OffsetCommitValue, decode_group_record
 
 _KINDS: Final = (b"\0\0", b"\0\1")
-"""How keys of positions begin: as they are written, and as they were long ago."""
+"""How keys of committed offsets begin: as they are written, and as they were long ago."""
 _WRITTEN: Final = _KINDS[1]
 
-Found = dict[bytes, tuple[int, bytes]]
-"""Key without its kind, to how many positions came before and the value."""
+LatestValues = dict[bytes, tuple[int, bytes]]
+"""Key without its kind, to how many committed offsets came before and the value."""
 
 
-class FoundPosition(NamedTuple):
+class StoredOffset(NamedTuple):
     group_id: str
     topic: str
     partition: int
-    position: Position
+    committed: CommittedOffset
     producer_id: int | None
     """Whose transaction it is pending in, if it is."""
 
 
 class OffsetReplay:
     def __init__(self) -> None:
-        self._committed: Found = {}
-        self._pending: dict[int, Found] = {}
+        self._committed: LatestValues = {}
+        self._pending: dict[int, LatestValues] = {}
         self._order = 0
 
     @staticmethod
@@ -56,17 +56,17 @@ class OffsetReplay:
             if is_commit and self._committed.get(what, (0,))[0] < found[0]:
                 self._committed[what] = found
 
-    def finish(self) -> Iterator[FoundPosition]:
+    def finish(self) -> Iterator[StoredOffset]:
         """Everything that is left; a value of a version that is not known here says nothing."""
         yield from self._decoded(self._committed, None)
         for producer_id, pending in self._pending.items():
             yield from self._decoded(pending, producer_id)
 
-    def _decoded(self, found: Found, producer_id: int | None) -> Iterator[FoundPosition]:
+    def _decoded(self, found: LatestValues, producer_id: int | None) -> Iterator[StoredOffset]:
         for what, (order, data) in found.items():
             key, value = decode_group_record(_WRITTEN + what, data)
             if isinstance(key, OffsetCommitKey) and isinstance(value, OffsetCommitValue):
-                position = Position(
+                committed = CommittedOffset(
                     value.offset,
                     value.leader_epoch,
                     value.metadata,
@@ -75,4 +75,4 @@ class OffsetReplay:
                     value.topic_id,
                     order,
                 )
-                yield FoundPosition(key.group, key.topic, key.partition, position, producer_id)
+                yield StoredOffset(key.group, key.topic, key.partition, committed, producer_id)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from holdfast.broker.log.scan import Found
+from holdfast.broker.log.scan import FoundBatch
 from holdfast.errors import CorruptLog
 from holdfast.seams import File
 from holdfast.wire.batch import CRC_START, HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC, BatchHeader
@@ -68,7 +68,7 @@ def read_in_pieces(file: File, length: int, position: int) -> bytes:
     )
 
 
-def walk_headers(file: File, end: int, position: int = 0) -> Iterator[Found]:
+def walk_headers(file: File, end: int, position: int = 0) -> Iterator[FoundBatch]:
     """Position and header of every batch; lengths are trusted, records are not read."""
     chunk = b""
     chunk_start = position
@@ -78,7 +78,7 @@ def walk_headers(file: File, end: int, position: int = 0) -> Iterator[Found]:
             chunk = file.pread(min(HEADER_CHUNK_BYTES, end - position), position)
             chunk_start, relative = position, 0
         header = _header(chunk, relative, file, position)
-        yield Found(position, header)
+        yield FoundBatch(position, header)
         position += LOG_OVERHEAD + header.batch_length
 
 

@@ -29,7 +29,7 @@ from holdfast.broker.log.epoch_files import EpochFiles
 from holdfast.broker.log.leader_epochs import LeaderEpochs
 from holdfast.broker.log.producer_snapshot import encode_snapshot
 from holdfast.broker.log.producer_state import ProducerStateMap
-from holdfast.broker.log.scan import Found, header_at, scan_headers
+from holdfast.broker.log.scan import FoundBatch, header_at, scan_headers
 from holdfast.broker.log.segment import (
     DELETED_SUFFIX,
     INDEX_SUFFIXES,
@@ -326,7 +326,7 @@ class Log:
         # Even if nothing is appended any more: a clean stop must not leave a file that is longer than its log.
         self._appended_since_flush = self._is_changed = True
 
-    def flushed(self, end: LogPosition) -> None:
+    def advance_recovery_point(self, end: LogPosition) -> None:
         self._flush_under_way = ()
         self.flushed_base = max(self.flushed_base, end.segment_base)
         if end.offset > self.recovery_point:
@@ -405,7 +405,7 @@ class Log:
             self._keep_loaded(segment)
             yield segment
 
-    def batches_from(self, offset: int, end: LogPosition | None = None) -> Iterator[Found]:
+    def batches_from(self, offset: int, end: LogPosition | None = None) -> Iterator[FoundBatch]:
         """Headers of the batches that hold `offset` and later ones: for recovery, tools and lookups by time."""
         for segment in self.segments[self.segment_for(offset) :]:
             self._keep_loaded(segment)
@@ -487,7 +487,7 @@ class Log:
 
     # Looking up by time
 
-    def newest_batch(self, end: LogPosition) -> tuple[Segment, Found] | None:
+    def newest_batch(self, end: LogPosition) -> tuple[Segment, FoundBatch] | None:
         """The first batch with the largest timestamp there is below `end`; None when no record has one."""
         best: tuple[int, Segment, int] | None = None
         for segment in self.segments:
@@ -511,9 +511,9 @@ class Log:
         _, segment, offset = best
         self._keep_loaded(segment)
         position, _ = segment.find(offset)
-        return segment, Found(position, header_at(segment.file, position))
+        return segment, FoundBatch(position, header_at(segment.file, position))
 
-    def batch_at_or_after_time(self, timestamp: int, end: LogPosition) -> tuple[Segment, Found] | None:
+    def batch_at_or_after_time(self, timestamp: int, end: LogPosition) -> tuple[Segment, FoundBatch] | None:
         """The first batch below `end` that holds a record of `timestamp` or later."""
         for segment in self.segments:
             if segment.base_offset > end.segment_base:
@@ -557,7 +557,7 @@ class Log:
 
     def close(self) -> None:
         """Everything is flushed: let go of the files."""
-        self.flushed(self.end_position)
+        self.advance_recovery_point(self.end_position)
         self._epoch_files.close()
         for segment in self.segments:
             segment.close()

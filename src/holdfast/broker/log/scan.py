@@ -25,7 +25,7 @@ ANYWHERE: Final = 2**63
 """Above every offset."""
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     position: int
     header: BatchHeader
 
@@ -54,11 +54,11 @@ def header_at(file: File, position: int) -> BatchHeader:
     return header
 
 
-def scan_headers(file: File, position: int, end: int) -> Iterator[Found]:
+def scan_headers(file: File, position: int, end: int) -> Iterator[FoundBatch]:
     """Headers of the batches in [position, end); a place that is no header raises `CorruptLog`."""
     while position + HEADER_SIZE <= end:
         header = header_at(file, position)
-        yield Found(position, header)
+        yield FoundBatch(position, header)
         position += LOG_OVERHEAD + header.batch_length
 
 
@@ -85,7 +85,7 @@ class VerifiedScan:
         self._gaps_below = gaps_below
         self._saw_gap = False
 
-    def __iter__(self) -> Iterator[Found]:
+    def __iter__(self) -> Iterator[FoundBatch]:
         data = b""
         data_start = self.position
         while self.position < self.end:
@@ -116,7 +116,7 @@ class VerifiedScan:
                 return
             if header.base_offset != self.next_offset:
                 self._saw_gap = True
-            yield Found(self.position, header)
+            yield FoundBatch(self.position, header)
             self.position += size
             self.next_offset = header.last_offset + 1
 
@@ -141,7 +141,7 @@ class VerifiedScan:
         self.damage = Damage(self.position, reason, self._saw_gap)
 
 
-def find_later_batch(file: File, position: int, next_offset: int, end: int) -> Found | None:
+def find_later_batch(file: File, position: int, next_offset: int, end: int) -> FoundBatch | None:
     """The first whole valid batch of offset `next_offset` or later that begins after `position`.
 
     A torn tail has none; a damaged middle does. Candidates are found by their shape (the high half of the

@@ -22,7 +22,7 @@ from crc32c import crc32c
 from holdfast.atomic import read_whole
 from holdfast.broker.log.index import RELATIVE_OFFSET_MAX, OffsetIndex, TimeIndex
 from holdfast.broker.log.index_sums import NO_CONTENT, IndexSums, read_sums
-from holdfast.broker.log.scan import Found, header_at, scan_headers
+from holdfast.broker.log.scan import FoundBatch, header_at, scan_headers
 from holdfast.broker.log.transaction_index import TransactionIndex
 from holdfast.broker.log.write_ahead import zeros
 from holdfast.errors import CorruptLog, UsageError
@@ -259,7 +259,7 @@ class Segment:
                 break
         raise CorruptLog(f"{self.path(TIME_INDEX_SUFFIX)}: offset {offset} is not of {timestamp}")
 
-    def _whole_batches(self, position: int) -> Iterator[Found]:
+    def _whole_batches(self, position: int) -> Iterator[FoundBatch]:
         """The batches from `position` to the end, but for one that is cut off there; sets where they end."""
         self.next_offset, self.whole_bytes = self.base_offset, position
         for found in scan_headers(self.file, position, self.size):

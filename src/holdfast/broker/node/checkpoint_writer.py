@@ -7,6 +7,7 @@ the `Flusher`: once a second, while requests go on. What was asked for meanwhile
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.atomic import write_atomically
@@ -18,24 +19,20 @@ ASIDE: Final = ".new"
 """Not the suffix of `atomic`: the two may be at work on one file around a stop."""
 
 
+@dataclass(eq=False, repr=False)
 class CheckpointWriter:
-    def __init__(
-        self,
-        fs: FileSystem,
-        flusher: Flusher,
-        directory: LogDirectory,
-        failed: Callable[[LogDirectory, OSError], None],
-    ) -> None:
-        self._fs = fs
-        self._flusher = flusher
-        self._directory = directory
-        self._failed = failed
-        self._path = f"{directory.path}/{RECOVERY_POINT_FILE}"
-        self._is_busy = False
-        self._is_superseded = False
-        """The round under way writes what is no longer so; it must not reach the file's name."""
-        self._written: bytes | None = None
-        self._offsets: dict[tuple[str, int], int] = {}
+    _fs: FileSystem
+    _flusher: Flusher
+    _directory: LogDirectory
+    _failed: Callable[[LogDirectory, OSError], None]
+    _is_busy: bool = field(default=False, init=False)
+    _is_superseded: bool = field(default=False, init=False)
+    """The round under way writes what is no longer so; it must not reach the file's name."""
+    _written: bytes | None = field(default=None, init=False)
+    _offsets: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._path = f"{self._directory.path}/{RECOVERY_POINT_FILE}"
 
     def write(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Begin a round, unless one is under way or nothing has changed."""

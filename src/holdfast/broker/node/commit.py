@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.broker.node.directories import NO_DESCRIPTOR_ERRNOS
@@ -27,27 +28,21 @@ FLUSHED_APART_MAX: Final = 2
 """A turn with more partitions to flush is better off with one flush of them all."""
 
 
+@dataclass(eq=False, repr=False)
 class GroupCommit:
-    def __init__(
-        self,
-        flusher: Flusher,
-        call_soon: Callable[[Callable[[], None]], None],
-        on_flushed: Callable[[HostedPartition], None],
-        report: Callable[[str, Exception], None],
-    ) -> None:
-        self._flusher = flusher
-        self._call_soon = call_soon
-        self._on_flushed = on_flushed
-        self._report = report
-        self._dirty: dict[HostedPartition, None] = {}
-        self._put_off: list[HostedPartition] = []
-        self._scheduled = False
-        self.flushes = 0
+    _flusher: Flusher
+    _call_soon: Callable[[Callable[[], None]], None]
+    _on_flushed: Callable[[HostedPartition], None]
+    _report: Callable[[str, Exception], None]
+    _dirty: dict[HostedPartition, None] = field(default_factory=dict, init=False)
+    _put_off: list[HostedPartition] = field(default_factory=list, init=False)
+    _scheduled: bool = field(default=False, init=False)
+    flushes: int = field(default=0, init=False)
 
     def appended(self, partition: HostedPartition) -> None:
         """A batch was written to the partition's log."""
         if not partition.flushes_in_groups:
-            partition.flushed(partition.log.end_position)
+            partition.became_durable(partition.log.end_position)
             if not partition.wants_flush and not self._flush_due(partition):
                 return
         self.request(partition)
@@ -159,7 +154,7 @@ class GroupCommit:
             partition.directory.take_offline(error)
 
     def _settle(self, partition: HostedPartition, end: LogPosition) -> None:
-        partition.log.flushed(end)
+        partition.log.advance_recovery_point(end)
         if partition.wants_flush:
             self._dirty[partition] = None
             if not self._scheduled:
@@ -167,9 +162,9 @@ class GroupCommit:
                 self._call_soon(self._begin)
         self._on_flushed(partition)
         # Last: whatever becomes of those who are told now, the next flush is on its way.
-        partition.flushed(end)
+        partition.became_durable(end)
         if partition.flush_waiters:
-            partition.tell_flushed()
+            partition.wake_flush_waiters()
 
 
 def _is_gone(partition: HostedPartition) -> bool:

@@ -91,7 +91,7 @@ class Exchange:
     def _finish(self, response: Response) -> None:
         try:
             self.parts = self._encode(response)
-            self.connection.flush_answered()
+            self.connection.send_ready()
         except Exception as error:  # noqa: BLE001 - others wait for the same flush and must get their answers
             self.give_up(error)
 
@@ -124,7 +124,7 @@ class Exchange:
     def drop(self) -> None:
         self.is_dropped = True
         self.parts = []
-        self.connection.flush_answered()
+        self.connection.send_ready()
 
 
 class Connection:
@@ -192,7 +192,7 @@ class Connection:
         self._under_way.append(exchange)
         return exchange
 
-    def flush_answered(self) -> None:
+    def send_ready(self) -> None:
         """Send every response that is ready and next in order; the shell looks for room even if there is none."""
         under_way = self._under_way
         out: list[Part] = []

@@ -1,7 +1,9 @@
-"""The shards of one internal topic: found by name, made when first needed, rebuilt at start, let go of when lost.
+"""The coordinator partitions of one internal topic: found by name, made when first needed, rebuilt at start, let go of
+when lost.
 
 `Coordination` is the same for groups and for transactions; what differs is the machine. A machine is made for one
-shard, replays what the shard's log holds, is told that this was all, and from then on appends through the shard.
+coordinator partition, replays what the coordinator partition's log holds, is told that this was all, and from then on
+appends through the coordinator partition.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.changes import NewTopic, create_topic
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition, partition_for, stored_batches
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.services import CoordinatorServices
-from holdfast.broker.node.shard import Shard, partition_for, stored_batches
 from holdfast.broker.node.timers import Timer
 from holdfast.broker.node.troubles import Kind
 from holdfast.errors import ApiError, CorruptLog, InvalidRecords
@@ -42,7 +44,7 @@ class Machine(Protocol):
         ...
 
     def unload(self) -> None:
-        """The shard's partition is gone: answer whoever waits, and let time drive nothing any more."""
+        """The coordinator partition is gone: answer whoever waits, and let time drive nothing any more."""
         ...
 
 
@@ -50,9 +52,9 @@ MachineT = TypeVar("MachineT", bound=Machine)
 
 
 class Coordinator(NamedTuple, Generic[MachineT]):
-    """One shard with its machine."""
+    """One coordinator partition with its machine."""
 
-    shard: Shard
+    journal: CoordinatorPartition
     machine: MachineT
 
 
@@ -80,7 +82,7 @@ class Coordination(Generic[MachineT]):
         self,
         node: CoordinatorServices,
         describe_topic: Callable[[], InternalTopic],
-        make: Callable[[Shard], MachineT],
+        make: Callable[[CoordinatorPartition], MachineT],
     ) -> None:
         self._node = node
         self._describe_topic = describe_topic
@@ -89,7 +91,7 @@ class Coordination(Generic[MachineT]):
         self._found: dict[str, Coordinator[MachineT]] = {}
         """By name: the hash over a name costs more than the rest of a heartbeat. Each use checks it."""
         self._damaged: dict[int, str] = {}
-        """Why a shard could not be rebuilt."""
+        """Why a coordinator partition could not be rebuilt."""
         self._strays: dict[str, int] = {}
         """Names that are found in other partitions than their hash leads to."""
 
@@ -100,7 +102,7 @@ class Coordination(Generic[MachineT]):
     # Life
 
     def load(self, now: Now) -> None:
-        """At start, when every partition is open: rebuild each shard that has a past."""
+        """At start, when every partition is open: rebuild each coordinator partition that has a past."""
         topic = self._node.metadata.image.topic(self.topic)
         if topic is None:
             return
@@ -115,7 +117,7 @@ class Coordination(Generic[MachineT]):
             try:
                 names[partition.index] = self._open(partition.index, now).machine.names()
             except ApiError as error:
-                # The other shards serve; this one tells whoever asks for it.
+                # The other coordinator partitions serve; this one tells whoever asks for it.
                 self._say_offline(hosted, error)
         self._find_strays(len(topic.partitions), names)
 
@@ -194,9 +196,9 @@ class Coordination(Generic[MachineT]):
 
     def _remembered(self, key: str) -> Coordinator[MachineT] | None:
         found = self._found.get(key)
-        if found is None or found.shard.hosted.is_deleted:
+        if found is None or found.journal.hosted.is_deleted:
             return None
-        found.shard.require_online()
+        found.journal.require_online()
         return found
 
     def _look_up(self, key: str, now: Now) -> Coordinator[MachineT]:
@@ -212,8 +214,8 @@ class Coordination(Generic[MachineT]):
 
     def at(self, index: int, now: Now) -> Coordinator[MachineT]:
         known = self._coordinators.get(index)
-        if known is not None and not known.shard.hosted.is_deleted:
-            known.shard.require_online()
+        if known is not None and not known.journal.hosted.is_deleted:
+            known.journal.require_online()
             return known
         return self._open(index, now)
 
@@ -222,9 +224,9 @@ class Coordination(Generic[MachineT]):
         return self._coordinators.get(index)
 
     def __iter__(self) -> Iterator[Coordinator[MachineT]]:
-        """Every shard that holds something and is online."""
+        """Every coordinator partition that holds something and is online."""
         for known in list(self._coordinators.values()):
-            hosted = known.shard.hosted
+            hosted = known.journal.hosted
             if not (hosted.is_deleted or hosted.offline):
                 yield known
 
@@ -238,8 +240,8 @@ class Coordination(Generic[MachineT]):
             raise ApiError(ErrorCode.coordinator_not_available, error.message) from error
         if index in self._damaged:
             raise ApiError(ErrorCode.coordinator_not_available, self._damaged[index])
-        shard = Shard(self._node.commit, hosted)
-        machine = self._make(shard)
+        journal = CoordinatorPartition(self._node.commit, hosted)
+        machine = self._make(journal)
         try:
             for header, records in stored_batches(hosted):
                 machine.replay(header, records)
@@ -249,10 +251,10 @@ class Coordination(Generic[MachineT]):
                 ErrorCode.coordinator_not_available, f"{hosted.name} could not be read: {error}"
             ) from error
         except (CorruptLog, InvalidRecords) as error:
-            # To go on with a part of what was stored would take positions and transactions back.
+            # To go on with a part of what was stored would take committed offsets and transactions back.
             self._damaged[index] = f"{hosted.name} holds what no coordinator wrote: {error}"
             raise ApiError(ErrorCode.coordinator_not_available, self._damaged[index]) from error
-        coordinator = self._coordinators[index] = Coordinator(shard, machine)
+        coordinator = self._coordinators[index] = Coordinator(journal, machine)
         self._node.troubles.end(Kind.COORDINATOR_OFFLINE, hosted.name, f"{hosted.name} coordinates again")
         machine.loaded(now)
         return coordinator

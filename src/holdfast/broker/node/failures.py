@@ -8,6 +8,7 @@ Without the directory of the metadata log the broker cannot go on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from traceback import format_exception
 from typing import Final
 
@@ -35,23 +36,16 @@ def defect_reporter(say: Say) -> Callable[[str, Exception], None]:
     return report
 
 
+@dataclass(eq=False, repr=False)
 class Failures:
-    def __init__(
-        self,
-        fs: FileSystem,
-        troubles: Troubles,
-        metadata: MetadataLog,
-        hosted_in: Callable[[LogDirectory], list[HostedPartition]],
-        say: Say,
-    ) -> None:
-        self._fs = fs
-        self._troubles = troubles
-        self._metadata = metadata
-        self._hosted_in = hosted_in
-        self._say = say
-        self.fatal: str | None = None
-        """Why this broker cannot go on, once that is so."""
-        self.on_fatal: Callable[[], None] = lambda: None
+    _fs: FileSystem
+    _troubles: Troubles
+    _metadata: MetadataLog
+    _hosted_in: Callable[[LogDirectory], list[HostedPartition]]
+    _say: Say
+    fatal: str | None = field(default=None, init=False)
+    """Why this broker cannot go on, once that is so."""
+    on_fatal: Callable[[], None] = field(default_factory=lambda: lambda: None, init=False)
 
     # Refused
 

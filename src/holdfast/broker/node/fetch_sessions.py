@@ -37,7 +37,7 @@ TopicKey = str | UUID
 PartitionKey = tuple[TopicKey, int]
 
 
-class Wanted(NamedTuple):
+class WantedPartition(NamedTuple):
     """One partition a client wants, as its request says."""
 
     fetch_offset: int
@@ -61,12 +61,12 @@ class Session:
         self.epoch = 1
         self.last_used_ms = now_ms
         self.weight = 0
-        self.partitions: OrderedDict[PartitionKey, Wanted] = OrderedDict()
+        self.partitions: OrderedDict[PartitionKey, WantedPartition] = OrderedDict()
         """In the order they are served; one that returned data moves to the end, so none starves. The full
         response that begins the session leaves the client's order as it is."""
         self._sent: dict[PartitionKey, tuple[int, int, int]] = {}
 
-    def update(self, wanted: dict[PartitionKey, Wanted], forgotten: list[PartitionKey]) -> None:
+    def update(self, wanted: dict[PartitionKey, WantedPartition], forgotten: list[PartitionKey]) -> None:
         for key, want in wanted.items():
             if key not in self.partitions:
                 self.weight += weight(key)
@@ -97,7 +97,7 @@ class Session:
 
 
 class FetchPlan(NamedTuple):
-    partitions: list[tuple[PartitionKey, Wanted]]
+    partitions: list[tuple[PartitionKey, WantedPartition]]
     session: Session | None
     is_full: bool
     """A full response names every partition; an incremental one only what changed."""
@@ -117,7 +117,11 @@ class FetchSessions:
         return len(self._sessions)
 
     def plan(
-        self, request: Any, wanted: dict[PartitionKey, Wanted], forgotten: list[PartitionKey], now: Now
+        self,
+        request: Any,
+        wanted: dict[PartitionKey, WantedPartition],
+        forgotten: list[PartitionKey],
+        now: Now,
     ) -> FetchPlan:
         session_id = getattr(request, "session_id", NO_SESSION)
         epoch = getattr(request, "session_epoch", FINAL_EPOCH)

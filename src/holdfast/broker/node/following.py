@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.metadata.image import TopicImage
@@ -14,20 +16,13 @@ from holdfast.errors import ApiError
 from holdfast.seams import Now
 
 
+@dataclass(eq=False, repr=False)
 class ImageFollower:
-    def __init__(
-        self,
-        metadata: MetadataLog,
-        partitions: HostedPartitions,
-        deletions: Deletions,
-        commit: GroupCommit,
-        groups: GroupService,
-    ) -> None:
-        self._metadata = metadata
-        self._partitions = partitions
-        self._deletions = deletions
-        self._commit = commit
-        self._groups = groups
+    _metadata: MetadataLog
+    _partitions: HostedPartitions
+    _deletions: Deletions
+    _commit: GroupCommit
+    _groups: GroupService
 
     def follow(self, has_settings: bool, before: TopicsBefore, now: Now) -> None:
         if has_settings:

@@ -7,14 +7,14 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from holdfast.broker.groups.coordinator import GroupCoordinator
-from holdfast.broker.groups.model import Surroundings, TopicFacts
+from holdfast.broker.groups.model import CoordinatorContext, TopicFacts
 from holdfast.broker.groups.regex import Matches
 from holdfast.broker.metadata.image import Resource, ResourceType, TopicImage
 from holdfast.broker.node.context import Answer, Fields, Later
 from holdfast.broker.node.coordination import Coordination, InternalTopic, ProvenSchedule
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition, Refusal, outcome_unknown
 from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.services import CoordinatorServices
-from holdfast.broker.node.shard import Refusal, Shard, outcome_unknown
 from holdfast.broker.node.silences import NOTED_EVERY_MS, Silences
 from holdfast.seams import Now
 
@@ -60,7 +60,8 @@ class ImageTopics:
 
 
 class _Known(NamedTuple):
-    """What was made of a topic: looking at each of its partitions again would cost too much for every position."""
+    """What was made of a topic: looking at each of its partitions again would cost too much for every committed
+    offset."""
 
     topic: TopicImage
     racks: dict[int, str]
@@ -88,7 +89,7 @@ class GroupService(Coordination[GroupCoordinator]):
         self._topics = ImageTopics(node.metadata)
         self._silences = Silences(node.seams.fs, node.metadata)
         self._deleted: dict[str, int] = {}
-        """Topics whose positions are to go, with the end of the metadata log that says so."""
+        """Topics whose committed offsets are to go, with the end of the metadata log that says so."""
 
     def _internal_topic(self) -> InternalTopic:
         config = self._node.metadata.settings.broker
@@ -99,11 +100,11 @@ class GroupService(Coordination[GroupCoordinator]):
             (("cleanup.policy", "compact"), ("compression.type", "producer")),
         )
 
-    def _machine(self, shard: Shard) -> GroupCoordinator:
+    def _machine(self, journal: CoordinatorPartition) -> GroupCoordinator:
         node = self._node
         return GroupCoordinator(
-            Surroundings(
-                journal=shard,
+            CoordinatorContext(
+                journal=journal,
                 schedule=ProvenSchedule(node),
                 randomness=node.seams.randomness,
                 topics=self._topics,
@@ -143,10 +144,10 @@ class GroupService(Coordination[GroupCoordinator]):
             coordinator.machine.topics_changed(names, now)
 
     def topics_deleted(self, names: set[str], now: Now) -> None:
-        """Positions go with their topics, but not before the topics are gone for good.
+        """Committed offsets go with their topics, but not before the topics are gone for good.
 
-        A deletion that is not durable may be undone by a crash, and the positions would be missed. All that is
-        made durable by one flush costs one look through the positions.
+        A deletion that is not durable may be undone by a crash, and the committed offsets would be missed. All that is
+        made durable by one flush costs one look through the committed offsets.
         """
         metadata = self._node.metadata.hosted
         is_awaited = bool(self._deleted)
@@ -172,9 +173,9 @@ class GroupService(Coordination[GroupCoordinator]):
         offsets.when_committed(min(self._deleted.values()), forget)
 
 
-def answer_all(shards: Iterable[Shard], fields: Fields, refusal: Refusal) -> Answer:
+def answer_all(journals: Iterable[CoordinatorPartition], fields: Fields, refusal: Refusal) -> Answer:
     """What several machines have said just now, when all of it may leave."""
-    waiting = [shard for shard in dict.fromkeys(shards) if not shard.is_durable]
+    waiting = [journal for journal in dict.fromkeys(journals) if not journal.is_durable]
     if not waiting:
         return fields
     later = Later()
@@ -188,6 +189,6 @@ def answer_all(shards: Iterable[Shard], fields: Fields, refusal: Refusal) -> Ans
         elif not left:
             later.resolve(fields)
 
-    for shard in waiting:
-        shard.when_durable(later.step(pass_gate))
+    for journal in waiting:
+        journal.when_durable(later.step(pass_gate))
     return later

@@ -95,14 +95,14 @@ class HostedPartition:
 
     # Offsets
 
-    def flushed(self, end: LogPosition) -> None:
+    def became_durable(self, end: LogPosition) -> None:
         """Everything below `end` is durable: by a flush, or by definition without group commit."""
         producers = self.log.producers
         if producers.unstable:
             # On one node the durable end is the high watermark.
             producers.advance_high_watermark(end.offset)
             self._follow_transactions()
-        self.offsets.flushed(end)
+        self.offsets.advance_durable_end(end)
 
     def advance_start(self, offset: int) -> None:
         """The log begins at `offset` from now on, durably. A transaction open since before counts from there."""
@@ -147,7 +147,7 @@ class HostedPartition:
         if self.directory.offline:
             raise LogDirectoryOffline(f"{self.directory.path} is offline: {self.directory.failure}")
 
-    def tell_flushed(self) -> None:
+    def wake_flush_waiters(self) -> None:
         """A flush has returned: tell those whose offsets it has reached."""
         self.flush_waiters.reached(self.log.recovery_point)
 

@@ -8,6 +8,7 @@ may take long. What a stop leaves behind goes at the next start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from holdfast.broker.log.named_start import name_start
 from holdfast.broker.node.checkpoints import Checkpoints
@@ -17,22 +18,14 @@ from holdfast.saying import Say, warn
 from holdfast.seams import Clock, FileSystem, Worker
 
 
+@dataclass(eq=False, repr=False)
 class LogStarts:
-    def __init__(
-        self,
-        fs: FileSystem,
-        worker: Worker,
-        clock: Clock,
-        timers: Timers,
-        checkpoints: Checkpoints,
-        say: Say,
-    ) -> None:
-        self._fs = fs
-        self._worker = worker
-        self._clock = clock
-        self._timers = timers
-        self._checkpoints = checkpoints
-        self._say = say
+    _fs: FileSystem
+    _worker: Worker
+    _clock: Clock
+    _timers: Timers
+    _checkpoints: Checkpoints
+    _say: Say
 
     def move(self, moves: Sequence[tuple[HostedPartition, int]], *, even_if_full: bool = False) -> None:
         """Let logs begin at these offsets, with one write of the checkpoint for each directory.

@@ -1,8 +1,8 @@
 """Ending a transaction in one partition: the marker is appended, and everybody who keeps account is told.
 
 The log's producer state and transaction index follow the append. The last stable offset follows when the marker
-is below the high watermark, with the flush that is asked for here. A partition that holds groups' positions has a
-coordinator beside its log, which learns at once what becomes of the pending ones: its answers wait for the flush.
+is below the high watermark, with the flush that is asked for here. A partition that holds groups' committed offsets has
+a coordinator beside its log, which learns at once what becomes of the pending ones: its answers wait for the flush.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ class MetadataLog:
             self._say(warn(f"the metadata log could not be shortened, the next start tries again: {error}"))
             return
         flush_each(self._fs, log.begin_flush().targets)
-        log.flushed(log.end_position)
+        log.advance_recovery_point(log.end_position)
         move_start(self.hosted, log.end_offset)
         for _, name in older:
             self._fs.remove(f"{log.directory}/{name}")

@@ -12,6 +12,7 @@ nothing in it was acknowledged. Thousands of partitions are made at the speed of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -30,29 +31,20 @@ from holdfast.saying import Say, warn
 from holdfast.seams import FileSystem, Now
 
 
+@dataclass(eq=False, repr=False)
 class HostedPartitions:
-    def __init__(
-        self,
-        fs: FileSystem,
-        metadata: MetadataLog,
-        directories: list[LogDirectory],
-        accepted: AcceptedLosses,
-        troubles: Troubles,
-        report: Callable[[str, Exception], None],
-        say: Say,
-    ) -> None:
-        self._fs = fs
-        self._metadata = metadata
-        self.directories = directories
-        self._accepted = accepted
-        self._troubles = troubles
-        self._report = report
-        self._say = say
-        self._hosted: dict[tuple[str, int], HostedPartition] = {}
-        self._offline: dict[tuple[str, int], OfflinePartition] = {}
-        self.names_by_id: dict[UUID, str] = {}
-        self.are_open = False
-        """Whether the start has opened what there is. Until then nothing that is known of a partition is forgotten."""
+    _fs: FileSystem
+    _metadata: MetadataLog
+    directories: list[LogDirectory]
+    _accepted: AcceptedLosses
+    _troubles: Troubles
+    _report: Callable[[str, Exception], None]
+    _say: Say
+    _hosted: dict[tuple[str, int], HostedPartition] = field(default_factory=dict, init=False)
+    _offline: dict[tuple[str, int], OfflinePartition] = field(default_factory=dict, init=False)
+    names_by_id: dict[UUID, str] = field(default_factory=dict, init=False)
+    are_open: bool = field(default=False, init=False)
+    """Whether the start has opened what there is. Until then nothing that is known of a partition is forgotten."""
 
     def __iter__(self) -> Iterator[HostedPartition]:
         return iter(self._hosted.values())

@@ -11,7 +11,7 @@ together here, and what was there once and is not there now is a loss until some
   before the first acknowledgement: a directory that a crash took held nothing that anybody was told of.
 
 `AcceptedLosses` are the words of an operator who gives something up by name. What is given up goes on behind the
-offsets that the checkpoints tell of; where they are missing too, it is made anew. Where it is now is recorded durably
+offsets that the checkpoints tell of; where they are missing too, it is recreated. Where it is now is recorded durably
 before the first message goes there, and a copy that comes back later is told of and not used.
 """
 
@@ -278,7 +278,7 @@ class Survey:
                 return Placement(recorded, is_given_up=True)
             place = recorded or min(self._online(), key=lambda each: self._load[each])
             self._load[place] += 1
-            self._say(warn(f"{name} is made anew, empty, in {place.path}, as --accept-loss says: {reason}"))
+            self._say(warn(f"{name} is recreated, empty, in {place.path}, as --accept-loss says: {reason}"))
             return Placement(place, is_new=True, recorded=place.id)
         is_unknown = recorded is not None and not recorded.checkpoints_known
         advice = f"restore it, or give its messages up with {flag(name)}"

@@ -348,8 +348,8 @@ def _register(node: Node, missed: list[UUID], moved: Iterable[MetadataRecord], n
         flush_each(node.seams.fs, pending.targets)
     except (ApiError, OSError) as error:
         raise DataDirectoryError(f"cannot use {metadata.directory.path}: {error}") from error
-    metadata.log.flushed(pending.end)
-    metadata.offsets.flushed(pending.end)
+    metadata.log.advance_recovery_point(pending.end)
+    metadata.offsets.advance_durable_end(pending.end)
 
 
 def _append_first(node: Node, metadata: HostedPartition, records: list[MetadataRecord], now: Now) -> None:

@@ -13,14 +13,14 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Fields, Later
 from holdfast.broker.node.coordination import Coordination, InternalTopic, ProvenSchedule
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition, Refusal
 from holdfast.broker.node.group_service import GroupService
 from holdfast.broker.node.markers import Markers
 from holdfast.broker.node.metadata_log import MetadataLog
 from holdfast.broker.node.producer_ids import ProducerIdSource
 from holdfast.broker.node.services import CoordinatorServices
-from holdfast.broker.node.shard import Refusal, Shard
 from holdfast.broker.transactions.coordinator import Refusals, TransactionCoordinator
-from holdfast.broker.transactions.model import Decision, Enrolment, TopicPartition
+from holdfast.broker.transactions.model import AddPartitions, Decision, TopicPartition
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
@@ -51,25 +51,26 @@ class DurableProducerIds:
 
 
 class HostedParticipants:
-    """The partitions of the transactions of one shard."""
+    """The partitions of the transactions of one coordinator partition."""
 
-    def __init__(self, node: CoordinatorServices, markers: Markers, shard: Shard) -> None:
+    def __init__(self, node: CoordinatorServices, markers: Markers, journal: CoordinatorPartition) -> None:
         self._node = node
         self._markers = markers
-        self._shard = shard
+        self._journal = journal
         self._is_flushed_at_times = False
         """Whether flushes take records to the disk, completions among them, that are left to the system by setting."""
 
     def when_recorded(
         self, partitions: Iterable[TopicPartition], done: Callable[[Exception | None], None]
     ) -> None:
-        """Where the settings leave flushing the shard to the system but partitions are flushed, so is the shard.
+        """Where the settings leave flushing the coordinator partition to the system but partitions are flushed, so is
+        the coordinator partition.
 
         Otherwise a power failure could take the record and leave what was written because of it.
         """
-        hosted = self._shard.hosted
+        hosted = self._journal.hosted
         if hosted.flushes_in_groups or not any(map(self._is_flushed, partitions)):
-            self._shard.when_durable(done)
+            self._journal.when_durable(done)
         else:
             self._is_flushed_at_times = True
             self._node.commit.when_flushed(hosted, hosted.log.end_offset, done)
@@ -97,7 +98,7 @@ class HostedParticipants:
             if not waiting:
                 done(left)
 
-        if not self._shard.hosted.flushes_in_groups and any(map(self._is_flushed, partitions)):
+        if not self._journal.hosted.flushes_in_groups and any(map(self._is_flushed, partitions)):
             self._is_flushed_at_times = True
         for partition in partitions:
             self._write_one(decision, partition, now, settle)
@@ -129,7 +130,7 @@ class HostedParticipants:
                 producer_id,
                 decision.producer.epoch,
                 decision.is_commit,
-                max(self._shard.hosted.leader_epoch, hosted.log.producers.coordinator_epoch(producer_id)),
+                max(self._journal.hosted.leader_epoch, hosted.log.producers.coordinator_epoch(producer_id)),
                 decision.client_version,
                 now,
             )
@@ -137,7 +138,7 @@ class HostedParticipants:
             # A partition that knows of a later epoch of the producer has seen the end of this transaction.
             settle_or_skip(None if error.code is ErrorCode.invalid_producer_epoch else error)
             return
-        is_flushed = self._shard.hosted.flushes_in_groups or self._is_flushed_at_times
+        is_flushed = self._journal.hosted.flushes_in_groups or self._is_flushed_at_times
         if is_flushed and not hosted.flushes_in_groups:
             # A completion that is flushed must not outlive the marker, whatever the topic promises for its data.
             node.commit.when_flushed(hosted, end_offset, settle_or_skip)
@@ -168,14 +169,14 @@ class TransactionService(Coordination[TransactionCoordinator]):
             ),
         )
 
-    def _machine(self, shard: Shard) -> TransactionCoordinator:
+    def _machine(self, journal: CoordinatorPartition) -> TransactionCoordinator:
         node = self._node
         return TransactionCoordinator(
-            shard,
+            journal,
             self._schedule,
             lambda: node.metadata.settings.broker,
             self._producer_ids,
-            HostedParticipants(node, self.markers, shard),
+            HostedParticipants(node, self.markers, journal),
             node.say,
         )
 
@@ -197,16 +198,16 @@ class TransactionService(Coordination[TransactionCoordinator]):
 
     # Data
 
-    def enrol(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
+    def add_before_write(self, request: AddPartitions, now: Now, done: Callable[[Refusals], None]) -> None:
         """Make partitions part of a transaction before they are written to (KIP-890); `done` comes in order."""
         try:
             machine = self.known(request.transactional_id, now).machine
         except ApiError as error:
             done(dict.fromkeys(request.partitions, error.code))
         else:
-            machine.enrol(request, now, done)
+            machine.add_before_write(request, now, done)
 
-    def verify(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
+    def verify(self, request: AddPartitions, now: Now, done: Callable[[Refusals], None]) -> None:
         """Check that a client of the older protocol has added the partitions it writes to; `done` comes in order."""
         if not self._node.metadata.settings.broker.transaction_partition_verification_enable:
             done({})
@@ -220,12 +221,13 @@ class TransactionService(Coordination[TransactionCoordinator]):
 
 
 class Gate:
-    """A response that a coordinator gives at once or later, and that leaves when its shard is durable."""
+    """A response that a coordinator gives at once or later, and that leaves when its coordinator partition is
+    durable."""
 
-    def __init__(self, shard: Shard, refusal: Refusal) -> None:
-        self._shard = shard
+    def __init__(self, journal: CoordinatorPartition, refusal: Refusal) -> None:
+        self._journal = journal
         self._refusal = refusal
         self.later = Later()
 
     def reply(self, fields: Fields) -> None:
-        self._shard.release(self.later, fields, self._refusal)
+        self._journal.release(self.later, fields, self._refusal)

@@ -112,7 +112,7 @@ def _has_plain_rules(config: TopicConfig) -> bool:
     )
 
 
-class Parked(Production):
+class ParkedProduce(Production):
     """One that waits for its commit, with its place among the answers of its connection."""
 
     __slots__ = ("base_offset", "exchange", "target")
@@ -141,7 +141,7 @@ class Parked(Production):
             else:
                 answer = pack_answer(exchange.correlation_id, target, self.base_offset, start_offset)
                 exchange.parts = [answer]
-                exchange.connection.flush_answered()
+                exchange.connection.send_ready()
         except Exception as defect:  # noqa: BLE001 - nobody else would close the connection
             exchange.give_up(defect)
 
@@ -243,18 +243,18 @@ class UsualProduce:
         try:
             stored = self._intake.accept_batch(connection.session, hosted, batch, now, header)
         except ApiError as error:
-            Parked(connection.enqueue(PRODUCE, version, correlation_id), target, NO_OFFSET)(error)
+            ParkedProduce(connection.enqueue(PRODUCE, version, correlation_id), target, NO_OFFSET)(error)
             return True
         assert isinstance(stored, BatchHeader)
         base_offset = stored.base_offset
         if acks == ACKS_ALL and log.end_offset > hosted.offsets.high_watermark.offset:
-            parked = Parked(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)
+            parked = ParkedProduce(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)
             hosted.offsets.when_committed(log.end_offset, parked)
             self._intake.park(parked, now.monotonic_ms + timeout_ms)
         elif self._metadata.is_durable and not connection.requests_under_way:
             connection.transmit([pack_answer(correlation_id, target, base_offset, log.start_offset)])
         else:
-            Parked(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)(None)
+            ParkedProduce(connection.enqueue(PRODUCE, version, correlation_id), target, base_offset)(None)
         return True
 
     def _find(self, version: int, place: bytes) -> ProduceTarget | None:

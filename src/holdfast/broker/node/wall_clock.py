@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from holdfast.atomic import read_whole, write_atomically
@@ -48,27 +49,21 @@ class LastSeen(NamedTuple):
     """How long the wall clock has been ahead of the proven time."""
 
 
+@dataclass(eq=False, repr=False)
 class WallClock:
-    def __init__(
-        self,
-        fs: FileSystem,
-        clock: Clock,
-        boot_id: str,
-        settle_ms: Callable[[], int],
-        troubles: Troubles,
-        say: Say,
-    ) -> None:
-        self._fs = fs
-        self._say = say
-        self._clock = clock
-        self._boot_id = boot_id
-        self._settle_ms = settle_ms
-        self._troubles = troubles
-        self._directory: LogDirectory | None = None
-        self._path = ""
-        self._since_boot_ms = clock.since_boot_ms()
-        self._proven_ms = clock.now().wall_ms
-        self._ahead_for_ms = 0
+    _fs: FileSystem
+    _clock: Clock
+    _boot_id: str
+    _settle_ms: Callable[[], int]
+    _troubles: Troubles
+    _say: Say
+    _directory: LogDirectory | None = field(default=None, init=False)
+    _path: str = field(default="", init=False)
+    _ahead_for_ms: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._since_boot_ms = self._clock.since_boot_ms()
+        self._proven_ms = self._clock.now().wall_ms
 
     def begin(self, directory: LogDirectory) -> None:
         """Go on from where the last run was."""

@@ -110,7 +110,7 @@ class PartitionOffsets:
         else:
             self._commit_waiters.add(end_offset, waiter)
 
-    def flushed(self, end: LogPosition) -> None:
+    def advance_durable_end(self, end: LogPosition) -> None:
         """A flush that began when the log ended at `end` has returned."""
         if end.offset > self.durable_end.offset:
             self.durable_end = end

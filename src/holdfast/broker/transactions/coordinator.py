@@ -2,8 +2,9 @@
 
 The order of effects, which is what makes a transaction whole:
 
-1. A partition is enrolled (Ongoing, with the partition in the record) before anything is written to it: `enrol` calls
-   back when the record is durable. A partition that may hold records of a transaction is therefore always known here.
+1. A partition is added to the transaction (Ongoing, with the partition in the record) before anything is written to it:
+   `add_before_write` calls back when the record is durable. A partition that may hold records of a transaction is
+   therefore always known here.
 2. The end is decided by one record (PrepareCommit, PrepareAbort). Once that is durable nothing can change it.
 3. Then the markers are written to every partition of the record, and are durable.
 4. Then whoever asked is answered, and the completion (CompleteCommit, CompleteAbort) is appended. Nobody waits for
@@ -32,10 +33,10 @@ from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
     NO_PRODUCER_ID,
     TRANSACTIONAL_ID_BYTES_MAX,
+    AddPartitions,
     Decision,
     Ended,
-    EndTransaction,
-    Enrolment,
+    EndTransactionRequest,
     Initialised,
     InitProducer,
     ProducerIdentity,
@@ -266,20 +267,20 @@ class TransactionCoordinator:
 
     # Partitions
 
-    def add_partitions(self, request: Enrolment, now: Now) -> ErrorCode:
-        """Enrol partitions for a client that will not write to them before this is answered."""
+    def add_partitions(self, request: AddPartitions, now: Now) -> ErrorCode:
+        """Add partitions to the transaction for a client that will not write to them before this is answered."""
         try:
-            self._enrol(request, now)
+            self._add(request, now)
         except ApiError as error:
             return error.code
         return ErrorCode.none
 
-    def enrol(self, request: Enrolment, now: Now, done: Callable[[Refusals], None]) -> None:
-        """Enrol partitions, and say when they may be written to: in the order of the calls."""
+    def add_before_write(self, request: AddPartitions, now: Now, done: Callable[[Refusals], None]) -> None:
+        """Add partitions to the transaction, and say when they may be written to: in the order of the calls."""
         self._when_durable(request, self.add_partitions(request, now), done)
 
-    def verify(self, request: Enrolment, done: Callable[[Refusals], None]) -> None:
-        """Say when partitions that were enrolled before may be written to, and which were not."""
+    def verify(self, request: AddPartitions, done: Callable[[Refusals], None]) -> None:
+        """Say when partitions that were added to the transaction before may be written to, and which were not."""
         try:
             self._check(request)
         except ApiError as error:
@@ -287,7 +288,7 @@ class TransactionCoordinator:
         else:
             self._when_durable(request, ErrorCode.none, done)
 
-    def partitions_outside(self, request: Enrolment) -> Refusals:
+    def partitions_outside(self, request: AddPartitions) -> Refusals:
         """Which partitions are not part of the producer's transaction, and why: a question alone."""
         try:
             missing = self._check(request)
@@ -295,7 +296,7 @@ class TransactionCoordinator:
             return dict.fromkeys(request.partitions, error.code)
         return dict.fromkeys(missing, ErrorCode.transaction_abortable)
 
-    def _enrol(self, request: Enrolment, now: Now) -> None:
+    def _add(self, request: AddPartitions, now: Now) -> None:
         transaction = self._known(request.transactional_id)
         before = transaction.metadata
         changed = rules.with_partitions(before, request, now.wall_ms)
@@ -305,10 +306,12 @@ class TransactionCoordinator:
         if before.state is not TransactionState.ONGOING:
             self._watch(transaction, changed.timeout_ms, now)
 
-    def _check(self, request: Enrolment) -> frozenset[TopicPartition]:
+    def _check(self, request: AddPartitions) -> frozenset[TopicPartition]:
         return rules.missing_partitions(self._known(request.transactional_id).metadata, request)
 
-    def _when_durable(self, request: Enrolment, code: ErrorCode, done: Callable[[Refusals], None]) -> None:
+    def _when_durable(
+        self, request: AddPartitions, code: ErrorCode, done: Callable[[Refusals], None]
+    ) -> None:
         def pass_on(error: Exception | None) -> None:
             if error is not None:
                 done(dict.fromkeys(request.partitions, ErrorCode.coordinator_not_available))
@@ -325,7 +328,7 @@ class TransactionCoordinator:
 
     # EndTxn
 
-    def end(self, request: EndTransaction, now: Now, reply: Callable[[Ended], None]) -> None:
+    def end(self, request: EndTransactionRequest, now: Now, reply: Callable[[Ended], None]) -> None:
         """Commit or abort; answered when every partition knows."""
         try:
             transaction = self._known(request.transactional_id)

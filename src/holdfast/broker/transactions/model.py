@@ -145,7 +145,7 @@ class InitProducer(NamedTuple):
     """What the producer had (KIP-360): it wants to go on as itself, and is told if somebody took its place."""
 
 
-class Enrolment(NamedTuple):
+class AddPartitions(NamedTuple):
     """Partitions that a producer is about to write to in its transaction."""
 
     transactional_id: str
@@ -154,7 +154,7 @@ class Enrolment(NamedTuple):
     client_version: int
 
 
-class EndTransaction(NamedTuple):
+class EndTransactionRequest(NamedTuple):
     transactional_id: str
     producer: ProducerIdentity
     is_commit: bool

@@ -19,8 +19,8 @@ from holdfast.broker.transactions.model import (
     NO_EPOCH,
     NO_PRODUCER_ID,
     NO_TIME,
-    EndTransaction,
-    Enrolment,
+    AddPartitions,
+    EndTransactionRequest,
     ProducerIdentity,
     TopicPartition,
     TransactionMetadata,
@@ -134,38 +134,40 @@ def check_owner(metadata: TransactionMetadata, producer: ProducerIdentity) -> No
         raise not_complete()
 
 
-def with_partitions(metadata: TransactionMetadata, enrolment: Enrolment, now_ms: int) -> TransactionMetadata:
+def with_partitions(
+    metadata: TransactionMetadata, addition: AddPartitions, now_ms: int
+) -> TransactionMetadata:
     """With more partitions in it; the record itself when it has them all."""
-    check_owner(metadata, enrolment.producer)
-    if metadata.state is ONGOING and enrolment.partitions <= metadata.partitions:
+    check_owner(metadata, addition.producer)
+    if metadata.state is ONGOING and addition.partitions <= metadata.partitions:
         return metadata
     return metadata.become(
         ONGOING,
         now_ms,
         last_producer_epoch=NO_EPOCH,
-        partitions=metadata.partitions | enrolment.partitions,
+        partitions=metadata.partitions | addition.partitions,
         start_ms=metadata.start_ms if metadata.state is ONGOING else now_ms,
-        client_version=enrolment.client_version,
+        client_version=addition.client_version,
     )
 
 
-def missing_partitions(metadata: TransactionMetadata, enrolment: Enrolment) -> frozenset[TopicPartition]:
+def missing_partitions(metadata: TransactionMetadata, addition: AddPartitions) -> frozenset[TopicPartition]:
     """Partitions that a producer of the older protocol writes to without having added them."""
-    check_owner(metadata, enrolment.producer)
-    return enrolment.partitions - metadata.partitions
+    check_owner(metadata, addition.producer)
+    return addition.partitions - metadata.partitions
 
 
 # EndTxn
 
 
-def end_of(metadata: TransactionMetadata, request: EndTransaction) -> TransactionState | None:
+def end_of(metadata: TransactionMetadata, request: EndTransactionRequest) -> TransactionState | None:
     """The state that decides the transaction, or None for a retry that gets the answer of the first request."""
     if request.client_version >= NEWER_PROTOCOL:
         return _newer_end(metadata, request)
     return _older_end(metadata, request)
 
 
-def _older_end(metadata: TransactionMetadata, request: EndTransaction) -> TransactionState | None:
+def _older_end(metadata: TransactionMetadata, request: EndTransactionRequest) -> TransactionState | None:
     check_identity(metadata, request.producer)
     state = metadata.state
     wanted = PREPARE_COMMIT if request.is_commit else PREPARE_ABORT
@@ -178,7 +180,7 @@ def _older_end(metadata: TransactionMetadata, request: EndTransaction) -> Transa
     raise invalid_end(metadata, request)
 
 
-def _newer_end(metadata: TransactionMetadata, request: EndTransaction) -> TransactionState | None:
+def _newer_end(metadata: TransactionMetadata, request: EndTransactionRequest) -> TransactionState | None:
     check_not_too_early(metadata, request.producer)
     producer_id, epoch = request.producer
     state = metadata.state
@@ -273,7 +275,7 @@ def not_complete() -> ApiError:
     return ApiError(ErrorCode.concurrent_transactions, "the last transaction is not complete yet")
 
 
-def invalid_end(metadata: TransactionMetadata, request: EndTransaction) -> ApiError:
+def invalid_end(metadata: TransactionMetadata, request: EndTransactionRequest) -> ApiError:
     verb = "committed" if request.is_commit else "aborted"
     return ApiError(
         ErrorCode.invalid_txn_state, f"a transaction in state {metadata.state.label} cannot be {verb}"

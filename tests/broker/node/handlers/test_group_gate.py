@@ -168,11 +168,11 @@ def test_a_restart_keeps_generation_members_assignments_and_positions(end: str) 
 
 def test_positions_outlive_a_deletion_that_a_crash_undoes(node: BareNode, ann: BareMember) -> None:
     ann.commit({("orders", 0): 5})
-    shard = node.node.groups.find("group", node.clock.now()).shard
-    end_offset = shard.hosted.log.end_offset
+    journal = node.node.groups.find("group", node.clock.now()).journal
+    end_offset = journal.hosted.log.end_offset
     ann.client.begin(20, 5, topic_names=["orders"], timeout=5000)
     node.turn()
-    assert shard.hosted.log.end_offset == end_offset, "positions were forgotten before the topic was gone"
+    assert journal.hosted.log.end_offset == end_offset, "positions were forgotten before the topic was gone"
     again = node.lose_power()
     gone = again.node.metadata.image.topic("orders") is None
     assert BareMember(again, "group").positions() == ({} if gone else {("orders", 0): 5})

@@ -18,7 +18,7 @@ from uuid import UUID
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, Later, Packed, RequestContext
-from holdfast.broker.node.fetch_sessions import FetchPlan, PartitionKey, Wanted
+from holdfast.broker.node.fetch_sessions import FetchPlan, PartitionKey, WantedPartition
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.services import DataServices
 from holdfast.broker.node.timers import Timer
@@ -80,7 +80,9 @@ class Reading:
             remaining = max(0, remaining - fetched.records_length)
         return has_news or total >= self.min_bytes or not self.plan.partitions
 
-    def _read_one(self, key: PartitionKey, wanted: Wanted, remaining: int, *, at_least_one: bool) -> Fetched:
+    def _read_one(
+        self, key: PartitionKey, wanted: WantedPartition, remaining: int, *, at_least_one: bool
+    ) -> Fetched:
         topic, index = key
         try:
             if isinstance(topic, UUID):
@@ -100,7 +102,7 @@ class Reading:
             return Fetched(index, ErrorCode.kafka_storage_error, -1, -1, -1, None, None, 0)
 
     def _read_hosted(
-        self, hosted: HostedPartition, wanted: Wanted, remaining: int, at_least_one: bool
+        self, hosted: HostedPartition, wanted: WantedPartition, remaining: int, at_least_one: bool
     ) -> Fetched:
         log = hosted.log
         offsets = hosted.offsets
@@ -207,11 +209,11 @@ def handle(node: DataServices, context: RequestContext, request: Any, now: Now) 
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         # Guessing would show a client what it may have asked not to see.
         return _refused(context.version, ErrorCode.invalid_request)
-    wanted: dict[PartitionKey, Wanted] = {}
+    wanted: dict[PartitionKey, WantedPartition] = {}
     for topic in request.topics:
         name = (topic.topic_id or ZERO_ID) if by_id else topic.topic
         for p in topic.partitions:
-            wanted[name, p.partition] = Wanted(
+            wanted[name, p.partition] = WantedPartition(
                 p.fetch_offset,
                 p.partition_max_bytes,
                 getattr(p, "current_leader_epoch", -1),

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from holdfast.broker.log.scan import Found
+from holdfast.broker.log.scan import FoundBatch
 from holdfast.broker.log.segment import Segment
 from holdfast.broker.node.context import Fields, RequestContext
 from holdfast.broker.node.handlers.k01_fetch import READ_COMMITTED, check_leader_epoch
@@ -158,7 +158,7 @@ def _max_timestamp(hosted: HostedPartition, bound: LogPosition) -> tuple[int, in
     return max(times, key=lambda record: (record[0], -record[1]), default=NOTHING)
 
 
-def _first_record(segment: Segment, found: Found, *, at_least: int, start: int) -> tuple[int, int]:
+def _first_record(segment: Segment, found: FoundBatch, *, at_least: int, start: int) -> tuple[int, int]:
     """The first record of a batch whose timestamp is `at_least`."""
     header = found.header
     try:
@@ -171,7 +171,7 @@ def _first_record(segment: Segment, found: Found, *, at_least: int, start: int) 
     return NOTHING
 
 
-def _records(segment: Segment, found: Found) -> Iterator[tuple[int, int]]:
+def _records(segment: Segment, found: FoundBatch) -> Iterator[tuple[int, int]]:
     """Timestamp and offset of every record of a batch."""
     header = found.header
     for record in iterate_records(segment.file.pread(header.size, found.position)):

@@ -1,4 +1,4 @@
-"""OffsetCommit (8), versions 2 to 10: store positions; from version 10 on topics are named by id.
+"""OffsetCommit (8), versions 2 to 10: commit offsets; from version 10 on topics are named by id.
 
 Versions 2 to 4 may carry a retention time of their own.
 """
@@ -29,7 +29,7 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     if not known:
         return fields({})
     try:
-        shard, machine = node.groups.find(request.group_id, now)
+        journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return fields(error.code)
     reply: CommitReply | ErrorCode
@@ -48,4 +48,4 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
         )
     except ApiError as error:
         reply = append_error(error)
-    return shard.answer(fields(reply), fields)
+    return journal.answer(fields(reply), fields)

@@ -31,7 +31,7 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     if not request.group_id:
         return refusal(ErrorCode.invalid_group_id)
     try:
-        shard, machine = node.groups.find(request.group_id, now)
+        journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return refusal(error.code)
     session_timeout_ms = milliseconds(request.session_timeout)
@@ -52,7 +52,7 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
             version >= SKIP_ASSIGNMENT_FROM,
             getattr(request, "reason", None),
         ),
-        later.step(lambda reply: shard.release(later, _fields(reply, version), refusal)),
+        later.step(lambda reply: journal.release(later, _fields(reply, version), refusal)),
         now,
     )
     return later

@@ -21,14 +21,14 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     if not group_id:
         return _fields(ErrorCode.invalid_group_id)
     try:
-        shard, machine = node.groups.find(group_id, now)
+        journal, machine = node.groups.find(group_id, now)
     except ApiError as error:
         return _fields(error.code)
     instance_id = request.group_instance_id if context.version >= 3 else None
     outcome = machine.heartbeat(
         HeartbeatRequest(group_id, request.generation_id, request.member_id, instance_id), now
     )
-    return shard.answer(_fields(outcome), _fields)
+    return journal.answer(_fields(outcome), _fields)
 
 
 def _fields(code: ErrorCode) -> Fields:

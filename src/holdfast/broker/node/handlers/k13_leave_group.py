@@ -26,14 +26,14 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     else:
         members = (LeavingMember(request.member_id, None),)
     try:
-        shard, machine = node.groups.find(request.group_id, now)
+        journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return _refusal(error.code)
     try:
         fields = _fields(machine.leave(LeaveRequest(request.group_id, members), now), context.version)
     except ApiError as error:
         fields = _refusal(append_error(error))
-    return shard.answer(fields, _refusal)
+    return journal.answer(fields, _refusal)
 
 
 def _refusal(code: ErrorCode) -> Fields:

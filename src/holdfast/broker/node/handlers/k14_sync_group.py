@@ -24,7 +24,7 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     if not request.group_id:
         return _refusal(ErrorCode.invalid_group_id)
     try:
-        shard, machine = node.groups.find(request.group_id, now)
+        journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return _refusal(error.code)
     later = Later()
@@ -38,7 +38,7 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
             getattr(request, "protocol_name", None),
             tuple((given.member_id, bytes(given.assignment)) for given in request.assignments),
         ),
-        later.step(lambda reply: shard.release(later, _fields(reply), _refusal)),
+        later.step(lambda reply: journal.release(later, _fields(reply), _refusal)),
         now,
     )
     return later

@@ -11,10 +11,10 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.model import ClassicDescription
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.handlers.groups import group_operations
 from holdfast.broker.node.services import GroupServices
-from holdfast.broker.node.shard import Shard
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
@@ -23,8 +23,8 @@ NOT_FOUND_FROM: Final = 6
 
 def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
     operations = group_operations(getattr(request, "include_authorized_operations", False))
-    shards: list[Shard] = []
-    groups = [_group(node, context, group_id, operations, shards, now) for group_id in request.groups]
+    journals: list[CoordinatorPartition] = []
+    groups = [_group(node, context, group_id, operations, journals, now) for group_id in request.groups]
 
     def refusal(code: ErrorCode) -> Fields:
         return {
@@ -32,7 +32,7 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
             "groups": [_failed(group_id, ApiError(code)) for group_id in request.groups],
         }
 
-    return answer_all(shards, {"throttle_time": 0, "groups": groups}, refusal)
+    return answer_all(journals, {"throttle_time": 0, "groups": groups}, refusal)
 
 
 def _group(
@@ -40,12 +40,12 @@ def _group(
     context: RequestContext,
     group_id: str,
     operations: int,
-    shards: list[Shard],
+    journals: list[CoordinatorPartition],
     now: Now,
 ) -> Fields:
     try:
-        shard, machine = node.groups.find(group_id, now)
-        shards.append(shard)
+        journal, machine = node.groups.find(group_id, now)
+        journals.append(journal)
         described = machine.describe(group_id)
     except ApiError as error:
         if error.code is not ErrorCode.group_id_not_found:

@@ -31,7 +31,7 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
             for group in machine.list(states, types)
         ]
     answer: Fields = {"throttle_time": 0, "error_code": ErrorCode.none, "groups": groups}
-    return answer_all([shard for shard, _ in coordinators], answer, _refusal)
+    return answer_all([journal for journal, _ in coordinators], answer, _refusal)
 
 
 def _refusal(code: ErrorCode) -> Fields:

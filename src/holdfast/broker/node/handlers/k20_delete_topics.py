@@ -21,16 +21,16 @@ from holdfast.errors import ApiError
 from holdfast.seams import Now
 
 
-class Wanted(NamedTuple):
+class WantedTopic(NamedTuple):
     name: str | None
     topic_id: UUID | None
 
 
 def handle(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Within:
     if context.version >= 6:
-        wanted = [Wanted(topic.name, topic.topic_id) for topic in request.topics]
+        wanted = [WantedTopic(topic.name, topic.topic_id) for topic in request.topics]
     else:
-        wanted = [Wanted(name, None) for name in request.topic_names]
+        wanted = [WantedTopic(name, None) for name in request.topic_names]
     blanket = _refusal_of_all(node, context, request)
     times = Counter(wanted)
     results = [_one(node, each, times, blanket, now) for each in times]
@@ -48,7 +48,7 @@ def _refusal_of_all(node: ClusterServices, context: RequestContext, request: Any
 
 
 def _one(
-    node: ClusterServices, each: Wanted, times: Counter[Wanted], blanket: ApiError | None, now: Now
+    node: ClusterServices, each: WantedTopic, times: Counter[WantedTopic], blanket: ApiError | None, now: Now
 ) -> Fields:
     name, topic_id = each
     try:
@@ -57,7 +57,7 @@ def _one(
         topic = _find(node, each, times)
         # By a name the id, and by an id the name, is told only once the topic is found.
         name, topic_id = topic.name, topic.topic_id
-        if times[Wanted(name, None)] + times[Wanted(None, topic_id)] > 1:
+        if times[WantedTopic(name, None)] + times[WantedTopic(None, topic_id)] > 1:
             raise ApiError(ErrorCode.invalid_request, f"topic {name!r} is named by name and by id")
         node.metadata.append(delete_topic(node.metadata.image, topic.topic_id), now)
     except ApiError as refused:
@@ -65,7 +65,7 @@ def _one(
     return _result(name, topic_id, ErrorCode.none, None)
 
 
-def _find(node: ClusterServices, each: Wanted, times: Counter[Wanted]) -> TopicImage:
+def _find(node: ClusterServices, each: WantedTopic, times: Counter[WantedTopic]) -> TopicImage:
     name, topic_id = each
     if name is not None and topic_id is not None:
         raise ApiError(ErrorCode.invalid_request, f"topic {name!r} is named by id as well: give one of both")

@@ -37,7 +37,7 @@ def handle(node: TransactionServices, context: RequestContext, request: Any, now
         found = node.transactions.find(transactional_id, now)
     except ApiError as error:
         return _refused(error.code)
-    gate = Gate(found.shard, _refused)
+    gate = Gate(found.journal, _refused)
     asked = InitProducer(
         transactional_id,
         request.transaction_timeout // timedelta(milliseconds=1),

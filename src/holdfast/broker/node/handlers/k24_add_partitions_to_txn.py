@@ -13,15 +13,15 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.intake import INTERNAL_TOPICS
 from holdfast.broker.node.services import TransactionServices
-from holdfast.broker.node.shard import Shard
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
     OLDER_PROTOCOL,
-    Enrolment,
+    AddPartitions,
     ProducerIdentity,
     TopicPartition,
 )
@@ -37,16 +37,16 @@ Codes = dict[TopicPartition, ErrorCode]
 def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
     is_batched = context.version >= BATCHED_VERSION
     asked = request.transactions if is_batched else (_Transaction(request),)
-    shards: dict[Shard, None] = {}
+    journals: dict[CoordinatorPartition, None] = {}
     results = [
-        (transaction.transactional_id, _one(node, context.version, transaction, now, shards))
+        (transaction.transactional_id, _one(node, context.version, transaction, now, journals))
         for transaction in asked
     ]
 
     def refused(code: ErrorCode) -> Fields:
         return _response(context.version, [(name, dict.fromkeys(codes, code)) for name, codes in results])
 
-    return answer_all(shards, _response(context.version, results), refused)
+    return answer_all(journals, _response(context.version, results), refused)
 
 
 class _Transaction:
@@ -61,7 +61,11 @@ class _Transaction:
 
 
 def _one(
-    node: TransactionServices, version: int, transaction: Any, now: Now, shards: dict[Shard, None]
+    node: TransactionServices,
+    version: int,
+    transaction: Any,
+    now: Now,
+    journals: dict[CoordinatorPartition, None],
 ) -> Codes:
     partitions = [(topic.name, index) for topic in transaction.topics for index in topic.partitions]
     refused = _unwritable(node, version, partitions)
@@ -74,17 +78,17 @@ def _one(
         found = node.transactions.known(transaction.transactional_id, now)
     except ApiError as error:
         return dict.fromkeys(partitions, error.code)
-    shards[found.shard] = None
-    enrolment = Enrolment(
+    journals[found.journal] = None
+    addition = AddPartitions(
         transaction.transactional_id,
         ProducerIdentity(transaction.producer_id, transaction.producer_epoch),
         frozenset(partitions),
         NEWER_PROTOCOL if version >= BATCHED_VERSION else OLDER_PROTOCOL,
     )
     if transaction.verify_only:
-        outside = found.machine.partitions_outside(enrolment)
+        outside = found.machine.partitions_outside(addition)
         return {partition: outside.get(partition, ErrorCode.none) for partition in partitions}
-    code = found.machine.add_partitions(enrolment, now)
+    code = found.machine.add_partitions(addition, now)
     if code is ErrorCode.producer_fenced and version < FENCED_VERSION:
         code = ErrorCode.invalid_producer_epoch
     return dict.fromkeys(partitions, code)

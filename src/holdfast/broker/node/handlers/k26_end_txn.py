@@ -14,7 +14,7 @@ from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
     OLDER_PROTOCOL,
     Ended,
-    EndTransaction,
+    EndTransactionRequest,
     ProducerIdentity,
 )
 from holdfast.errors import ApiError
@@ -30,8 +30,8 @@ def handle(node: TransactionServices, context: RequestContext, request: Any, now
         found = node.transactions.known(request.transactional_id, now)
     except ApiError as error:
         return _refused(error.code)
-    gate = Gate(found.shard, _refused)
-    asked = EndTransaction(
+    gate = Gate(found.journal, _refused)
+    asked = EndTransactionRequest(
         request.transactional_id,
         ProducerIdentity(request.producer_id, request.producer_epoch),
         request.committed,

@@ -1,7 +1,7 @@
-"""TxnOffsetCommit (28), versions 0 to 5: positions of a group that count once the transaction is committed.
+"""TxnOffsetCommit (28), versions 0 to 5: offsets of a group that count once the transaction is committed.
 
 The partition of `__consumer_offsets` that holds the group is part of the transaction like any other. From version 5 on
-it is enrolled here (KIP-890); older clients have added it with AddOffsetsToTxn, which is verified.
+it is added to the transaction here (KIP-890); older clients have added it with AddOffsetsToTxn, which is verified.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from holdfast.broker.node.context import Answer, Fields, Later, RequestContext
 from holdfast.broker.node.handlers.groups import commit_fields, known_topics
 from holdfast.broker.node.services import GroupServices
 from holdfast.broker.transactions.coordinator import Refusals
-from holdfast.broker.transactions.model import NEWER_PROTOCOL, OLDER_PROTOCOL, Enrolment, ProducerIdentity
+from holdfast.broker.transactions.model import NEWER_PROTOCOL, OLDER_PROTOCOL, AddPartitions, ProducerIdentity
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
 ABORTABLE_VERSION: Final = 4
 """Clients from here on know TRANSACTION_ABORTABLE."""
-ENROLLING_VERSION: Final = 5
+ADDING_VERSION: Final = 5
 
 
 def handle(node: GroupServices, context: RequestContext, request: Any, now: Now) -> Answer:
@@ -35,11 +35,11 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     if not request.group_id:
         return fields(ErrorCode.invalid_group_id)
     try:
-        shard, machine = node.groups.find(request.group_id, now)
+        journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return fields(error.code)
-    hosted = shard.hosted
-    positions = (hosted.topic, hosted.index)
+    hosted = journal.hosted
+    offsets_partition = (hosted.topic, hosted.index)
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     later = Later()
 
@@ -57,35 +57,35 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
             now,
         )
 
-    def enrolled(refusals: Refusals) -> None:
-        # Meanwhile topics may have gone, or been made anew.
+    def added(refusals: Refusals) -> None:
+        # Meanwhile topics may have gone, or been recreated.
         nonlocal topics
         topics = known_topics(node, request.topics, by_id=False)
         go_on(refusals)
 
     def go_on(refusals: Refusals) -> None:
         try:
-            if positions in refusals:
-                raise ApiError(_for_version(refusals[positions], context.version))
+            if offsets_partition in refusals:
+                raise ApiError(_for_version(refusals[offsets_partition], context.version))
             reply: CommitReply | ErrorCode = commit()
         except ApiError as error:
             reply = error.code
-        shard.release(later, fields(reply), fields)
+        journal.release(later, fields(reply), fields)
 
     if hosted.log.producers.has_transaction(*producer):
         go_on({})
         return later
-    is_newer = context.version >= ENROLLING_VERSION
-    enrolment = Enrolment(
+    is_newer = context.version >= ADDING_VERSION
+    addition = AddPartitions(
         request.transactional_id,
         producer,
-        frozenset((positions,)),
+        frozenset((offsets_partition,)),
         NEWER_PROTOCOL if is_newer else OLDER_PROTOCOL,
     )
     if is_newer:
-        node.transactions.enrol(enrolment, now, later.step(enrolled))
+        node.transactions.add_before_write(addition, now, later.step(added))
     else:
-        node.transactions.verify(enrolment, now, later.step(enrolled))
+        node.transactions.verify(addition, now, later.step(added))
     return later
 
 

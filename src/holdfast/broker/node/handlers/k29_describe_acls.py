@@ -1,4 +1,4 @@
-"""DescribeAcls (29), versions 1 to 3: there are none, because nobody is authorised for anything here."""
+"""DescribeAcls (29), versions 1 to 3: there are none, since authorisation is off: every principal may do everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OffsetDelete (47), version 0: forget positions in topics that the group does not read."""
+"""OffsetDelete (47), version 0: forget committed offsets in topics that the group does not read."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
             else:
                 known.append(place)
     try:
-        shard, machine = node.groups.find(request.group_id, now)
+        journal, machine = node.groups.find(request.group_id, now)
     except ApiError as error:
         return _refusal(error.code)
     try:
         deleted = machine.delete_offsets(request.group_id, known, now)
     except ApiError as error:
-        return shard.answer(_refusal(append_error(error)), _refusal)
-    return shard.answer(_fields(request, refused, deleted), _refusal)
+        return journal.answer(_refusal(append_error(error)), _refusal)
+    return journal.answer(_fields(request, refused, deleted), _refusal)
 
 
 def _fields(request: Any, refused: Outcomes, deleted: Outcomes) -> Fields:

@@ -7,31 +7,33 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.services import TransactionServices
-from holdfast.broker.node.shard import Shard
 from holdfast.broker.transactions.coordinator import check_transactional_id
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
 
 def handle(node: TransactionServices, context: RequestContext, request: Any, now: Now) -> Answer:
-    shards: dict[Shard, None] = {}
-    states = [_one(node, transactional_id, now, shards) for transactional_id in request.transactional_ids]
+    journals: dict[CoordinatorPartition, None] = {}
+    states = [_one(node, transactional_id, now, journals) for transactional_id in request.transactional_ids]
 
     def refused(code: ErrorCode) -> Fields:
         return {"transaction_states": [_unknown(name, code) for name in request.transactional_ids]}
 
-    return answer_all(shards, {"transaction_states": states}, refused)
+    return answer_all(journals, {"transaction_states": states}, refused)
 
 
-def _one(node: TransactionServices, transactional_id: str, now: Now, shards: dict[Shard, None]) -> Fields:
+def _one(
+    node: TransactionServices, transactional_id: str, now: Now, journals: dict[CoordinatorPartition, None]
+) -> Fields:
     try:
         check_transactional_id(transactional_id)
-        shard, machine = node.transactions.known(transactional_id, now)
+        journal, machine = node.transactions.known(transactional_id, now)
     except ApiError as error:
         return _unknown(transactional_id, error.code)
-    shards[shard] = None
+    journals[journal] = None
     metadata = machine.describe(transactional_id)
     if metadata is None:
         return _unknown(transactional_id, ErrorCode.transactional_id_not_found)

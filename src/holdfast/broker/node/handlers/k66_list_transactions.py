@@ -40,7 +40,7 @@ def handle(node: TransactionServices, context: RequestContext, request: Any, now
             if passes(transactional_id, metadata)
         ],
     }
-    return answer_all((coordinator.shard for coordinator in coordinators), fields, _refused)
+    return answer_all((coordinator.journal for coordinator in coordinators), fields, _refused)
 
 
 def _filter(request: Any, now: Now) -> Callable[[str, TransactionMetadata], bool]:

@@ -37,17 +37,17 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     if not group_id.strip():
         return _refusal(ErrorCode.invalid_request, "the group id is empty")
     try:
-        shard, machine = node.groups.find(group_id, now)
+        journal, machine = node.groups.find(group_id, now)
     except ApiError as error:
         return _refusal(error.code, error.message)
     try:
         reply = machine.consumer_groups.heartbeat(_heartbeat(context, request), now)
     except ApiError as error:
         # A refusal tells of the group's state as any other answer does, and waits for it to be durable.
-        return shard.answer(_refusal(append_error(error), error.message), _refusal)
-    if reply.assignment is None and shard.is_durable:
+        return journal.answer(_refusal(append_error(error), error.message), _refusal)
+    if reply.assignment is None and journal.is_durable:
         return Packed([pack_nothing_new(reply)])
-    return shard.answer(_fields(reply), _refusal)
+    return journal.answer(_fields(reply), _refusal)
 
 
 def pack_nothing_new(reply: ConsumerReply) -> bytes:

@@ -9,11 +9,11 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.broker.groups.consumer_model import ConsumerMemberDescription, NamedPartitions
 from holdfast.broker.node.context import Answer, Fields, RequestContext
+from holdfast.broker.node.coordinator_partition import CoordinatorPartition
 from holdfast.broker.node.group_service import answer_all
 from holdfast.broker.node.handlers.groups import group_operations
 from holdfast.broker.node.handlers.k68_consumer_group_heartbeat import PROTOCOL
 from holdfast.broker.node.services import GroupServices
-from holdfast.broker.node.shard import Shard
 from holdfast.errors import ApiError
 from holdfast.seams import Now
 
@@ -29,17 +29,19 @@ def handle(node: GroupServices, context: RequestContext, request: Any, now: Now)
     if PROTOCOL not in node.settings.broker.group_coordinator_rebalance_protocols:
         return refusal(ErrorCode.unsupported_version)
     operations = group_operations(request.include_authorized_operations)
-    shards: list[Shard] = []
-    groups = [_group(node, group_id, operations, shards, now) for group_id in request.group_ids]
-    return answer_all(shards, {"throttle_time": 0, "groups": groups}, refusal)
+    journals: list[CoordinatorPartition] = []
+    groups = [_group(node, group_id, operations, journals, now) for group_id in request.group_ids]
+    return answer_all(journals, {"throttle_time": 0, "groups": groups}, refusal)
 
 
-def _group(node: GroupServices, group_id: str, operations: int, shards: list[Shard], now: Now) -> Fields:
+def _group(
+    node: GroupServices, group_id: str, operations: int, journals: list[CoordinatorPartition], now: Now
+) -> Fields:
     try:
         if not group_id:
             raise ApiError(ErrorCode.invalid_group_id)
-        shard, machine = node.groups.find(group_id, now)
-        shards.append(shard)
+        journal, machine = node.groups.find(group_id, now)
+        journals.append(journal)
         group = machine.consumer_groups.describe(group_id)
     except ApiError as error:
         return _failed(group_id, error)

@@ -1,12 +1,12 @@
 """A coordinator's partition: the journal its machine writes, and the gate its answers pass.
 
 Groups and transactions are each spread over the partitions of an internal topic, by the hash of their name. One
-shard is one such partition: a machine, and the log it is rebuilt from. What the machine says is held back until
-everything the log held when it was said is durable, so that no answer, reads included, tells what a crash could
-take back.
+coordinator partition is one such partition: a machine, and the log it is rebuilt from. What the machine says is held
+back until everything the log held when it was said is durable, so that no answer, reads included, tells what a crash
+could take back.
 
-A shard whose log has failed answers COORDINATOR_NOT_AVAILABLE until the next start rebuilds it from what the disk
-has kept.
+A coordinator partition whose log has failed answers COORDINATOR_NOT_AVAILABLE until the next start rebuilds it from
+what the disk has kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Refusal = Callable[[ErrorCode], Fields]
 """The answer of an API that says nothing but this error."""
 
 
-class Shard:
+class CoordinatorPartition:
     """A `Journal` on a hosted partition."""
 
     def __init__(self, commit: GroupCommit, hosted: HostedPartition) -> None:
@@ -129,7 +129,7 @@ def outcome_unknown(error: Exception) -> ErrorCode:
 
 
 def stored_batches(hosted: HostedPartition) -> Iterator[tuple[BatchHeader, list[Record]]]:
-    """Everything a shard is rebuilt from, in order: at start, when all of it is durable."""
+    """Everything a coordinator partition is rebuilt from, in order: at start, when all of it is durable."""
     log = hosted.log
     for found in log.batches_from(log.start_offset):
         header = found.header

@@ -2,7 +2,7 @@
 
 A partition must be part of the transaction, durably, before its log holds anything of it; otherwise a crash could
 leave records that no coordinator would ever decide about. Clients of the newer protocol (KIP-890, produce 12 on)
-leave it to the broker to enrol the partition. Older ones have added it themselves, which is verified.
+leave it to the broker to add the partition to the transaction. Older ones have added it themselves, which is verified.
 
 Once a log has the producer's transaction open, in the same epoch, its partition has been through this: later batches of
 the transaction are appended at once. So is a batch that the log has already: it changes nothing.
@@ -25,7 +25,7 @@ from holdfast.broker.transactions.coordinator import Refusals
 from holdfast.broker.transactions.model import (
     NEWER_PROTOCOL,
     OLDER_PROTOCOL,
-    Enrolment,
+    AddPartitions,
     ProducerIdentity,
     TopicPartition,
 )
@@ -33,8 +33,8 @@ from holdfast.errors import ApiError, InvalidRecords
 from holdfast.seams import Now
 from holdfast.wire.batch import HEADER_SIZE, MAGIC, MAGIC_OFFSET, BatchHeader, read_header
 
-ENROLLING_VERSION: Final = 12
-"""Produce requests from here on enrol their partitions."""
+ADDING_VERSION: Final = 12
+"""Produce requests from here on add their partitions to the transaction."""
 ABORTABLE_VERSION: Final = 11
 """Clients from here on know TRANSACTION_ABORTABLE."""
 UNAVAILABLE: Final = frozenset(
@@ -47,7 +47,7 @@ UNAVAILABLE: Final = frozenset(
 )
 
 
-class Waiting(NamedTuple):
+class WaitingBatch(NamedTuple):
     """One batch that waits for the coordinator."""
 
     hosted: HostedPartition
@@ -58,7 +58,7 @@ class Waiting(NamedTuple):
     """Where among the outcomes of its topic this batch's own belongs."""
 
 
-class Enlistment:
+class TransactionalBatches:
     """The transactional side of one produce request."""
 
     __slots__ = ("is_settled", "producer", "transactional_id", "version", "waiting")
@@ -67,7 +67,7 @@ class Enlistment:
         self.transactional_id = transactional_id
         self.version = version
         self.producer = producer
-        self.waiting: list[Waiting] = []
+        self.waiting: list[WaitingBatch] = []
         self.is_settled = False
         """The coordinator has spoken: nothing waits any more."""
 
@@ -92,7 +92,7 @@ class Enlistment:
 
     def _check_beginning(self, hosted: HostedPartition, header: BatchHeader) -> None:
         """In the newer protocol every transaction has its own epoch, so that its first batch is number 0."""
-        is_newer = self.version >= ENROLLING_VERSION
+        is_newer = self.version >= ADDING_VERSION
         if is_newer and header.base_sequence > 0 and header.producer_id not in hosted.log.producers:
             raise ApiError(
                 ErrorCode.out_of_order_sequence_number,
@@ -101,9 +101,9 @@ class Enlistment:
 
     def begin(self, transactions: TransactionService, now: Now, done: Callable[[Refusals], None]) -> None:
         """Ask the coordinator for all that wait."""
-        is_newer = self.version >= ENROLLING_VERSION
+        is_newer = self.version >= ADDING_VERSION
         partitions = frozenset((waiting.hosted.topic, waiting.hosted.index) for waiting in self.waiting)
-        enrolment = Enrolment(
+        addition = AddPartitions(
             self.transactional_id,
             self.producer,
             partitions,
@@ -115,9 +115,9 @@ class Enlistment:
             done(refusals)
 
         if is_newer:
-            transactions.enrol(enrolment, now, settle)
+            transactions.add_before_write(addition, now, settle)
         else:
-            transactions.verify(enrolment, now, settle)
+            transactions.verify(addition, now, settle)
 
     def check(self, refusals: Refusals, partition: TopicPartition) -> None:
         """Raise what a producer is told whose batch the coordinator does not let in."""
@@ -129,7 +129,7 @@ class Enlistment:
         if code is ErrorCode.transaction_abortable and self.version < ABORTABLE_VERSION:
             raise ApiError(ErrorCode.invalid_txn_state, "the partition was not added to the transaction")
         if code in UNAVAILABLE or (
-            code is ErrorCode.concurrent_transactions and self.version < ENROLLING_VERSION
+            code is ErrorCode.concurrent_transactions and self.version < ADDING_VERSION
         ):
             # Clients retry this one, and do not look for another leader because of it.
             raise ApiError(
