@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.functions import FunctionMissing, load_function
 from holdfast.pipeline.definition.model import (
@@ -31,7 +32,6 @@ from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
 from holdfast.pipeline.definition.secrets import Redactor, SecretMissing, expand_definition, is_reference
 from holdfast.pipeline.definition.streams import has_memory
 from holdfast.pipeline.engine.failures import StepError, spark_message
-from holdfast.pipeline.sinks.base import LINEAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.ledger import Entry
-from holdfast.pipeline.sinks.base import LINEAGE, SinkContext, SinkUnavailable
+from holdfast.pipeline.sinks.base import SinkContext, SinkUnavailable
 from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.kafka_records import WRITER, Records
 from holdfast.pipeline.sinks.kafka_writer import Writer

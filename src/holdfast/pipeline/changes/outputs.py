@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.pipeline.changes.multisets import as_bytes
+from holdfast.pipeline.core.lineage import LINEAGE, PLACE
 from holdfast.pipeline.definition.model import (
     DeltaSink,
     KafkaSink,
@@ -29,7 +30,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.sinks.base import LINEAGE, SinkError
+from holdfast.pipeline.sinks.base import SinkError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.sinks.parquet import ParquetStore
@@ -87,9 +88,7 @@ def open_output(definition: PipelineDefinition, sink: SinkDefinition, settings: 
 
 
 def _of_struct(lineage: pa.Array, content: pa.Table) -> Rows:
-    topic, partition, offset, index = (
-        pc.struct_field(lineage, name) for name in ("topic", "partition", "offset", "index")
-    )
+    topic, partition, offset, index = (pc.struct_field(lineage, name) for name in PLACE)
     if pa.types.is_dictionary(topic.type):
         topic = topic.dictionary_decode()
     return Rows(topic, _numbers(partition), _numbers(offset), _numbers(index), content)
@@ -252,7 +251,7 @@ class PostgresOutput:
             table.column(f"_hf_{name}").combine_chunks()
             if f"_hf_{name}" in self._names
             else pa.nulls(table.num_rows, pa.string())
-            for name in ("topic", "partition", "offset", "index")
+            for name in PLACE
         )
         partitions, offsets, indexes = (
             _numbers(pc.fill_null(column.cast(pa.int64()), -1)) for column in numbers

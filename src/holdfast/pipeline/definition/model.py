@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 Format = Literal["json", "avro", "protobuf", "csv", "text", "bytes"]
 Unknown = Literal["keep", "ignore", "reject"]
@@ -205,6 +205,10 @@ class Join:
 
 
 Step = Expect | Filter | Sql | Python | Dedupe | Lookup | Window | Keyed | Join
+
+
+COMPRESSIONS: Final = ("none", "snappy", "gzip", "lz4", "zstd")
+"""Of Parquet files: those that Spark reads without more libraries."""
 
 
 @dataclass(frozen=True)

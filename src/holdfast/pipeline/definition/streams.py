@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
+from holdfast.pipeline.core.sql import literal
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -87,5 +88,4 @@ def side_condition(source: Source, side: str) -> str:
     """The SQL that is true for the rows of a join's side, which may be given as a topic."""
     if side not in source.topics:
         return side
-    quoted = side.replace("\\", "\\\\").replace("'", "\\'")
-    return f"_hf.topic = '{quoted}'"
+    return f"_hf.topic = {literal(side)}"

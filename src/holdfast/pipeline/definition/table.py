@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from holdfast.pipeline.definition.model import (
+    COMPRESSIONS,
     DeadLetter,
     DeltaSink,
     Filter,
@@ -72,7 +73,7 @@ SINK: Final = Variants(
                 _SCHEMA_CHANGE,
                 Key(
                     "compression",
-                    Choice(("none", "snappy", "gzip", "lz4", "zstd")),
+                    Choice(COMPRESSIONS),
                     "Of the files.",
                     default="snappy",
                 ),

@@ -41,6 +41,8 @@ from holdfast.pipeline.aside import (
     read_file,
     schema,
 )
+from holdfast.pipeline.core.lineage import LINEAGE, PLACE
+from holdfast.pipeline.core.sql import literal
 from holdfast.pipeline.digest import MASK, digest_of_offsets
 from holdfast.pipeline.engine.failures import Unbalanced
 from holdfast.pipeline.engine.staging import Tally
@@ -48,7 +50,6 @@ from holdfast.pipeline.engine.walking import DUPLICATE as DUPLICATE_ROUTE
 from holdfast.pipeline.engine.walking import LATE as LATE_ROUTE
 from holdfast.pipeline.engine.walking import (
     LEFT_NUMBERS,
-    LINEAGE,
     ROUTE,
     Link,
     is_quarantine,
@@ -230,7 +231,7 @@ def _noted(gathering: Gathering, source: Sequence[str], topics: Sequence[str]) -
 
 def _asked(gatherings: Sequence[Gathering], topics: Sequence[str], scratch: str) -> _Rows:
     """The rows, by a job of their own."""
-    names = ", ".join(f"'{_text(topic)}'" for topic in topics)
+    names = ", ".join(map(literal, topics))
     columns = (
         f"CAST(array_position(array({names}), {LINEAGE}.topic) AS INT) AS topic",
         *(f"{LINEAGE}.`{name}` AS `{name}`" for name in ("partition", "offset", "index")),
@@ -240,8 +241,7 @@ def _asked(gatherings: Sequence[Gathering], topics: Sequence[str], scratch: str)
     total = sum(part.tally.rows for gathering in gatherings for part in gathering.codes.values())
     table = _collected(reduce(lambda one, other: one.unionAll(other), frames), total, scratch)
     topic, partition, offset, index, code = (
-        table.column(name).to_numpy().astype(np.int64)
-        for name in ("topic", "partition", "offset", "index", "code")
+        table.column(name).to_numpy().astype(np.int64) for name in (*PLACE, "code")
     )
     return _Rows(((topic - 1) << 32) | partition, offset, index, code)
 
@@ -254,10 +254,6 @@ def _collected(frame: DataFrame, rows: int, scratch: str) -> pa.Table:
     directory = os.path.join(scratch, "aside")
     frame.write.parquet(directory)
     return pq.read_table(directory)
-
-
-def _text(topic: str) -> str:
-    return topic.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _balance(parts: Mapping[int, Part], topics: Sequence[str], rows: _Rows) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.core.lineage import LINEAGE, PLACE
 from holdfast.pipeline.definition.model import Expect
 from holdfast.pipeline.digest import join_halves
 from holdfast.pipeline.engine.failures import RuleBroken, StepError, Unbalanced
@@ -22,7 +23,6 @@ from holdfast.pipeline.engine.walking import (
     DUPLICATE,
     LATE,
     LEFT,
-    LINEAGE,
     NONE,
     ROUTE,
     Counted,
@@ -177,8 +177,8 @@ def _count_firsts(link: Link, turn: Turn) -> None:
 
 def _surplus(link: Link) -> StepError:
     assert link.step is not None
-    place = [f"{LINEAGE}.{name}" for name in ("topic", "partition", "offset", "index")]
-    twice = link.frame.selectExpr(*place).groupBy("topic", "partition", "offset", "index").count()
+    place = [f"{LINEAGE}.{name}" for name in PLACE]
+    twice = link.frame.selectExpr(*place).groupBy(*PLACE).count()
     example = twice.where("count > 1").orderBy("topic", "partition", "offset").first()
     if example is None:
         return StepError(

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast.pipeline.core.lineage import LINEAGE, PLACE
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import Python
 from holdfast.pipeline.engine.failures import StepError, spark_message, step_failure
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
-
-LINEAGE = "_hf"
 
 
 class StepRaised(Exception):
@@ -129,10 +128,7 @@ def _hand_out(batch: pa.RecordBatch) -> pa.RecordBatch:
     import pyarrow as pa
 
     lineage = batch.column(LINEAGE)
-    narrow = pa.StructArray.from_arrays(
-        [lineage.field(name) for name in ("topic", "partition", "offset", "index")],
-        names=["topic", "partition", "offset", "index"],
-    )
+    narrow = pa.StructArray.from_arrays([lineage.field(name) for name in PLACE], names=list(PLACE))
     names = [name for name in batch.schema.names if name != LINEAGE]
     return pa.RecordBatch.from_arrays(
         [narrow, *(batch.column(name) for name in names)], names=[LINEAGE, *names]

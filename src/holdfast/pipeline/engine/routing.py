@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final, cast
 
+from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
 from holdfast.pipeline.digest import MASK, place_hash
@@ -41,7 +43,6 @@ from holdfast.pipeline.engine.walking import (
     DUPLICATE,
     KEPT_RESERVED,
     LATE,
-    LINEAGE,
     PARSE,
     WIDE,
     Counted,
@@ -60,7 +61,6 @@ from holdfast.pipeline.engine.walking import (
     transform,
     wide_with_event,
 )
-from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.ledger import Intake, Routes
 from holdfast.pipeline.state.building import operator_of, remembers
 from holdfast.pipeline.state.operator import DUPLICATES, Operator

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Final, cast
 
+from holdfast.pipeline.core.lineage import LINEAGE, PLACE
+from holdfast.pipeline.core.sql import literal, quoted, struct_of
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, Python, Sql, Step
 from holdfast.pipeline.digest import hash_sql
 from holdfast.pipeline.engine.inspection import run_query
 from holdfast.pipeline.engine.python_steps import apply_python
 from holdfast.pipeline.engine.staging import Tally
-from holdfast.pipeline.formats.types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from holdfast.pipeline.state.operator import Turn
 
-LINEAGE: Final = "_hf"
 ROUTE: Final = "_route"
 HASH: Final = "_hash"
 ALIVE: Final = 0
@@ -205,7 +205,7 @@ def transform(spark: SparkSession, frame: DataFrame, step: Sql | Python, directo
 def _numbered(frame: DataFrame) -> DataFrame:
     """Rows of one record numbered by their content: equal rows are interchangeable, so any order of them will do."""
     names = [name for name in frame.schema.names if not name.startswith("_")]
-    content = f"to_json(named_struct({', '.join(_pair(name) for name in names)}))" if names else "0"
+    content = f"to_json({struct_of(names)})" if names else "0"
     place = f"{LINEAGE}.topic, {LINEAGE}.partition, {LINEAGE}.offset"
     number = f"row_number() OVER (PARTITION BY {place} ORDER BY {content}) - 1"
     others = [quoted(name) for name in frame.schema.names if name != LINEAGE]
@@ -213,11 +213,6 @@ def _numbered(frame: DataFrame) -> DataFrame:
     parts = ", ".join(f"'{name}', {'_index' if name == 'index' else f'{LINEAGE}.{name}'}" for name in fields)
     numbered = frame.selectExpr("*", f"CAST({number} AS INT) AS _index")
     return numbered.selectExpr(f"named_struct({parts}) AS {LINEAGE}", *others)
-
-
-def _pair(name: str) -> str:
-    text = name.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{text}', {quoted(name)}"
 
 
 def tagged(frame: DataFrame, rules: Sequence[Rule]) -> DataFrame:
@@ -268,7 +263,7 @@ def _left(rules: Sequence[Rule], topics: Sequence[str]) -> str | None:
     routes = [str(number) for number, rule in enumerate(counted, start=1) if not is_quarantine(rule)]
     if not routes or not topics:
         return None
-    names = ", ".join("'" + topic.replace("\\", "\\\\").replace("'", "\\'") + "'" for topic in topics)
+    names = ", ".join(map(literal, topics))
     numbers = (
         ROUTE,
         f"array_position(array({names}), {LINEAGE}.topic)",
@@ -321,7 +316,7 @@ def _columns(low: str, high: str, link: Link, warns: Sequence[str]) -> list[Colu
 def missing_rows(link: Link) -> Link:
     """The rows that a step was given and did not give back, as a part of their own."""
     assert link.step is not None
-    keys = ["topic", "partition", "offset"] if link.expands else ["topic", "partition", "offset", "index"]
+    keys = list(PLACE[:-1] if link.expands else PLACE)
     left = link.given.selectExpr(LINEAGE, *(f"{LINEAGE}.{key} AS {key}" for key in keys))
     right = link.frame.selectExpr(*(f"{LINEAGE}.{key} AS {key}" for key in keys))
     vanished = left.join(right, keys, "left_anti").select(LINEAGE)

@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from holdfast.errors import ConfigError
+from holdfast.pipeline.core.sql import quoted
 
 PRECISION_MAX: Final = 38
 DEPTH_MAX: Final = 32
@@ -109,10 +110,6 @@ class Column:
     name: str
     type: Type
     required: bool
-
-
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def spark_ddl(columns: Iterable[tuple[str, Type]]) -> str:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-LINEAGE = "_hf"
-"""The column every row carries: struct<topic string, partition int, offset long, index int>."""
-
 
 class SinkError(HoldfastError):
     """A sink cannot take what it is given; the message says what to do. Nothing was committed."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import SchemaChange
 from holdfast.pipeline.ledger import Rejected
-from holdfast.pipeline.sinks.base import LINEAGE, Problem, SchemaChanged
+from holdfast.pipeline.sinks.base import Problem, SchemaChanged
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -100,7 +102,7 @@ def projected(rows: DataFrame, schema: StructType, extra: tuple[Column, ...] = (
 
     present = set(rows.columns)
     columns = [
-        quoted(field.name)
+        column_named(field.name)
         if field.name in present
         else functions.lit(None).cast(field.dataType).alias(field.name)
         for field in schema.fields
@@ -115,7 +117,7 @@ def with_checked_text(rows: DataFrame) -> DataFrame:
     texts = set(_texts(rows))
     return rows.select(
         *(
-            functions.validate_utf8(quoted(name)).alias(name) if name in texts else quoted(name)
+            functions.validate_utf8(column_named(name)).alias(name) if name in texts else column_named(name)
             for name in rows.columns
         )
     )
@@ -128,7 +130,10 @@ def rejected_for_text(sink: str, rows: DataFrame) -> list[Rejected]:
     names = _texts(rows)
     wrong = functions.array_compact(
         functions.array(
-            *(functions.when(~functions.is_valid_utf8(quoted(name)), functions.lit(name)) for name in names)
+            *(
+                functions.when(~functions.is_valid_utf8(column_named(name)), functions.lit(name))
+                for name in names
+            )
         )
     )
     found = rows.select(LINEAGE, wrong.alias("wrong")).where("size(wrong) > 0").collect()
@@ -147,11 +152,11 @@ def _texts(rows: DataFrame) -> list[str]:
     ]
 
 
-def quoted(name: str) -> Column:
+def column_named(name: str) -> Column:
     """The column of exactly this name, dots and all."""
     from pyspark.sql import functions
 
-    return functions.col("`" + name.replace("`", "``") + "`")
+    return functions.col(quoted(name))
 
 
 def check_partitioning(partition_by: tuple[str, ...], rows: StructType) -> list[Problem]:

@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.client.settings import shared_settings
+from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.sinks.base import (
-    LINEAGE,
     Batch,
     Prepared,
     Problem,
@@ -37,7 +37,13 @@ from holdfast.pipeline.sinks.base import (
     SinkError,
     SinkFenced,
 )
-from holdfast.pipeline.sinks.columns import JSON_OPTIONS, check_json_keys, is_stored, quoted, stored_schema
+from holdfast.pipeline.sinks.columns import (
+    JSON_OPTIONS,
+    check_json_keys,
+    column_named,
+    is_stored,
+    stored_schema,
+)
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord, LedgerTopic, Standing, Topic, standing_of
 from holdfast.pipeline.sinks.kafka_records import Records, set_aside, sizes
 from holdfast.pipeline.sinks.kafka_writer import BATCH_BYTES, Message, Writer
@@ -340,7 +346,7 @@ class KafkaSinkWriter:
         if given is not None:
             value = _as_bytes(functions.expr(given), rows)
         else:
-            named = [quoted(name) for name in rows.columns if name != LINEAGE and is_stored(name)]
+            named = [column_named(name) for name in rows.columns if name != LINEAGE and is_stored(name)]
             text = functions.to_json(functions.struct(*named), JSON_OPTIONS) if named else functions.lit("{}")
             value = functions.encode(text, "utf-8")
         if TOMBSTONE in rows.columns and TOMBSTONE not in (given or ""):
@@ -421,8 +427,8 @@ def _with_keys_of_tombstones(rows: DataFrame) -> DataFrame:
     taken = {
         name: functions.when(
             functions.col(TOMBSTONE),
-            functions.coalesce(quoted(name), quoted(KEY_PREFIX + name).cast(kinds[name])),
-        ).otherwise(quoted(name))
+            functions.coalesce(column_named(name), column_named(KEY_PREFIX + name).cast(kinds[name])),
+        ).otherwise(column_named(name))
         for name in names
     }
     return rows.withColumns(taken)

@@ -22,8 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.digest import MASK
-from holdfast.pipeline.sinks.base import LINEAGE, SinkUnavailable
+from holdfast.pipeline.sinks.base import SinkUnavailable
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
 if TYPE_CHECKING:

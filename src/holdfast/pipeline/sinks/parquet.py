@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.atomic import read_named
-from holdfast.pipeline.definition.model import ParquetSink
+from holdfast.pipeline.definition.model import COMPRESSIONS, ParquetSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import to_text
@@ -64,7 +64,6 @@ ENTRIES = "_entries.jsonl"
 SCHEMA = "_schema.json"
 FORGOTTEN = "forgotten.json"
 BATCH = re.compile(r"batch=(\d{20})")
-CODECS = ("snappy", "gzip", "zstd", "lz4", "brotli", "none")
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 
 
@@ -316,9 +315,11 @@ class ParquetSinkWriter:
                         "name",
                     )
                 )
-        if self._definition.compression.lower() not in CODECS:
+        if self._definition.compression.lower() not in COMPRESSIONS:
             problems.append(
-                Problem("compression", f"{self._definition.compression!r} is not one of {', '.join(CODECS)}")
+                Problem(
+                    "compression", f"{self._definition.compression!r} is not one of {', '.join(COMPRESSIONS)}"
+                )
             )
         return problems
 

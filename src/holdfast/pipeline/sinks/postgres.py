@@ -30,13 +30,13 @@ import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
+from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.sinks.base import (
-    LINEAGE,
     Batch,
     Prepared,
     Problem,
@@ -50,8 +50,8 @@ from holdfast.pipeline.sinks.base import (
 from holdfast.pipeline.sinks.columns import (
     check_columns,
     check_json_keys,
+    column_named,
     fitting_schema,
-    quoted,
     stored_schema,
 )
 from holdfast.pipeline.sinks.postgres_copy import (
@@ -427,9 +427,9 @@ class PostgresSinkWriter:
                 columns.append(functions.col(f"{LINEAGE}.{name.removeprefix('_hf_')}").alias(name))
                 continue
             kind = schema[name].dataType
-            value = quoted(name) if name in present else functions.lit(None).cast(kind)
+            value = column_named(name) if name in present else functions.lit(None).cast(kind)
             if target.has_deletes and name in target.key and KEY_PREFIX + name in present:
-                of_record = quoted(KEY_PREFIX + name).cast(kind)
+                of_record = column_named(KEY_PREFIX + name).cast(kind)
                 value = functions.when(deletes, functions.coalesce(value, of_record)).otherwise(value)
             columns.append(travelling(value, kind).alias(name))
         if target.has_deletes:

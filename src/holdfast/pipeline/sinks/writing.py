@@ -24,11 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.ledger import Rejected
-from holdfast.pipeline.sinks.base import LINEAGE, RowsRejected, SinkError
-from holdfast.pipeline.sinks.columns import quoted
+from holdfast.pipeline.sinks.base import RowsRejected, SinkError
+from holdfast.pipeline.sinks.columns import column_named
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
@@ -101,7 +102,11 @@ def reject_unreadable(
                 why = f"column {name!r} has {len(value):,} characters, and names a directory"
             else:
                 continue
-            chosen = rows.where(quoted(name).cast("string") == functions.lit(value)).select(LINEAGE).collect()
+            chosen = (
+                rows.where(column_named(name).cast("string") == functions.lit(value))
+                .select(LINEAGE)
+                .collect()
+            )
             found += [
                 Rejected(row[LINEAGE]["topic"], row[LINEAGE]["partition"], row[LINEAGE]["offset"], sink, why)
                 for row in chosen
@@ -113,9 +118,11 @@ def reject_unreadable(
 def write_files(rows: DataFrame, files: FileSet) -> list[WrittenFile]:
     """Write these rows; returns what counts. Columns of `partition_by` go into the report and not into the files."""
 
-    values = [quoted(name).cast("string").alias(f"{VALUE}{at}") for at, name in enumerate(files.partition_by)]
+    values = [
+        column_named(name).cast("string").alias(f"{VALUE}{at}") for at, name in enumerate(files.partition_by)
+    ]
     if values:
-        kept = [quoted(name) for name in rows.columns if name not in files.partition_by]
+        kept = [column_named(name) for name in rows.columns if name not in files.partition_by]
         rows = rows.select(*kept, *values).sortWithinPartitions(
             *(f"{VALUE}{at}" for at in range(len(values)))
         )

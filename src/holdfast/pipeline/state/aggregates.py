@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.core.lineage import PLACE
 from holdfast.pipeline.engine.failures import StepError, spark_message
 from holdfast.pipeline.engine.inspection import CHANGING, quiet_spark
-from holdfast.pipeline.sinks.columns import quoted
+from holdfast.pipeline.sinks.columns import column_named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,9 +39,7 @@ DIGEST: Final = ("_low", "_high")
 """The halves of the digest's sum, each below 2**32."""
 START: Final = "_start"
 """Null in rows that take no part: they are counted with the others and aggregated by nobody."""
-ORDER: Final = ", ".join(
-    f"'{name}', _hf.{name}" for name in ("event_time", "topic", "partition", "offset", "index")
-)
+ORDER: Final = ", ".join(f"'{name}', _hf.{name}" for name in ("event_time", *PLACE))
 """Fields of a struct by which rows are first and last."""
 IN_ORDER: Final = frozenset({"First", "Last", "AnyValue"})
 """Refused in other steps; here rows have an order."""
@@ -172,7 +171,7 @@ def _checked_type(empty: DataFrame, step: str, keys: Sequence[str], name: str, s
         return StepError(step, f"aggregate {name!r} ({sql}): {what}")
 
     try:
-        frame = empty.groupBy(*(quoted(key) for key in keys), f.lit(1)).agg(f.expr(sql).alias("_x"))
+        frame = empty.groupBy(*(column_named(key) for key in keys), f.lit(1)).agg(f.expr(sql).alias("_x"))
     except Exception as error:
         raise wrong(spark_message(error)) from error
     classes = _classes(frame)

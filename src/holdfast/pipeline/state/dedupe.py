@@ -27,12 +27,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.core.lineage import PLACE, PLACE_COLUMNS, PLACE_DDL
+from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hash_sql, join_halves
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import Tally
-from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import DUPLICATES, LATE, Held, Moment, Turn
@@ -52,14 +53,11 @@ BROADCAST_ROWS_MAX: Final = 1_000_000
 """Hashes of a batch's rows that are handed to every task, some 50 MB of them; more are shuffled."""
 BROADCAST_PLACES_MAX: Final = 250_000
 """The same of places, which are larger."""
-PLACE: Final = ("topic", "partition", "offset", "index")
-PLACE_DDL: Final = "_hf_topic string, _hf_partition int, _hf_offset bigint, _hf_index int"
-PLACE_NAMES: Final = tuple(f"_hf_{part}" for part in PLACE)
 _NOWHERE: Final = tuple(
     f"CAST(NULL AS {kind}) AS {name}" for name, kind in (part.split() for part in PLACE_DDL.split(", "))
 )
 _OF_ROWS: Final = tuple(f"_hf.`{part}`" for part in PLACE)
-OWN_NAMES: Final = frozenset({"_t", "_h", "_until", "_route", "_new", "_dead", *PLACE_NAMES})
+OWN_NAMES: Final = frozenset({"_t", "_h", "_until", "_route", "_new", "_dead", *PLACE_COLUMNS})
 JUDGED, KEYLESS, TOO_LATE = 0, 1, 2
 
 SIMPLE: Final = {
@@ -168,7 +166,7 @@ class DedupeOperator:
     ) -> DataFrame:
         """What the memory gets: those that went on and can still matter."""
         until = f"_t + {REACH * self._within_ms}L AS _until"
-        fresh = verdict.others(judged, PLACE_NAMES).selectExpr(*(key.quoted for key in keys), "_t", until)
+        fresh = verdict.others(judged, PLACE_COLUMNS).selectExpr(*(key.quoted for key in keys), "_t", until)
         return fresh.where(f"_until > {moment.next_watermark_ms}L") if verdict.dead else fresh
 
     # -------------------------------------------------------------------- keys and times
@@ -235,10 +233,10 @@ class DedupeOperator:
             hashes = hashes if known is None else hashes.unionAll(known.select("_h"))
             suspected = judged.join(_small(hashes, count), "_h", "left_semi")
         plain = [f"{key.plain} AS {key.quoted}" for key in keys]
-        lines = suspected.selectExpr("_h", *plain, "true AS _new", *PLACE_NAMES, "_t")
+        lines = suspected.selectExpr("_h", *plain, "true AS _new", *PLACE_COLUMNS, "_t")
         if known is not None:
             lines = lines.unionAll(known.selectExpr("_h", *plain, "false AS _new", *_NOWHERE, "_t"))
-        order = ["_h", *(key.quoted for key in keys), "_new", *PLACE_NAMES]
+        order = ["_h", *(key.quoted for key in keys), "_new", *PLACE_COLUMNS]
         sorted_lines = lines.repartition("_h").sortWithinPartitions(*order)
         found = map_in_arrow(sorted_lines, partial(_judge, self._within_ms, len(keys)), PLACE_DDL)
         return _written_down(found, self._scratch(moment, "duplicates"), PLACE_DDL, held.spark)
@@ -311,7 +309,7 @@ def _judge(within_ms: int, key_count: int, batches: Iterable[pa.RecordBatch]) ->
                 doubles.append(number)
         if doubles:
             chosen = batch.take(pa.array(doubles, pa.int64()))
-            yield chosen.select(list(PLACE_NAMES))
+            yield chosen.select(list(PLACE_COLUMNS))
 
 
 # ---------------------------------------------------------------------------- counting
@@ -367,8 +365,8 @@ class _Verdict:
     def _joined(self, frame: DataFrame, doubles: DataFrame, columns: Sequence[str], kind: str) -> DataFrame:
         from pyspark.sql import functions as f
 
-        theirs = doubles.selectExpr(*(f"{name} AS _dup{name}" for name in PLACE_NAMES))
-        equal = " AND ".join(f"{own} = _dup{name}" for own, name in zip(columns, PLACE_NAMES, strict=True))
+        theirs = doubles.selectExpr(*(f"{name} AS _dup{name}" for name in PLACE_COLUMNS))
+        equal = " AND ".join(f"{own} = _dup{name}" for own, name in zip(columns, PLACE_COLUMNS, strict=True))
         return frame.join(_small(theirs, self.doubled.rows, BROADCAST_PLACES_MAX), f.expr(equal), kind)
 
 
@@ -376,7 +374,7 @@ def _count_judged(judged: DataFrame, doubles: DataFrame, dead: str) -> _Verdict:
     from pyspark.sql import functions as f
 
     # How many there are is what is asked: Spark goes by the size of the files.
-    marked = judged.join(doubles.selectExpr("*", "true AS _dup"), list(PLACE_NAMES), "left")
+    marked = judged.join(doubles.selectExpr("*", "true AS _dup"), list(PLACE_COLUMNS), "left")
     sums = [f.expr(text) for text in (*_SUMS, f"count_if({dead}) AS dead")]
     passed, doubled, dead_count = Tally(), Tally(), 0
     for row in marked.groupBy("_dup").agg(*sums).collect():

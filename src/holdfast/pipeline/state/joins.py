@@ -27,13 +27,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from holdfast.pipeline.core.lineage import LINEAGE_TYPE, PLACE, of_step
+from holdfast.pipeline.core.sql import quoted, struct_of
 from holdfast.pipeline.definition.model import EventTime, Join
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.digest import hash_sql, join_halves
 from holdfast.pipeline.engine.failures import StepError, spark_message
 from holdfast.pipeline.engine.inspection import inspect
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally
-from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
 
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 NONE: Final = Tally()
 LEFT, RIGHT = 0, 1
-PLACE: Final = ("topic", "partition", "offset", "index")
-PLACE_DDL: Final = "struct<topic:string,partition:int,offset:bigint,index:int>"
 BUCKETS: Final = 64
 """Parts in which rows are numbered side by side; a constant, since the numbers follow from it."""
 WHOLE: Final = ("tinyint", "smallint", "int", "bigint")
@@ -245,7 +244,7 @@ class JoinOperator:
             return []
         closing = known.where(f"_until <= {closed_ms}L")
         alone = self._met(closing, known, form, "left_anti")
-        missing = [f"CAST(NULL AS {PLACE_DDL}) AS _r", "CAST(NULL AS BIGINT) AS _rt"]
+        missing = [f"CAST(NULL AS {LINEAGE_TYPE}) AS _r", "CAST(NULL AS BIGINT) AS _rt"]
         nothing = functions.lit(None).cast(form.right).alias("r")
         return [self._selected(alone.selectExpr("*", *missing).select("*", nothing), form)]
 
@@ -297,9 +296,8 @@ class JoinOperator:
 
     def _narrow(self, version: int, index: str) -> list[str]:
         """What every sink takes of a row beside its own columns."""
-        name = self.name.replace("\\", "\\\\").replace("'", "\\'")
         return [
-            f"named_struct('topic', '{name}', 'partition', 0, 'offset', {version}L, 'index', {index}) AS _hf",
+            of_step(self.name, f"{version}L", index),
             "_key",
             "_timestamp",
             "false AS _tombstone",
@@ -414,11 +412,7 @@ def _mentions(texts: str, letter: str, name: str) -> bool:
 def _struct_sql(fields: StructType) -> str:
     if fields.names == ["_none"]:
         return "named_struct('_none', 0)"
-    parts = []
-    for field in fields.fields:
-        text = field.name.replace("\\", "\\\\").replace("'", "\\'")
-        parts.append(f"'{text}', {quoted(field.name)}")
-    return f"named_struct({', '.join(parts)})"
+    return struct_of(fields.names)
 
 
 def _key_sql(form: _Form) -> str:
@@ -435,4 +429,4 @@ def _key_sql(form: _Form) -> str:
 def _place_type() -> DataType:
     from holdfast.pipeline.engine.staging import ddl_schema
 
-    return ddl_schema(f"place {PLACE_DDL}")["place"].dataType
+    return ddl_schema(f"place {LINEAGE_TYPE}")["place"].dataType

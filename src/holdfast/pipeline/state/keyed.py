@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.core.lineage import LINEAGE, LINEAGE_TYPE, PLACE_COLUMNS, of_step
+from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.functions import load_function, name_of
 from holdfast.pipeline.definition.model import EventTime, Keyed
@@ -32,7 +34,6 @@ from holdfast.pipeline.digest import hash_sql
 from holdfast.pipeline.engine.failures import StepError, Unbalanced, spark_message
 from holdfast.pipeline.engine.python_steps import pickled
 from holdfast.pipeline.engine.staging import HEADERS_DDL, Tally, ddl_schema
-from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
@@ -64,9 +65,7 @@ KEY_TYPES: Final = (
 )
 """Of which two that are equal are also written alike; a double is not such a type."""
 EVENT_TIME: Final = "_event_time"
-PLACE_COLUMNS: Final = ("_hf_topic", "_hf_partition", "_hf_offset", "_hf_index")
 ROWS_DDL: Final = f"_key binary, _timestamp timestamp, _tombstone boolean, _headers {HEADERS_DDL}"
-LINEAGE_DDL: Final = "_hf struct<topic:string,partition:int,offset:bigint,index:int>"
 
 
 @dataclass(frozen=True)
@@ -223,7 +222,9 @@ class KeyedOperator:
     def _rows_schema(self, shapes: Shapes) -> StructType:
         from pyspark.sql.types import StructType
 
-        return StructType([*ddl_schema(f"{LINEAGE_DDL}, {ROWS_DDL}").fields, *shapes.output.fields])
+        return StructType(
+            [*ddl_schema(f"{LINEAGE} {LINEAGE_TYPE}, {ROWS_DDL}").fields, *shapes.output.fields]
+        )
 
     # -------------------------------------------------------------------- the job
 
@@ -318,13 +319,11 @@ class KeyedOperator:
             stored = stored.add(field)
         firsts = itertools.accumulate((report["rows"] for report in reports), initial=0)
         first = f"array({', '.join(f'{number}L' for number in firsts)})[_bucket]"
-        name = self.name.replace("\\", "\\\\").replace("'", "\\'")
         return (
             spark.read.schema(stored)
             .parquet(*files)
             .selectExpr(
-                f"named_struct('topic', '{name}', 'partition', 0, 'offset', {moment.number}L, "
-                f"'index', CAST({first} + _index AS INT)) AS _hf",
+                of_step(self.name, f"{moment.number}L", f"CAST({first} + _index AS INT)"),
                 "_key",
                 "_timestamp",
                 "false AS _tombstone",

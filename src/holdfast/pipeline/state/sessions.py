@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from holdfast.pipeline.formats.types import quoted
+from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.state.segments import UNTIL
 from holdfast.pipeline.state.spans import END, START
 

@@ -19,10 +19,11 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from holdfast.pipeline.core.lineage import of_step
+from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.staging import HEADERS_DDL
-from holdfast.pipeline.formats.types import quoted
 from holdfast.pipeline.sinks.columns import JSON_OPTIONS
 from holdfast.pipeline.state.window_state import steady
 
@@ -69,11 +70,8 @@ def tap_rows(step: Window, windows: DataFrame, number: int, *, is_small: bool) -
     keys = [quoted(key) for key in step.key]
     order = ", ".join([*keys, "_begin"])
     place = f"row_number() OVER (PARTITION BY {BUCKET} ORDER BY {order})"
-    text = step.name.replace("\\", "\\\\").replace("'", "\\'")
-    lineage = (
-        f"named_struct('topic', '{text}', 'partition', 0, 'offset', {steady(number, '_begin')}, 'index', "
-        f"CAST(({place} - 1) * {1 if is_small else BUCKETS} + {BUCKET} AS INT)) AS _hf"
-    )
+    index = f"CAST(({place} - 1) * {1 if is_small else BUCKETS} + {BUCKET} AS INT)"
+    lineage = of_step(step.name, steady(number, "_begin"), index)
     # Sums of halves: what the lower one has above 32 bits goes to the upper.
     digest = "shiftleft(_high + shiftrightunsigned(_low, 32), 32) | (_low & 4294967295L)"
     start = f"timestamp_millis(_begin) AS {WINDOW_START}"
