@@ -282,3 +282,53 @@ def in_postgres(world: World, server: PostgresServer) -> Iterator[dict[str, Any]
                 name: row[name] if isinstance(kind, str) else typed_rows.of_json(kind, row[name])
                 for name, kind in world.whole.kinds.items()
             }
+
+
+KEYS = ("a", "", "\u00e9", "e\u0301", "\U0001f600", "null", '"', "x" * 3000)
+
+
+@pytest.mark.long
+def test_a_compacted_topic_has_the_last_row_of_each_key_after_compaction(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Keys as the source has them, tombstones too; what is deleted is gone, what came back is there."""
+    rows = typed_rows.renamed(Rows.of(3, 3 * len(KEYS) + 1)).fitted(typed_rows.finite)
+    values: list[bytes | None] = list(typed_rows.as_json(rows))
+    keys = [KEYS[at % len(KEYS)] for at in range(len(values) - 1)] + ["the newest segment is not compacted"]
+    for deleted in (8, 9, 16, 18):
+        values[deleted] = None
+    expected: dict[bytes, dict[str, Any] | None] = {}
+    for key, value, row in zip(keys, values, rows.plain().values(), strict=True):
+        expected[key.encode()] = None if value is None else row
+    fields = tuple(Field(name, typed_rows.ddl(kind), required=False) for name, kind in rows.kinds.items())
+    compacted = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
+    with Broker(str(tmp_path / "broker"), settings={"log.cleaner.backoff.ms": "20"}) as broker:
+        bootstrap = broker.bootstrap_servers
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        topics = [NewTopic("typed", 1, 1), NewTopic("last", 1, 1, config=compacted)]
+        for each in admin.create_topics(topics).values():
+            each.result(30)
+        producer = Producer({"bootstrap.servers": bootstrap})
+        for key, value in zip(keys, values, strict=True):
+            producer.produce("typed", value, key)
+        assert producer.flush(30) == 0
+        source = Source(
+            ("typed",), bootstrap=bootstrap, value=Decoding("json", fields), batch_records=len(KEYS)
+        )
+        definition = PipelineDefinition(
+            "last", source, sinks=(KafkaSink("last"),), home=str(tmp_path / "home")
+        )
+        run_pipeline(definition, spark=spark, signals=False)
+        while True:
+            found = read(bootstrap, "last")
+            if len(found) == len({message.key() for message in found}):
+                break
+    assert {message.key() for message in found} == expected.keys()
+    for message in found:
+        last = expected[message.key()]
+        if last is None:
+            assert message.value() is None
+        else:
+            value = typed_rows.parsed(message.value())
+            given = {name: typed_rows.of_json(kind, value[name]) for name, kind in rows.kinds.items()}
+            assert typed_rows.differences(rows.kinds, {last["id"]: last}, [given]) == []

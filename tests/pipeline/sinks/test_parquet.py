@@ -333,6 +333,10 @@ def test_a_definition_that_does_not_fit_the_rows_is_told(rows: Any, table: str) 
     problems = sink.check(rows([]).schema)
     assert {problem.where for problem in problems} == {"partition_by", "compression"}
     assert any("no column 'no'" in problem.message for problem in problems)
+    by_time = ParquetSinkWriter(ParquetSink(table, partition_by=("at",)), "shop")
+    [problem] = by_time.check(rows([], "id bigint, at timestamp").schema)
+    assert "readers in another than UTC" in problem.message
+    assert by_time.check(rows([], "id bigint, at timestamp_ntz").schema) == []
 
 
 def test_a_directory_without_permission_is_explained(

@@ -160,7 +160,7 @@ def column_named(name: str) -> Column:
 
 
 def check_partitioning(partition_by: tuple[str, ...], rows: StructType) -> list[Problem]:
-    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
+    from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType, TimestampType
 
     problems = []
     stored = {field.name: field.dataType for field in stored_schema(rows).fields}
@@ -174,6 +174,14 @@ def check_partitioning(partition_by: tuple[str, ...], rows: StructType) -> list[
                 Problem(
                     "partition_by",
                     f"column {name!r} is {kind.simpleString()}, which cannot be part of a directory's name",
+                )
+            )
+        elif isinstance(kind, TimestampType):
+            problems.append(
+                Problem(
+                    "partition_by",
+                    f"column {name!r} is timestamp, and a directory's name has no zone: readers in another than UTC "
+                    f"would see another time. Partition by a date (to_date({name})), a timestamp_ntz or a string",
                 )
             )
     if len(set(partition_by)) < len(partition_by):
