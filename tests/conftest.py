@@ -12,11 +12,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Any, Final
 
 import pytest
 from tests.support import tiers
@@ -49,6 +50,11 @@ MARK_OF_FIXTURE: Final = {
 }
 """A test that uses one of these shares its JVM with all others that do."""
 GROUP_OF_MARK: Final = {"apache_kafka": XDIST_GROUP, "apache_cluster": "apache-cluster", "spark": "spark"}
+STDERR: Final = 2
+NOISE: Final = pytest.StashKey[IO[bytes]]()
+NOISE_SHOWN_BYTES: Final = 4000
+PASSED: Final = pytest.StashKey[int]()
+PASSED_PER_DOT: Final = 25
 MARKS_WITH_JAVA: Final = (*GROUP_OF_MARK, "java")
 
 
@@ -120,6 +126,37 @@ def compile_once(config: pytest.Config) -> None:
     if sum(each.stem not in compiled for each in tests) > len(tests) // 2:
         command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", *config.args]
         subprocess.run(command, stdout=subprocess.DEVNULL, cwd=config.rootpath, check=False)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Clients of a test that is over go on writing to their worker's stderr: it is shown when a worker dies."""
+    noise, shown = tempfile.TemporaryFile("w+b"), os.dup(STDERR)  # noqa: SIM115
+    config.stash[NOISE] = noise
+    os.dup2(noise.fileno(), STDERR)
+
+    def put_back() -> None:
+        os.dup2(shown, STDERR)
+        os.close(shown)
+        noise.close()
+
+    config.add_cleanup(put_back)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        noise = node.config.stash[NOISE]
+        noise.seek(max(0, noise.seek(0, os.SEEK_END) - NOISE_SHOWN_BYTES))
+        print(noise.read().decode(errors="replace"))
+
+
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> Any:
+    """One dot for many tests that passed, where many workers run them."""
+    if report.passed and report.when == "call" and config.getoption("numprocesses", None):
+        config.stash[PASSED] = config.stash.get(PASSED, 0) + 1
+        return "passed", "." if config.stash[PASSED] % PASSED_PER_DOT == 0 else "", "PASSED"
+    return None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

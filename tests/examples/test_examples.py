@@ -180,7 +180,7 @@ def our_stage(holdfast_broker: BrokerProcess, tmp_path: Path) -> Iterator[Stage]
 @pytest.fixture(
     params=[
         "holdfast",
-        pytest.param("apache", marks=[pytest.mark.interop, pytest.mark.apache_kafka]),
+        pytest.param("apache", marks=[pytest.mark.interop, pytest.mark.apache_kafka, pytest.mark.long]),
     ]
 )
 def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stage]:
