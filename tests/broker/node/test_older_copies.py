@@ -6,7 +6,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.log.checkpoints import encode_uuid, write_partition_metadata
-from holdfast.broker.node.directories import Session, decode_session, encode_session
+from holdfast.broker.node.directories import BrokerRun, decode_session, encode_session
 from holdfast.errors import DataDirectoryError
 from holdfast.testing.bare_node import BareNode
 from holdfast.testing.disk import SimulatedDisk
@@ -141,9 +141,9 @@ def test_a_partition_with_an_unknown_id_in_it_is_offline_and_stays_as_it_is(
 
 @pytest.mark.parametrize("data", [b"boot\n", b"boot", b"boot\nx\n\n", b"boot\n7\nnothing\n", b"boot\n7"])
 def test_a_session_of_an_earlier_version_or_a_damaged_one_tells_the_boot_alone(data: bytes) -> None:
-    assert decode_session(data) == Session("boot")
+    assert decode_session(data) == BrokerRun("boot")
 
 
 def test_a_session_is_read_as_it_was_written(node: BareNode) -> None:
-    session = Session("boot", 7, frozenset(each.id for each in node.node.directories))
+    session = BrokerRun("boot", 7, frozenset(each.id for each in node.node.directories))
     assert decode_session(encode_session(session)) == session

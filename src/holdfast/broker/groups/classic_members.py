@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from kio.schema.errors import ErrorCode
 
@@ -27,52 +28,25 @@ from holdfast.seams import Scheduled
 from holdfast.wire.consumer_protocol import decode_subscription
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ClassicMember:
-    __slots__ = (
-        "assignment",
-        "client_host",
-        "client_id",
-        "deadline_ms",
-        "group_instance_id",
-        "is_new",
-        "join_reply",
-        "member_id",
-        "protocols",
-        "rebalance_timeout_ms",
-        "session_timeout_ms",
-        "sync_reply",
-        "timer",
-        "timer_ms",
-    )
-
-    def __init__(
-        self,
-        member_id: str,
-        group_instance_id: str | None,
-        client_id: str,
-        client_host: str,
-        session_timeout_ms: int,
-        rebalance_timeout_ms: int,
-        protocols: tuple[MemberProtocol, ...],
-        assignment: bytes = b"",
-    ) -> None:
-        self.member_id = member_id
-        self.group_instance_id = group_instance_id
-        self.client_id = client_id
-        self.client_host = client_host
-        self.session_timeout_ms = session_timeout_ms
-        self.rebalance_timeout_ms = rebalance_timeout_ms
-        self.protocols = protocols
-        self.assignment = assignment
-        self.is_new = False
-        """It has never got an answer, does not know its id and cannot heartbeat."""
-        self.join_reply: JoinCallback | None = None
-        self.sync_reply: SyncCallback | None = None
-        self.deadline_ms = 0
-        """When it counts as gone (monotonic clock). Heartbeats move this and nothing else."""
-        self.timer: Scheduled | None = None
-        self.timer_ms = 0
-        """When `timer` fires: at or before `deadline_ms`."""
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[MemberProtocol, ...]
+    assignment: bytes = b""
+    is_new: bool = False
+    """It has never got an answer, does not know its id and cannot heartbeat."""
+    join_reply: JoinCallback | None = None
+    sync_reply: SyncCallback | None = None
+    deadline_ms: int = 0
+    """When it counts as gone (monotonic clock). Heartbeats move this and nothing else."""
+    timer: Scheduled | None = None
+    timer_ms: int = 0
+    """When `timer` fires: at or before `deadline_ms`."""
 
     @property
     def is_waiting(self) -> bool:

@@ -14,7 +14,8 @@ tells of their group; what is missing is taken as empty until it comes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 from uuid import UUID
 
 from holdfast.broker.groups.assignors import NOTHING, Assignment
@@ -65,46 +66,30 @@ hear of partitions that are its own, or that it must give up. The wait doubles e
 """
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ConsumerMember:
     """A member and its deadlines."""
 
-    __slots__ = (
-        "current",
-        "deadline_ms",
-        "join_timer",
-        "member_id",
-        "profile",
-        "rebalance_timer",
-        "session_timer",
-        "session_timer_ms",
-        "sync_timer",
-        "tell_again_ms",
-        "told_times",
-    )
-
-    is_waiting: Final = False
+    member_id: str
+    profile: Profile = STRANGER
+    current: CurrentAssignment = NEWCOMER
+    deadline_ms: int = 0
+    """When it counts as gone (monotonic clock), 0 before its first session. A heartbeat moves this and nothing else."""
+    session_timer: Scheduled | None = None
+    session_timer_ms: int = 0
+    """When that timer fires: at or before the deadline, looks at it, and is set again."""
+    rebalance_timer: Scheduled | None = None
+    """By when it must have given up what it was told to."""
+    join_timer: Scheduled | None = None
+    """By when a classic member that was told of a rebalance must have joined again."""
+    sync_timer: Scheduled | None = None
+    """By when a classic member that joined must have asked for its assignment."""
+    tell_again_ms: int | None = None
+    """When to send it its assignment again (monotonic clock). None once it has said what it holds since it was sent."""
+    told_times: int = 0
+    """How often it was sent since."""
+    is_waiting: ClassVar[bool] = False
     """Every request of this protocol is answered at once."""
-
-    def __init__(self, member_id: str) -> None:
-        self.member_id = member_id
-        self.profile = STRANGER
-        self.current = NEWCOMER
-        self.deadline_ms = 0
-        """When it counts as gone (monotonic clock), 0 before its first session. A heartbeat moves this and nothing
-        else."""
-        self.session_timer: Scheduled | None = None
-        self.session_timer_ms = 0
-        """When that timer fires: at or before the deadline, looks at it, and is set again."""
-        self.rebalance_timer: Scheduled | None = None
-        """By when it must have given up what it was told to."""
-        self.join_timer: Scheduled | None = None
-        """By when a classic member that was told of a rebalance must have joined again."""
-        self.sync_timer: Scheduled | None = None
-        """By when a classic member that joined must have asked for its assignment."""
-        self.tell_again_ms: int | None = None
-        """When to send it its assignment again (monotonic clock); none: it has said what it holds since it was sent."""
-        self.told_times = 0
-        """How often it was sent since."""
 
     @property
     def is_classic(self) -> bool:

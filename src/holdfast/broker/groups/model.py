@@ -26,6 +26,7 @@ from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
+from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
 from holdfast.seams import Journal, Now, Randomness, Schedule
 
@@ -71,49 +72,6 @@ class Topics(Protocol):
         ...
 
 
-class GroupSettings(Protocol):
-    """Settings of the broker under their own names; `BrokerConfig` is one. They may change while running."""
-
-    @property
-    def group_initial_rebalance_delay_ms(self) -> int: ...
-    @property
-    def group_min_session_timeout_ms(self) -> int: ...
-    @property
-    def group_max_session_timeout_ms(self) -> int: ...
-    @property
-    def group_max_size(self) -> int: ...
-    @property
-    def offset_metadata_max_bytes(self) -> int: ...
-    @property
-    def offsets_retention_minutes(self) -> int: ...
-    @property
-    def offsets_retention_check_interval_ms(self) -> int: ...
-    @property
-    def group_coordinator_rebalance_protocols(self) -> tuple[str, ...]: ...
-    @property
-    def group_consumer_assignment_interval_ms(self) -> int: ...
-    @property
-    def group_consumer_assignors(self) -> tuple[str, ...]: ...
-    @property
-    def group_consumer_heartbeat_interval_ms(self) -> int: ...
-    @property
-    def group_consumer_max_heartbeat_interval_ms(self) -> int: ...
-    @property
-    def group_consumer_min_heartbeat_interval_ms(self) -> int: ...
-    @property
-    def group_consumer_max_session_timeout_ms(self) -> int: ...
-    @property
-    def group_consumer_min_session_timeout_ms(self) -> int: ...
-    @property
-    def group_consumer_session_timeout_ms(self) -> int: ...
-    @property
-    def group_consumer_max_size(self) -> int: ...
-    @property
-    def group_consumer_migration_policy(self) -> str: ...
-    @property
-    def group_consumer_regex_refresh_interval_ms(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class CoordinatorContext:
     """Everything a group needs from the world."""
@@ -122,7 +80,7 @@ class CoordinatorContext:
     schedule: Schedule
     randomness: Randomness
     topics: Topics
-    settings: Callable[[], GroupSettings]
+    settings: Callable[[], BrokerConfig]
     """The settings of this moment: never keep what it returns."""
     overrides: Callable[[str], Mapping[str, str]]
     """The settings an operator gave one group, by name (`consumer.session.timeout.ms`, …)."""

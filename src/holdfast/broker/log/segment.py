@@ -15,6 +15,7 @@ of idle partitions cost no descriptors, and a long log a few.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -68,62 +69,42 @@ class TimestampAndOffset(NamedTuple):
     offset: int
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Segment:
-    __slots__ = (
-        "_file",
-        "_fs",
-        "_index",
-        "_is_adopted",
-        "_time_index",
-        "_transactions",
-        "ahead_end",
-        "appended_ms",
-        "base_offset",
-        "bytes_since_index_entry",
-        "created_ms",
-        "directory",
-        "first_timestamp",
-        "has_transaction_file",
-        "has_untimed",
-        "index_damage",
-        "max_timestamp",
-        "next_offset",
-        "offset_of_max_timestamp",
-        "size",
-        "whole_bytes",
-    )
+    _fs: FileSystem
+    directory: str
+    base_offset: int
+    size: int
+    """Bytes of whole batches; what lies behind them in the file is not part of the log."""
+    created_ms: int
+    next_offset: int = field(init=False)
+    whole_bytes: int = 0
+    """Where the last whole batch ends, by offset and in the file, as reading the indexes has found it."""
+    ahead_end: int = 0
+    """Up to here the file holds zeros behind its last batch; below `size` when there are none."""
+    appended_ms: int = field(init=False)
+    """When the last batch was appended, on the broker's clock. After a start, when the file was last changed."""
+    first_timestamp: int | None = None
+    """Of the first batch, see `timestamp_of`: a segment rolls `segment.ms` after it."""
+    max_timestamp: int = NO_TIMESTAMP
+    has_untimed: bool = False
+    """Whether there is a batch here without a timestamp: its age is counted from `appended_ms`."""
+    offset_of_max_timestamp: int = field(init=False)
+    bytes_since_index_entry: int = 0
+    index_damage: str | None = None
+    """What is wrong with the index files, if anything is: then they should be written anew."""
+    has_transaction_file: bool = False
+    """Whether there is a transaction index on disk, which may be older than the one in memory."""
+    _file: File | None = None
+    _is_adopted: bool = False
+    """Whether the file has another name for now."""
+    _index: OffsetIndex | None = None
+    _time_index: TimeIndex | None = None
+    _transactions: TransactionIndex | None = None
 
-    def __init__(self, fs: FileSystem, directory: str, base_offset: int, size: int, created_ms: int) -> None:
-        self._fs = fs
-        self.directory = directory
-        self.base_offset = base_offset
-        self.size = size
-        """Bytes of whole batches; what lies behind them in the file is not part of the log."""
-        self.next_offset = base_offset
-        self.whole_bytes = 0
-        """Where the last whole batch ends, by offset and in the file, as reading the indexes has found it."""
-        self.ahead_end = 0
-        """Up to here the file holds zeros behind its last batch; below `size` when there are none."""
-        self.created_ms = created_ms
-        self.appended_ms = created_ms
-        """When the last batch was appended, on the broker's clock. After a start, when the file was last changed."""
-        self.first_timestamp: int | None = None
-        """Of the first batch, see `timestamp_of`: a segment rolls `segment.ms` after it."""
-        self.max_timestamp = NO_TIMESTAMP
-        self.has_untimed = False
-        """Whether there is a batch here without a timestamp: its age is counted from `appended_ms`."""
-        self.offset_of_max_timestamp = base_offset
-        self.bytes_since_index_entry = 0
-        self.index_damage: str | None = None
-        """What is wrong with the index files, if anything is: then they should be written anew."""
-        self.has_transaction_file = False
-        """Whether there is a transaction index on disk, which may be older than the one in memory."""
-        self._file: File | None = None
-        self._is_adopted = False
-        """Whether the file has another name for now."""
-        self._index: OffsetIndex | None = None
-        self._time_index: TimeIndex | None = None
-        self._transactions: TransactionIndex | None = None
+    def __post_init__(self) -> None:
+        self.next_offset = self.offset_of_max_timestamp = self.base_offset
+        self.appended_ms = self.created_ms
 
     def path(self, suffix: str = LOG_SUFFIX) -> str:
         return f"{self.directory}/{offset_name(self.base_offset)}{suffix}"

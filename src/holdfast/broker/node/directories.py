@@ -66,7 +66,7 @@ def holds_records(fs: FileSystem, path: str) -> bool:
     return any(name.endswith(RECORD_SUFFIXES) and fs.size(f"{path}/{name}") for name in fs.list(path))
 
 
-class Session(NamedTuple):
+class BrokerRun(NamedTuple):
     """One run of the broker, as its log directories remember it: what tells a directory from an older copy of it."""
 
     boot_id: str
@@ -75,19 +75,19 @@ class Session(NamedTuple):
     """In the directory of the metadata log: which ones began this session before it."""
 
 
-def encode_session(session: Session) -> bytes:
+def encode_session(session: BrokerRun) -> bytes:
     directories = " ".join(sorted(each.hex for each in session.directories))
     return f"{session.boot_id}\n{session.broker_epoch}\n{directories}\n".encode()
 
 
-def decode_session(data: bytes) -> Session:
+def decode_session(data: bytes) -> BrokerRun:
     """Earlier versions wrote the boot's id alone; of a damaged file no more than that is believed."""
     boot_id, *rest = data.decode("utf-8", "replace").split("\n")
     try:
         epoch, directories = rest[:2]
-        return Session(boot_id, int(epoch), frozenset(UUID(hex=each) for each in directories.split()))
+        return BrokerRun(boot_id, int(epoch), frozenset(UUID(hex=each) for each in directories.split()))
     except ValueError:
-        return Session(boot_id)
+        return BrokerRun(boot_id)
 
 
 class LogDirectory:
@@ -104,7 +104,7 @@ class LogDirectory:
         self.has_new_id = False
         """Its identity named no id of the directory, so that it got one now."""
         self.was_clean = False
-        self.session = Session("")
+        self.session = BrokerRun("")
         """The last one that began here."""
         self.torn_tail_expected = False
         self.recovery_points: Offsets = {}
@@ -190,7 +190,7 @@ class LogDirectory:
         self.log_starts = log_starts or {}
         self.log_starts_known = log_starts is not None or self.meta is None
         path = f"{self.path}/{SESSION_FILE}"
-        self.session = decode_session(read_whole(fs, path)) if fs.exists(path) else Session("")
+        self.session = decode_session(read_whole(fs, path)) if fs.exists(path) else BrokerRun("")
         self.torn_tail_expected = self.session.boot_id != boot_id
         self.was_clean = take_clean_shutdown(fs, self.path) is not None
 
@@ -205,7 +205,7 @@ class LogDirectory:
         for path in reversed(missing):
             self._fs.flush_directory(parent_of(path))
 
-    def begin_session(self, session: Session) -> None:
+    def begin_session(self, session: BrokerRun) -> None:
         """Every log here is recovered: from now on this boot's page cache holds what is written."""
         write_atomically(self._fs, f"{self.path}/{SESSION_FILE}", encode_session(session))
         self.is_in_session = True

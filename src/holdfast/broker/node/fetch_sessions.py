@@ -53,7 +53,7 @@ def weight(key: PartitionKey) -> int:
     return 1 + len(topic) // (TOPIC_NAME_LENGTH_MAX + 1) if isinstance(topic, str) else 1
 
 
-class Session:
+class FetchSession:
     __slots__ = ("_sent", "epoch", "id", "last_used_ms", "partitions", "weight")
 
     def __init__(self, session_id: int, now_ms: int) -> None:
@@ -98,7 +98,7 @@ class Session:
 
 class FetchPlan(NamedTuple):
     partitions: list[tuple[PartitionKey, WantedPartition]]
-    session: Session | None
+    session: FetchSession | None
     is_full: bool
     """A full response names every partition; an incremental one only what changed."""
 
@@ -111,7 +111,7 @@ class FetchSessions:
     def __init__(self, slots_max: int, randomness: Randomness) -> None:
         self._slots_max = slots_max
         self._randomness = randomness
-        self._sessions: OrderedDict[int, Session] = OrderedDict()
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -165,7 +165,7 @@ class FetchSessions:
     def _has_room(self, more: int) -> bool:
         return more + sum(session.weight for session in self._sessions.values()) <= REMEMBERED_MAX
 
-    def _create(self, weight: int, now: Now) -> Session | None:
+    def _create(self, weight: int, now: Now) -> FetchSession | None:
         if self._slots_max <= 0 or weight > REMEMBERED_MAX:
             return None
         while len(self._sessions) >= self._slots_max or not self._has_room(weight):
@@ -176,5 +176,5 @@ class FetchSessions:
         session_id = 0
         while session_id == 0 or session_id in self._sessions:
             session_id = 1 + self._randomness.below(2**31 - 2)
-        session = self._sessions[session_id] = Session(session_id, now.monotonic_ms)
+        session = self._sessions[session_id] = FetchSession(session_id, now.monotonic_ms)
         return session

@@ -6,6 +6,7 @@ Machines do not call each other: this is where what the log says is carried to t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
@@ -23,47 +24,29 @@ from holdfast.wire.batch import BatchHeader
 from holdfast.wire.positions import LogPosition
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class HostedPartition:
-    __slots__ = (
-        "_stable_position",
-        "directory",
-        "flush_running",
-        "flush_waiters",
-        "index",
-        "is_deleted",
-        "leader_epoch",
-        "log",
-        "offsets",
-        "topic",
-        "topic_id",
-        "wants_flush",
-    )
+    topic: str
+    topic_id: UUID
+    index: int
+    leader_epoch: int
+    log: Log
+    directory: LogDirectory
+    report: InitVar[Callable[[str, Exception], None]]
+    """Is told what those raise who wait for the partition."""
+    offsets: PartitionOffsets = field(init=False)
+    flush_waiters: Waiters = field(init=False)
+    """Who waits for a flush although the topic acknowledges without; see `GroupCommit.when_flushed`."""
+    _stable_position: LogPosition = field(init=False)
+    flush_running: bool = False
+    wants_flush: bool = False
+    is_deleted: bool = False
 
-    def __init__(
-        self,
-        topic: str,
-        topic_id: UUID,
-        index: int,
-        leader_epoch: int,
-        log: Log,
-        directory: LogDirectory,
-        report: Callable[[str, Exception], None],
-    ) -> None:
-        """`report` is told what those raise who wait for the partition."""
-        self.topic = topic
-        self.topic_id = topic_id
-        self.index = index
-        self.leader_epoch = leader_epoch
-        self.log = log
-        self.directory = directory
-        report_waiter = partial(report, f"what waits for {topic}-{index}")
-        self.offsets = PartitionOffsets(log.end_position, report_waiter)
-        self._stable_position = log.end_position
-        self.flush_running = False
+    def __post_init__(self, report: Callable[[str, Exception], None]) -> None:
+        report_waiter = partial(report, f"what waits for {self.name}")
+        self.offsets = PartitionOffsets(self.log.end_position, report_waiter)
         self.flush_waiters = Waiters(report_waiter)
-        """Who waits for a flush although the topic acknowledges without; see `GroupCommit.when_flushed`."""
-        self.wants_flush = False
-        self.is_deleted = False
+        self._stable_position = self.log.end_position
         self._follow_transactions()
 
     @property

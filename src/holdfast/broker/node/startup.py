@@ -24,7 +24,7 @@ from holdfast.broker.log.write_ahead import NO_ROOM_ERRNOS
 from holdfast.broker.metadata import changes
 from holdfast.broker.metadata.image import RESERVED_DIRECTORIES, BrokerImage, SupportedFeature
 from holdfast.broker.metadata.names import METADATA_TOPIC
-from holdfast.broker.node.directories import LogDirectory, Session
+from holdfast.broker.node.directories import BrokerRun, LogDirectory
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.metadata_log import find_metadata, make_metadata
 from holdfast.broker.node.placement import Survey, flag
@@ -110,7 +110,7 @@ def _begin_sessions(node: Node) -> None:
         if directory.is_in_session or node.partitions.has_refused(directory):
             continue
         others = frozenset(each.id for each in _online(node) if each.is_in_session)
-        session = Session(
+        session = BrokerRun(
             node.seams.boot_id, node.identity.broker_epoch, others if directory is last else frozenset()
         )
         try:

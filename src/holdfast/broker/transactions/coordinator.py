@@ -42,10 +42,10 @@ from holdfast.broker.transactions.model import (
     ProducerIdentity,
     TopicPartition,
     TransactionMetadata,
-    TransactionSettings,
     TransactionState,
 )
 from holdfast.broker.transactions.records import read_record, record_of, tombstone_of
+from holdfast.config.broker import BrokerConfig
 from holdfast.errors import ApiError
 from holdfast.saying import info, warn
 from holdfast.seams import Journal, Now, Schedule, Scheduled
@@ -123,7 +123,7 @@ class TransactionCoordinator:
         self,
         journal: TransactionJournal,
         schedule: Schedule,
-        settings: Callable[[], TransactionSettings],
+        settings: Callable[[], BrokerConfig],
         producer_ids: ProducerIds,
         participants: Participants,
         say: Callable[[str], None] = lambda line: None,

@@ -19,7 +19,7 @@ that was sent in one transaction can arrive in the next; a producer id whose epo
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
@@ -185,16 +185,3 @@ class Decision(NamedTuple):
     """With the epoch after the end: whatever comes with an earlier one is fenced from then on."""
     is_commit: bool
     client_version: int
-
-
-class TransactionSettings(Protocol):
-    """Settings of the broker under their own names; `BrokerConfig` is one. They may change while running."""
-
-    @property
-    def transaction_max_timeout_ms(self) -> int: ...
-    @property
-    def transaction_abort_timed_out_transaction_cleanup_interval_ms(self) -> int: ...
-    @property
-    def transaction_remove_expired_transaction_cleanup_interval_ms(self) -> int: ...
-    @property
-    def transactional_id_expiration_ms(self) -> int: ...
