@@ -7,7 +7,8 @@ appended with it. An entry of a time index must name an offset in the log, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 from holdfast.atomic import read_whole
 from holdfast.broker.dump.batches import DumpOptions, Event, finding
@@ -18,24 +19,6 @@ from holdfast.broker.log.write_ahead import content_end
 from holdfast.errors import CorruptLog
 from holdfast.seams import FileSystem
 from holdfast.wire.batch import HEADER_SIZE
-
-
-def dump_offset_index(
-    fs: FileSystem, path: str, base_offset: int, log_path: str, options: DumpOptions
-) -> Iterator[Event]:
-    try:
-        index = OffsetIndex.from_bytes(read_whole(fs, path), base_offset)
-    except CorruptLog as problem:
-        yield finding(path, str(problem))
-        return
-    if options.index_sanity_check:
-        yield {"type": "sanity", "path": path}
-        return
-    if not (options.verify or options.verify_index_only):
-        for offset, position in index.entries:
-            yield {"type": "index_entry", "offset": offset, "position": position}
-    if fs.exists(log_path):
-        yield from _check_offsets(index, path, fs, log_path)
 
 
 def _headers(fs: FileSystem, log_path: str) -> Iterator[FoundBatch]:
@@ -74,24 +57,6 @@ def _check_offsets(index: OffsetIndex, path: str, fs: FileSystem, log_path: str)
         entry = next(entries, None)
 
 
-def dump_time_index(
-    fs: FileSystem, path: str, base_offset: int, log_path: str, options: DumpOptions
-) -> Iterator[Event]:
-    try:
-        index = TimeIndex.from_bytes(read_whole(fs, path), base_offset)
-    except CorruptLog as problem:
-        yield finding(path, str(problem))
-        return
-    if options.index_sanity_check:
-        yield {"type": "sanity", "path": path}
-        return
-    if not (options.verify or options.verify_index_only):
-        for timestamp, offset in index.entries:
-            yield {"type": "time_index_entry", "timestamp_ms": timestamp, "offset": offset}
-    if fs.exists(log_path):
-        yield from _check_times(index, path, fs, log_path)
-
-
 def _check_times(index: TimeIndex, path: str, fs: FileSystem, log_path: str) -> Iterator[Event]:
     entries = iter(index.entries)
     entry = next(entries, None)
@@ -117,18 +82,44 @@ def _check_times(index: TimeIndex, path: str, fs: FileSystem, log_path: str) -> 
         entry = next(entries, None)
 
 
-def dump_transaction_index(
-    fs: FileSystem, path: str, base_offset: int, options: DumpOptions
+class IndexKind(NamedTuple):
+    read: Callable[[bytes, int], Any]
+    """The index in a file's content; `CorruptLog` when it is none."""
+    event: Callable[[Any], Event]
+    """What one entry says."""
+    check: Callable[[Any, str, FileSystem, str], Iterator[Event]] | None
+    """Holds the index against the log beside it."""
+
+
+OFFSETS: Final = IndexKind(
+    OffsetIndex.from_bytes,
+    lambda entry: {"type": "index_entry", "offset": entry[0], "position": entry[1]},
+    _check_offsets,
+)
+TIMES: Final = IndexKind(
+    TimeIndex.from_bytes,
+    lambda entry: {"type": "time_index_entry", "timestamp_ms": entry[0], "offset": entry[1]},
+    _check_times,
+)
+TRANSACTIONS: Final = IndexKind(
+    TransactionIndex.from_bytes,
+    lambda entry: {"type": "aborted_transaction", "version": 0, **entry._asdict()},
+    None,
+)
+
+
+def dump_index(
+    kind: IndexKind, fs: FileSystem, path: str, base_offset: int, log_path: str, options: DumpOptions
 ) -> Iterator[Event]:
     try:
-        index = TransactionIndex.from_bytes(read_whole(fs, path), base_offset)
+        index = kind.read(read_whole(fs, path), base_offset)
     except CorruptLog as problem:
         yield finding(path, str(problem))
         return
     if options.index_sanity_check:
         yield {"type": "sanity", "path": path}
         return
-    if options.verify or options.verify_index_only:
-        return
-    for entry in index.entries:
-        yield {"type": "aborted_transaction", "version": 0, **entry._asdict()}
+    if not (options.verify or options.verify_index_only):
+        yield from map(kind.event, index.entries)
+    if kind.check is not None and fs.exists(log_path):
+        yield from kind.check(index, path, fs, log_path)

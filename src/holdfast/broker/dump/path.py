@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from holdfast.atomic import read_whole
 from holdfast.broker.dump.batches import DumpOptions, Event, dump_batches, finding
 from holdfast.broker.dump.decoders import url_safe
-from holdfast.broker.dump.indexes import dump_offset_index, dump_time_index, dump_transaction_index
+from holdfast.broker.dump.indexes import OFFSETS, TIMES, TRANSACTIONS, IndexKind, dump_index
 from holdfast.broker.log.checkpoints import (
     CLEANER_FILE,
     LOG_START_FILE,
@@ -122,16 +123,8 @@ def _dump_snapshot_of_metadata(fs: FileSystem, path: str, options: DumpOptions) 
         file.close()
 
 
-def _dump_index(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:
-    return dump_offset_index(fs, path, _base_offset(path), _log_beside(path), options)
-
-
-def _dump_time_index(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:
-    return dump_time_index(fs, path, _base_offset(path), _log_beside(path), options)
-
-
-def _dump_transaction_index(fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:
-    return dump_transaction_index(fs, path, _base_offset(path), options)
+def _dump_index(kind: IndexKind, fs: FileSystem, path: str, options: DumpOptions) -> Iterator[Event]:
+    return dump_index(kind, fs, path, _base_offset(path), _log_beside(path), options)
 
 
 def _small(decode: Callable[[bytes, str], Iterator[Event]]) -> Reader:
@@ -180,9 +173,9 @@ _SEGMENT_READERS: Final[Mapping[str, Reader]] = {
     "log": _dump_log,
     "cut": _dump_log,
     "checkpoint": _dump_snapshot_of_metadata,
-    "index": _dump_index,
-    "timeindex": _dump_time_index,
-    "txnindex": _dump_transaction_index,
+    "index": partial(_dump_index, OFFSETS),
+    "timeindex": partial(_dump_index, TIMES),
+    "txnindex": partial(_dump_index, TRANSACTIONS),
     "snapshot": _small(_producers),
 }
 _SMALL_READERS: Final[Mapping[str, Reader]] = {
