@@ -24,6 +24,7 @@ CONCURRENT_TRANSACTIONS. A transactional id that is prepared answers the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from kio.schema.errors import ErrorCode
@@ -100,47 +101,37 @@ class Participants(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Transaction:
     """One transactional id."""
 
-    __slots__ = ("deadline_ms", "is_busy", "is_held_up", "metadata", "reply", "transactional_id")
-
-    def __init__(self, transactional_id: str, metadata: TransactionMetadata) -> None:
-        self.transactional_id = transactional_id
-        self.metadata = metadata
-        self.deadline_ms = 0
-        """While ongoing: when the monotonic clock gets here, the transaction has timed out."""
-        self.is_busy = False
-        """A producer id is on its way."""
-        self.is_held_up = False
-        """Decided, and some partition cannot be told; the operator knows."""
-        self.reply: Callable[[Ended], None] | None = None
-        """Who waits for the end that is under way."""
+    transactional_id: str
+    metadata: TransactionMetadata
+    deadline_ms: int = 0
+    """While ongoing: when the monotonic clock gets here, the transaction has timed out."""
+    is_busy: bool = False
+    """A producer id is on its way."""
+    is_held_up: bool = False
+    """Decided, and some partition cannot be told; the operator knows."""
+    reply: Callable[[Ended], None] | None = None
+    """Who waits for the end that is under way."""
 
 
+@dataclass(eq=False, repr=False)
 class TransactionCoordinator:
-    def __init__(
-        self,
-        journal: TransactionJournal,
-        schedule: Schedule,
-        settings: Callable[[], BrokerConfig],
-        producer_ids: ProducerIds,
-        participants: Participants,
-        say: Callable[[str], None] = lambda line: None,
-    ) -> None:
-        self._journal = journal
-        self._schedule = schedule
-        self._settings = settings
-        self._producer_ids = producer_ids
-        self._participants = participants
-        self._say = say
-        self.transactions: dict[str, Transaction] = {}
-        self._new: set[str] = set()
-        """Transactional ids not known yet for which a producer id is on its way."""
-        self._ongoing: dict[str, Transaction] = {}
-        self._timers: dict[str, Scheduled] = {}
-        """The sweeps that are set, by name."""
-        self._is_unloaded = False
+    _journal: TransactionJournal
+    _schedule: Schedule
+    _settings: Callable[[], BrokerConfig]
+    _producer_ids: ProducerIds
+    _participants: Participants
+    _say: Callable[[str], None] = lambda line: None
+    transactions: dict[str, Transaction] = field(default_factory=dict, init=False)
+    _new: set[str] = field(default_factory=set, init=False)
+    """Transactional ids not known yet for which a producer id is on its way."""
+    _ongoing: dict[str, Transaction] = field(default_factory=dict, init=False)
+    _timers: dict[str, Scheduled] = field(default_factory=dict, init=False)
+    """The sweeps that are set, by name."""
+    _is_unloaded: bool = field(default=False, init=False)
 
     # Life
 
