@@ -231,7 +231,7 @@ class SinkJudge:
                 continue
             nowhere = {
                 place: _nowhere(
-                    place, span.start, span.end, [mains[0], *self.left.routes.values()], self.walked
+                    place, span.start, span.end, [*mains, *self.left.routes.values()], self.walked
                 )
                 for place, span in entry.range.spans.items()
             }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.audit.memory import MemoryCheck
 from holdfast.audit.model import Fate
 from holdfast.pipeline.definition.model import PostgresSink, Sql
 
@@ -62,6 +63,23 @@ def test_a_key_that_is_gone_is_lost(table: tuple[World, Reader]) -> None:
     assert (finding.fate, finding.keys) == (Fate.LOST, (f"customer={customer}",))
     assert finding.place is not None
     assert (finding.place.partition, finding.ranges) == (partition, ((offset, offset),))
+
+
+def test_without_a_record_of_what_left_a_key_that_is_gone_may_have_left(
+    table: tuple[World, Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, reader = table
+    reader.keyed.pop(2)
+    begin = MemoryCheck.begin
+
+    def begin_without(check: MemoryCheck, spans: Any) -> Any:
+        check.not_recorded("the home was lost")
+        return begin(check, spans)
+
+    monkeypatch.setattr(MemoryCheck, "begin", begin_without)
+    examined = play.audit(play.play(), [reader]).examined
+    assert examined.findings == ()
+    assert [(each.why, each.is_gap) for each in examined.unproven] == [("the home was lost", True)]
 
 
 def test_an_older_record_in_the_place_of_a_newer_is_found(table: tuple[World, Reader]) -> None:
