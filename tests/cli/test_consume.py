@@ -320,4 +320,4 @@ def test_an_interrupt_says_what_a_dead_broker_did_not_commit(
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
-    assert b"the last positions were not committed" in errors
+    assert b"the last offsets were not committed" in errors

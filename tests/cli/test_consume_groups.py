@@ -82,7 +82,7 @@ def position_of(run_here: Run, group: str) -> dict[int, int]:
     return {
         row["partition"]: row["current_offset"]
         for each in groups
-        for row in each["positions"]
+        for row in each["offsets"]
         if row["current_offset"] is not None
     }
 
@@ -138,7 +138,7 @@ def test_members_share_the_partitions(
     while len(owners) < 2:
         shown = run_here("groups", "describe", "--group", group, "--output", "json")
         groups = json.loads(shown.stdout)["groups"]
-        owners = {row["member_id"] for each in groups for row in each["positions"] if row["member_id"]}
+        owners = {row["member_id"] for each in groups for row in each["offsets"] if row["member_id"]}
     fill(topic, "zero", partition=0)
     fill(topic, "one", partition=1)
     lines = set()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from holdfast.cli.groups_admin import GroupAdmin, Position
+from holdfast.cli.groups_admin import CommittedOffset, GroupAdmin
 from holdfast.testing.apache import CONSUMER_GROUPS, run_tool
 from holdfast.testing.kafka_fixtures import require_apache_kafka
 
@@ -135,7 +135,7 @@ def positions_in(run_here: Run, group: str) -> dict[tuple[str, int], int]:
     (found,) = json.loads(result.stdout)["groups"]
     return {
         (row["topic"], row["partition"]): row["current_offset"]
-        for row in found["positions"]
+        for row in found["offsets"]
         if row["current_offset"] is not None
     }
 
@@ -206,7 +206,7 @@ def test_positions_without_members_are_kafkas(
         "groups"
     ]
     assert (document["group"], document["type"], document["state"]) == (group, "Classic", "Empty")
-    assert document["positions"][0] == {
+    assert document["offsets"][0] == {
         "topic": topic,
         "partition": 0,
         "current_offset": 4,
@@ -298,8 +298,8 @@ def test_all_groups_are_described(run_here: Run, topic: str, group: str, commit:
     commit(f"{group}-b", topic, {0: 2})
     result = run_here("groups", "describe", "--all-groups", "--output", "json")
     found = {each["group"]: each for each in json.loads(result.stdout)["groups"]}
-    assert found[f"{group}-a"]["positions"][0]["current_offset"] == 1
-    assert found[f"{group}-b"]["positions"][0]["current_offset"] == 2
+    assert found[f"{group}-a"]["offsets"][0]["current_offset"] == 1
+    assert found[f"{group}-b"]["offsets"][0]["current_offset"] == 2
 
 
 def test_a_group_that_goes_after_it_was_listed_is_left_out(
@@ -319,8 +319,8 @@ def test_a_topic_that_goes_after_its_positions_were_read_has_no_end(
     run_here: Run, topic: str, group: str, commit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit(group, topic, {0: 1})
-    gone = {("is-not-there-any-more", 0): Position(7, None)}
-    monkeypatch.setattr(GroupAdmin, "positions", lambda admin, name: gone)
+    gone = {("is-not-there-any-more", 0): CommittedOffset(7, None)}
+    monkeypatch.setattr(GroupAdmin, "offsets", lambda admin, name: gone)
     result = run_here("groups", "describe", "--group", group)
     assert result.returncode == 0, result.stderr
     assert rows_of(result.stdout)[1][:6] == [group, "is-not-there-any-more", "0", "7", "-", "-"]
@@ -381,7 +381,7 @@ def test_a_partition_without_a_position_cannot_be_shifted(
     commit(group, topic, {0: 4})
     result = run_here("groups", "reset-offsets", "--group", group, "--topic", topic, "--shift-by", "1")
     assert (result.returncode, result.stdout) == (1, b"")
-    assert f"no position to shift for {topic}-1, {topic}-2" in result.stderr.decode()
+    assert f"no committed offset to shift for {topic}-1, {topic}-2" in result.stderr.decode()
 
 
 def test_current_positions_stay_and_missing_ones_begin_at_the_end(
@@ -508,7 +508,7 @@ def test_what_does_not_exist_cannot_be_reset(run_here: Run, topic: str, group: s
     assert f"topic '{topic}' has no partition 7; it has 0 to 2" in partition.stderr.decode()
     nothing = run_here(*reset, "--all-topics")
     assert nothing.returncode == 1
-    assert f"group '{group}' has no positions" in nothing.stderr.decode()
+    assert f"group '{group}' has no committed offsets" in nothing.stderr.decode()
     assert run_here("groups", "describe", "--group", group).returncode == 1
 
 
@@ -573,7 +573,7 @@ def test_what_does_not_exist_cannot_be_deleted(run_here: Run, topic: str, group:
     delete = ("groups", "delete-offsets", "--group", group)
     nobody = run_here(*delete, "--topic", topic)
     assert nobody.returncode == 1
-    assert f"cannot delete positions of group '{group}'" in nobody.stderr.decode()
+    assert f"cannot delete committed offsets of group '{group}'" in nobody.stderr.decode()
     assert b"GROUP_ID_NOT_FOUND" in nobody.stderr
     commit(group, topic, {0: 4})
     nowhere = run_here(*delete, "--topic", "is-not-there")

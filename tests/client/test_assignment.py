@@ -13,7 +13,7 @@ from holdfast.client.consuming.assignment import Assignment, LostPositions, Posi
 from holdfast.client.consuming.memory import GroupMemory, Mark
 from holdfast.client.consuming.notes import Note
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
+from holdfast.client.topic_ids import TopicIds, TopicRecreated
 from holdfast.testing.broker import BrokerProcess
 
 SETTINGS: dict[str, Any] = {
@@ -173,5 +173,5 @@ def test_a_stored_id_is_believed_while_nobody_tells_and_compared_when_somebody_d
     assert assignment.recreated([key], waits=True) == {}
     ids.found = {"work": "new"}
     assert assignment.recreated([key], waits=True) == {key: "new"}
-    with pytest.raises(TopicMadeAnew, match=r"'work'.*old.*new"):
+    with pytest.raises(TopicRecreated, match=r"'work'.*old.*new"):
         assignment.take_over([TopicPartition(*key)])

@@ -11,12 +11,11 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from tests.support.fake_producer import FakeCluster
 
-from holdfast.client import aside as aside_module
-from holdfast.client import direct, producer, transactional
+from holdfast.client import direct, failure_router, producer, transactional
 from holdfast.client.aio import AsyncProducer
-from holdfast.client.aside import Aside
 from holdfast.client.consumer import Consumer
 from holdfast.client.dead_letter_dialects import Headers, read_failure
+from holdfast.client.failure_router import FailureRouter
 from holdfast.client.messages import DeadLetter, Message, Origin
 from holdfast.client.processor import Output, Processor
 from holdfast.client.producer import Producer
@@ -112,12 +111,12 @@ class Sent:
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     sent = Sent()
-    monkeypatch.setattr(aside_module, "SideTopics", lambda *arguments, **named: sent)
+    monkeypatch.setattr(failure_router, "SideTopics", lambda *arguments, **named: sent)
     return sent
 
 
-def aside(*topics: str) -> Aside:
-    return Aside(
+def aside(*topics: str) -> FailureRouter:
+    return FailureRouter(
         "", "mailer", topics, RetryTopics(delays=[5, 60]), {}, dead_letter_topic=lambda topic: f"{topic}-dlt"
     )
 
@@ -155,7 +154,9 @@ def test_a_history_of_our_own_retry_topic_is_believed(sent: Sent) -> None:
 @pytest.mark.parametrize("retry", [NO_RETRIES, RetryTopics(delays=[5], in_place=NO_RETRIES)])
 def test_a_dead_letter_of_a_copied_history_tells_where_the_message_is(sent: Sent, retry: Any) -> None:
     message = Message("invoices", 1, 4, 9, b"k", b"v", COPIED)
-    made = Aside("", "mailer", ["invoices"], retry, {}, dead_letter_topic=lambda topic: f"{topic}-dlt")
+    made = FailureRouter(
+        "", "mailer", ["invoices"], retry, {}, dead_letter_topic=lambda topic: f"{topic}-dlt"
+    )
     made(message, "never", DeadLetter("never"), 1)
     ((topic, headers),) = sent.messages
     failure = read_failure(headers)

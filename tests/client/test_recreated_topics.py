@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from holdfast.client.consumer import Consumer
 from holdfast.client.messages import Message
 from holdfast.client.processor import Processor
-from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
+from holdfast.client.topic_ids import TopicIds, TopicRecreated
 from holdfast.testing.broker import BrokerProcess
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0", "group.min.session.timeout.ms": "500"}
@@ -125,7 +125,7 @@ def test_what_a_signals_handler_raises_while_topics_are_asked_for_is_raised(
 
 
 def test_a_consumer_stops_when_its_topic_is_recreated(scene: Scene) -> None:
-    with pytest.raises(TopicMadeAnew, match=scene.topic):
+    with pytest.raises(TopicRecreated, match=scene.topic):
         consume_until(scene, NEW[-1], scene.consumer())
 
 
@@ -145,7 +145,7 @@ def test_a_position_of_the_topic_before_is_not_used_by_the_next_run(scene: Scene
     assert before.offset == len(OLD)
     scene.recreate()
     scene.put_position(before.offset, before.metadata)
-    with pytest.raises(TopicMadeAnew, match=scene.topic):
+    with pytest.raises(TopicRecreated, match=scene.topic):
         if kind == "consumer":
             scene.consumer().run(scene.handle)
         else:
@@ -170,7 +170,7 @@ def test_a_processor_commits_nothing_of_a_recreated_topic_that_it_took_for_the_o
     helper.start()
     try:
         if lost_positions == "stop":
-            with pytest.raises(TopicMadeAnew, match=scene.topic):
+            with pytest.raises(TopicRecreated, match=scene.topic):
                 processor.run(scene.handle)
             assert processor.committed == len(OLD)
         else:

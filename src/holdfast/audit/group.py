@@ -56,7 +56,7 @@ def audit_group(
         match = lineage_match(sink, sorted({place.topic for place in standing.ends}))
     table = open_table(sink, match, sink_settings or settings)
     with Cluster(settings) as cluster:
-        unproven = _made_anew(cluster, standing)
+        unproven = _recreated(cluster, standing)
         begins, scopes = _scopes(cluster, standing.ends, starts)
     if not any(end > start for start, end in scopes.values()):
         unproven.append(
@@ -143,7 +143,7 @@ def _standing(rows: Sequence[tuple[Any, ...]]) -> tuple[dict[TopicPartition, int
     return ends, {str(topic): str(topic_id) for topic, _, topic_id, _ in rows}
 
 
-def _made_anew(cluster: Cluster, standing: Standing) -> list[Unproven]:
+def _recreated(cluster: Cluster, standing: Standing) -> list[Unproven]:
     """Topics of the same name as those that the positions are of."""
     named = sorted({place.topic for place in standing.ends} & set(standing.topic_ids))
     now = cluster.topics(named) if named else {}

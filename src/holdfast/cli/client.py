@@ -165,11 +165,11 @@ def _without_state(reason: str) -> str:
 
 
 def interruptible(call: Callable[[], T]) -> T:
-    """Run a blocking C call aside, so that Ctrl-C is heard at once and not when the call returns."""
-    return aside(call).result()
+    """Run a blocking C call in another thread, so that Ctrl-C is heard at once and not when the call returns."""
+    return in_background(call).result()
 
 
-def aside(call: Callable[[], T]) -> Future[T]:
+def in_background(call: Callable[[], T]) -> Future[T]:
     """Run a blocking C call in a thread that nobody has to wait for."""
     future: Future[T] = Future()
 

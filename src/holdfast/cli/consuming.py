@@ -34,7 +34,7 @@ from confluent_kafka import (
 )
 
 from holdfast.cli.advice import describe_error, failure, no_such_topic
-from holdfast.cli.client import UNREACHABLE, Connection, aside
+from holdfast.cli.client import UNREACHABLE, Connection, in_background
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain
 from holdfast.cli.interrupts import Interrupts
 from holdfast.cli.start_positions import GroupMember, Logs, Place, tell_gone
@@ -154,9 +154,9 @@ class MessageReader:
 
     def commit(self) -> None:
         """Make sure that what was printed is committed."""
-        lost = f"group '{self.group}': the last positions were not committed, their messages come again"
+        lost = f"group '{self.group}': the last offsets were not committed, their messages come again"
         try:
-            if not self._waits_for(aside(lambda: self.consumer.commit(asynchronous=False))):
+            if not self._waits_for(in_background(lambda: self.consumer.commit(asynchronous=False))):
                 raise CannotConnect(f"{lost}: no broker answered in time")
         except KafkaException as error:
             if error.args[0].code() != KafkaError._NO_OFFSET:  # that is: nothing since the last time
@@ -164,7 +164,7 @@ class MessageReader:
 
     def close(self) -> None:
         """Leave the group in order; one whose broker is gone finds out by itself that we have left."""
-        self._waits_for(aside(self.consumer.close))
+        self._waits_for(in_background(self.consumer.close))
 
     def _waits_for(self, work: Future[Any]) -> bool:
         """Whether work ended before the time was up, or a second interrupt came."""

@@ -17,12 +17,12 @@ from holdfast.cli.groups_admin import STATE_NAMES, TYPE_NAMES, Group, GroupAdmin
 from holdfast.cli.groups_output import (
     export_resets,
     members_as_json,
-    positions_as_json,
+    offsets_as_json,
     print_members,
-    print_positions,
+    print_offsets,
     print_resets,
     print_state,
-    read_positions,
+    read_offsets,
     state_as_json,
 )
 from holdfast.cli.groups_reset import (
@@ -42,7 +42,7 @@ from holdfast.errors import ApiError, ExitCode, UsageError
 
 app = CommandGroup(
     no_args_is_help=True,
-    help="List, describe and delete consumer groups, and move their positions.",
+    help="List, describe and delete consumer groups, and reset their committed offsets.",
 )
 
 DEFAULT_TIMEOUT_MS = 30_000
@@ -128,7 +128,7 @@ def _choices(text: str | None, known: Sequence[str], flag: str) -> set[str]:
 
 
 @app.command(
-    help="Show groups: the positions and lag of every partition, or their members, or their state.",
+    help="Show groups: the committed offsets and lag of every partition, or their members, or their state.",
     epilog=examples(
         "holdfast groups describe --group billing",
         "holdfast groups describe --group billing --members --verbose",
@@ -139,7 +139,7 @@ def describe(
     group: GroupNames = None,
     all_groups: AllGroups = False,
     offsets: Annotated[
-        bool, typer.Option("--offsets", help="Positions and lag of every partition; the default.")
+        bool, typer.Option("--offsets", help="Committed offsets and lag of every partition; the default.")
     ] = False,
     members: Annotated[bool, typer.Option("--members", help="The members and what they own.")] = False,
     state: Annotated[bool, typer.Option("--state", help="State, coordinator and number of members.")] = False,
@@ -185,10 +185,10 @@ def _show(admin: GroupAdmin, group: Group, *, members: bool, state: bool, verbos
         print_members(group, verbose=verbose)
     elif state:
         print_state(group, verbose=verbose)
-    elif rows := read_positions(admin, group):
-        print_positions(group, rows, verbose=verbose)
+    elif rows := read_offsets(admin, group):
+        print_offsets(group, rows, verbose=verbose)
     else:
-        complain(f"group '{group.group}' has no positions and owns no partitions")
+        complain(f"group '{group.group}' has no committed offsets and owns no partitions")
 
 
 def _document(admin: GroupAdmin, group: Group, *, members: bool, state: bool) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _document(admin: GroupAdmin, group: Group, *, members: bool, state: bool) ->
         return members_as_json(group)
     if state:
         return state_as_json(group)
-    return positions_as_json(group, read_positions(admin, group))
+    return offsets_as_json(group, read_offsets(admin, group))
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ GOAL: Final = ResetGoal()
 
 @app.command(
     "reset-offsets",
-    help="Move the positions of groups without active members. Without --execute the plan is only shown.",
+    help="Reset the committed offsets of groups without active members. Without --execute the plan is only shown.",
     epilog=examples(
         "holdfast groups reset-offsets --group billing --topic orders --to-earliest --execute",
         "holdfast groups reset-offsets --group billing --all-topics --by-duration PT2H --dry-run",
@@ -276,7 +276,7 @@ def reset_offsets(
     all_groups: AllGroups = False,
     topic: Topics = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Every partition the group has a position for.")
+        bool, typer.Option("--all-topics", help="Every partition the group has a committed offset for.")
     ] = False,
     goal: ResetGoal = GOAL,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan; the default.")] = False,
@@ -327,12 +327,12 @@ def _check_scope(
         if not groups and not all_groups:
             return  # the file names its groups too
     elif bool(topics) == all_topics:
-        raise UsageError("say which positions to move: --topic or --all-topics, one of them")
+        raise UsageError("say which committed offsets to reset: --topic or --all-topics, one of them")
     _check_chosen(groups, all_groups)
 
 
 @app.command(
-    help="Delete groups without active members, and with them their positions.",
+    help="Delete groups without active members, and with them their committed offsets.",
     epilog=examples("holdfast groups delete --group billing --group audit"),
 )
 def delete(
@@ -367,7 +367,7 @@ def _outcome(name: str, error: KafkaError | None) -> dict[str, Any]:
 
 @app.command(
     "delete-offsets",
-    help="Delete the positions of a group for topics that none of its members is subscribed to.",
+    help="Delete the committed offsets of a group for topics that none of its members is subscribed to.",
     epilog=examples("holdfast groups delete-offsets --group billing --topic orders --topic payments:0,1"),
 )
 def delete_offsets(
@@ -384,7 +384,7 @@ def delete_offsets(
 ) -> None:
     topics = parse_topics(topic)
     admin = GroupAdmin(server.connect(), timeout_ms)
-    outcomes = admin.delete_positions(group, places_to_delete(admin, group, topics))
+    outcomes = admin.delete_offsets(group, places_to_delete(admin, group, topics))
     for refused in filter(None, outcomes.values()):
         complain(str(refused))
     if output is Output.JSON:

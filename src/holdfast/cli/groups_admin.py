@@ -1,4 +1,4 @@
-"""Groups as the commands see them: listings, members, positions, and where the logs end.
+"""Groups as the commands see them: listings, members, offsets, and where the logs end.
 
 confluent-kafka's admin client answers most of it. What it does not know, the epochs and the newer states of
 groups of the new protocol, is asked for directly, where our own client can authenticate; elsewhere it stays unknown.
@@ -71,7 +71,7 @@ REFUSALS: Final[Mapping[ErrorCode, str]] = {
     ErrorCode.non_empty_group: "stop its members first",
     ErrorCode.group_subscribed_to_topic: "stop the members that are subscribed to it first",
 }
-"""What to do when positions cannot be deleted."""
+"""What to do when committed offsets cannot be deleted."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Position:
-    """A committed position."""
+class CommittedOffset:
+    """A committed offset."""
 
     offset: int
     leader_epoch: int | None
@@ -209,35 +209,37 @@ class GroupAdmin:
                 outcomes[name] = error.args[0]
         return outcomes
 
-    # -------------------------------------------------------------------- positions
+    # -------------------------------------------------------------------- offsets
 
-    def positions(self, group: str) -> dict[Place, Position]:
-        """Every committed position of a group; none for a group that does not exist."""
+    def offsets(self, group: str) -> dict[Place, CommittedOffset]:
+        """Every committed offset of a group; none for a group that does not exist."""
         if self._connection.needs_librdkafka:
-            return self._listed_positions(group)
+            return self._listed_offsets(group)
         # librdkafka ends the process when the answer is that the coordinator has moved.
         with self._connection.brokers(self._timeout_ms) as brokers:
-            return {place: Position(*found) for place, found in committed_offsets(brokers, group).items()}
+            return {
+                place: CommittedOffset(*found) for place, found in committed_offsets(brokers, group).items()
+            }
 
-    def _listed_positions(self, group: str) -> dict[Place, Position]:
+    def _listed_offsets(self, group: str) -> dict[Place, CommittedOffset]:
         request = [ConsumerGroupTopicPartitions(group)]
         future = self.admin.list_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
-        found = _result(future, f"cannot read the positions of group '{group}'", group)
+        found = _result(future, f"cannot read the committed offsets of group '{group}'", group)
         return {
-            (each.topic, each.partition): Position(each.offset, each.leader_epoch)
+            (each.topic, each.partition): CommittedOffset(each.offset, each.leader_epoch)
             for each in found.topic_partitions
             if each.offset >= 0
         }
 
-    def set_positions(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, KafkaError | None]:
+    def set_offsets(self, group: str, offsets: Mapping[Place, int]) -> dict[Place, KafkaError | None]:
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
         request = [ConsumerGroupTopicPartitions(group, wanted)]
         future = self.admin.alter_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
-        found = _result(future, f"cannot reset the positions of group '{group}'", group)
+        found = _result(future, f"cannot reset the committed offsets of group '{group}'", group)
         return {(each.topic, each.partition): each.error for each in found.topic_partitions}
 
-    def delete_positions(self, group: str, places: Collection[Place]) -> dict[Place, Refused | None]:
-        """The outcome for each partition: None where its position is gone; librdkafka has no such request."""
+    def delete_offsets(self, group: str, places: Collection[Place]) -> dict[Place, Refused | None]:
+        """The outcome for each partition: None where its committed offset is gone; librdkafka has no such request."""
         request = {
             "group_id": group,
             "topics": [
@@ -250,7 +252,7 @@ class GroupAdmin:
             def ask() -> Any:
                 answer = brokers.ask_coordinator("group", group, OFFSET_DELETE, request)
                 advice = REFUSALS.get(answer.error_code, "")
-                check(answer.error_code, f"cannot delete positions of group '{group}'", None, advice)
+                check(answer.error_code, f"cannot delete committed offsets of group '{group}'", None, advice)
                 return answer
 
             answer = brokers.retried(ask)
@@ -260,7 +262,7 @@ class GroupAdmin:
                 problem = None
                 if each.error_code is not ErrorCode.none:
                     place = f"{topic.name}-{each.partition_index}"
-                    subject = f"cannot delete the position of group '{group}' for {place}"
+                    subject = f"cannot delete the committed offset of group '{group}' for {place}"
                     problem = refused(subject, each.error_code, None, REFUSALS.get(each.error_code, ""))
                 outcomes[topic.name, each.partition_index] = problem
         return dict(sorted(outcomes.items()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from holdfast.cli.groups_admin import Group, GroupAdmin, Member, Place, Position
+from holdfast.cli.groups_admin import CommittedOffset, Group, GroupAdmin, Member, Place
 from holdfast.cli.groups_reset import Reset
 from holdfast.cli.output import print_table
 
@@ -17,31 +17,31 @@ NONE = "-"
 
 
 @dataclass(frozen=True)
-class PositionRow:
-    """One partition a group reads or has a position for."""
+class OffsetRow:
+    """One partition a group reads or has a committed offset for."""
 
     place: Place
-    position: Position | None
+    committed: CommittedOffset | None
     log_end: int | None
     member: Member | None
 
     @property
     def lag(self) -> int | None:
-        if self.position is None or self.log_end is None:
+        if self.committed is None or self.log_end is None:
             return None
-        return self.log_end - self.position.offset
+        return self.log_end - self.committed.offset
 
 
-def read_positions(admin: GroupAdmin, group: Group) -> list[PositionRow]:
-    """Every partition that has a position or an owner, by topic and number."""
-    positions = admin.positions(group.group)
+def read_offsets(admin: GroupAdmin, group: Group) -> list[OffsetRow]:
+    """Every partition that has a committed offset or an owner, by topic and number."""
+    offsets = admin.offsets(group.group)
     owners = {place: member for member in group.members for place in member.assignment}
-    places = sorted({*positions, *owners})
+    places = sorted({*offsets, *owners})
     log_ends = admin.log_ends(places)
-    return [PositionRow(each, positions.get(each), log_ends.get(each), owners.get(each)) for each in places]
+    return [OffsetRow(each, offsets.get(each), log_ends.get(each), owners.get(each)) for each in places]
 
 
-def print_positions(group: Group, rows: Iterable[PositionRow], *, verbose: bool) -> None:
+def print_offsets(group: Group, rows: Iterable[OffsetRow], *, verbose: bool) -> None:
     columns = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
     columns += ["CONSUMER-ID", "HOST", "CLIENT-ID"]
     if verbose:
@@ -54,28 +54,28 @@ def print_positions(group: Group, rows: Iterable[PositionRow], *, verbose: bool)
             group.group,
             topic,
             str(partition),
-            _text(row.position.offset if row.position else None),
+            _text(row.committed.offset if row.committed else None),
             _text(row.log_end),
             _text(row.lag),
             *((member.member_id, member.host, member.client_id) if member else (NONE, NONE, NONE)),
         ]
         if verbose:
-            cells.insert(3, _text(row.position.leader_epoch if row.position else None))
+            cells.insert(3, _text(row.committed.leader_epoch if row.committed else None))
         table.append(cells)
     print_table(columns, table)
 
 
-def positions_as_json(group: Group, rows: Iterable[PositionRow]) -> dict[str, Any]:
+def offsets_as_json(group: Group, rows: Iterable[OffsetRow]) -> dict[str, Any]:
     return {
         **_head(group),
-        "positions": [
+        "offsets": [
             {
                 "topic": row.place[0],
                 "partition": row.place[1],
-                "current_offset": row.position.offset if row.position else None,
+                "current_offset": row.committed.offset if row.committed else None,
                 "log_end_offset": row.log_end,
                 "lag": row.lag,
-                "leader_epoch": row.position.leader_epoch if row.position else None,
+                "leader_epoch": row.committed.leader_epoch if row.committed else None,
                 "member_id": row.member.member_id if row.member else None,
                 "host": row.member.host if row.member else None,
                 "client_id": row.member.client_id if row.member else None,

@@ -1,11 +1,11 @@
-"""Where positions shall go: the flags of `groups reset-offsets`, and the plan they make.
+"""Where committed offsets shall go: the flags of `groups reset-offsets`, and the plan they make.
 
 A plan names an offset for every partition it touches and is made before anything is changed. The rules:
 
 - An offset outside the log is moved to the log's nearest end, and said.
 - A time after the last message means the log's end, and is said.
-- A partition without a position cannot be shifted; with --to-current it gets the log's end, as Kafka does.
-- A position whose topic is gone cannot be moved; it is said and left alone.
+- A partition without a committed offset cannot be shifted; with --to-current it gets the log's end, as Kafka does.
+- A committed offset whose topic is gone cannot be moved; it is said and left alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from holdfast.cli.advice import describe_error
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain
-from holdfast.cli.groups_admin import Group, GroupAdmin, Place, Position
+from holdfast.cli.groups_admin import CommittedOffset, Group, GroupAdmin, Place
 from holdfast.errors import UsageError
 
 _DURATION = re.compile(
@@ -148,15 +148,15 @@ def read_plans(path: str, groups: Sequence[str]) -> dict[str, dict[Place, int]]:
 
 
 def places_to_delete(admin: GroupAdmin, group: str, topics: Mapping[str, list[int] | None]) -> list[Place]:
-    """The partitions named; those of a whole topic are the ones it has, or has left positions for."""
+    """The partitions named; those of a whole topic are the ones it has, or has committed offsets for."""
     found = admin.partitions()
-    positions = admin.positions(group)
+    offsets = admin.offsets(group)
     places: set[Place] = set()
     for topic, partitions in topics.items():
-        left = [partition for name, partition in positions if name == topic]
+        left = [partition for name, partition in offsets if name == topic]
         if topic not in found and not left:
             raise CommandFailed(
-                f"topic '{topic}' does not exist, and group '{group}' has no position for it; "
+                f"topic '{topic}' does not exist, and group '{group}' has no committed offset for it; "
                 f"'holdfast groups describe --group {group}' shows those it has"
             )
         places.update((topic, each) for each in (partitions or [*found.get(topic, []), *left]))
@@ -165,7 +165,7 @@ def places_to_delete(admin: GroupAdmin, group: str, topics: Mapping[str, list[in
 
 @dataclass(frozen=True)
 class Move:
-    """One position: where it was, where it goes or went."""
+    """One committed offset: where it was, where it goes or went."""
 
     place: Place
     old_offset: int | None
@@ -175,7 +175,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Reset:
-    """What shall become, or has become, of one group's positions."""
+    """What shall become, or has become, of one group's offsets."""
 
     group: str
     moves: tuple[Move, ...] = ()
@@ -205,7 +205,7 @@ class Planner:
     admin: GroupAdmin
     target: Target
     places: Collection[Place] | None
-    """The partitions to touch; None means those the group has a position for."""
+    """The partitions to touch; None means those the group has a committed offset for."""
     plans: Mapping[str, Mapping[Place, int]] | None
     """The offsets of a file, which take the place of target and places."""
 
@@ -215,13 +215,15 @@ class Planner:
             if found is not None and found.has_members:
                 raise CommandFailed(
                     f"group '{name}' has active members ({found.state}, {len(found.members)} of them); "
-                    "its positions can be moved when all have stopped"
+                    "its committed offsets can be reset when all have stopped"
                 )
-            positions = self.admin.positions(name)
-            plan = self._plan(name, positions)
+            offsets = self.admin.offsets(name)
+            plan = self._plan(name, offsets)
             if found is None and not execute:
-                complain(f"group '{name}' does not exist yet; --execute creates it with these positions")
-            errors = self.admin.set_positions(name, plan) if execute and plan else {}
+                complain(
+                    f"group '{name}' does not exist yet; --execute creates it with these committed offsets"
+                )
+            errors = self.admin.set_offsets(name, plan) if execute and plan else {}
         except CannotConnect:
             raise
         except CommandFailed as error:
@@ -232,25 +234,25 @@ class Planner:
             refused = errors.get(place)
             if refused is not None:
                 complain(f"group '{name}', {_name(place)}: {describe_error(refused, place[0])}")
-            old = positions[place].offset if place in positions else None
+            old = offsets[place].offset if place in offsets else None
             moves.append(Move(place, old, offset, None if refused is None else refused.name()))
         failed = any(move.error for move in moves)
-        return Reset(name, tuple(moves), "some positions could not be moved" if failed else None)
+        return Reset(name, tuple(moves), "some committed offsets could not be reset" if failed else None)
 
-    def _plan(self, name: str, positions: Mapping[Place, Position]) -> dict[Place, int]:
+    def _plan(self, name: str, offsets: Mapping[Place, CommittedOffset]) -> dict[Place, int]:
         if self.plans is not None:
             if name not in self.plans:
                 raise CommandFailed(f"the file has no line for group '{name}'")
             self.admin.check_exist(self.plans[name])
             return self._within_log(name, self.plans[name])
-        if self.places is None and not positions:
+        if self.places is None and not offsets:
             raise CommandFailed(
-                f"group '{name}' has no positions; name its topics with --topic to give it some"
+                f"group '{name}' has no committed offsets; name its topics with --topic to give it some"
             )
-        return self._towards_target(name, positions.keys() if self.places is None else self.places, positions)
+        return self._towards_target(name, offsets.keys() if self.places is None else self.places, offsets)
 
     def _towards_target(
-        self, group: str, places: Collection[Place], positions: Mapping[Place, Position]
+        self, group: str, places: Collection[Place], offsets: Mapping[Place, CommittedOffset]
     ) -> dict[Place, int]:
         target = self.target
         match target.scenario:
@@ -261,11 +263,11 @@ class Planner:
             case Scenario.DATETIME | Scenario.DURATION:
                 return self._at_time(group, places, target.number)
             case Scenario.CURRENT:
-                return self._current(group, places, positions)
+                return self._current(group, places, offsets)
             case Scenario.OFFSET:
                 return self._within_log(group, dict.fromkeys(places, target.number))
             case Scenario.SHIFT:
-                return self._within_log(group, self._shifted(group, places, positions, target.number))
+                return self._within_log(group, self._shifted(group, places, offsets, target.number))
             case Scenario.FILE:
                 raise AssertionError("a plan from a file is read, not made")
 
@@ -294,33 +296,33 @@ class Planner:
         return offsets
 
     def _current(
-        self, group: str, places: Collection[Place], positions: Mapping[Place, Position]
+        self, group: str, places: Collection[Place], offsets: Mapping[Place, CommittedOffset]
     ) -> dict[Place, int]:
-        missing = [place for place in places if place not in positions]
+        missing = [place for place in places if place not in offsets]
         ends = self._present(group, self.admin.log_ends(missing))
         for place, end in ends.items():
-            complain(f"group '{group}' has no position for {_name(place)}; its end {end} is taken")
-        kept = {place: positions[place].offset for place in places if place in positions}
+            complain(f"group '{group}' has no committed offset for {_name(place)}; its end {end} is taken")
+        kept = {place: offsets[place].offset for place in places if place in offsets}
         return self._present(group, {**kept, **ends})
 
     @staticmethod
     def _shifted(
-        group: str, places: Collection[Place], positions: Mapping[Place, Position], shift: int
+        group: str, places: Collection[Place], offsets: Mapping[Place, CommittedOffset], shift: int
     ) -> dict[Place, int]:
-        missing = [_name(place) for place in places if place not in positions]
+        missing = [_name(place) for place in places if place not in offsets]
         if missing:
             raise CommandFailed(
-                f"group '{group}' has no position to shift for {', '.join(missing)}; "
+                f"group '{group}' has no committed offset to shift for {', '.join(missing)}; "
                 "leave these out, or use --to-earliest, --to-latest or --to-offset"
             )
-        return {place: positions[place].offset + shift for place in places}
+        return {place: offsets[place].offset + shift for place in places}
 
     @staticmethod
     def _present(group: str, offsets: Mapping[Place, int | None]) -> dict[Place, int]:
         for place, offset in offsets.items():
             if offset is None:
                 complain(
-                    f"group '{group}': {_name(place)} does not exist (any more); its position stays. "
+                    f"group '{group}': {_name(place)} does not exist (any more); its committed offset stays. "
                     f"'holdfast groups delete-offsets --group {group} --topic {place[0]}' removes it"
                 )
         return {place: offset for place, offset in sorted(offsets.items()) if offset is not None}

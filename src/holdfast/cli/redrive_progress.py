@@ -39,10 +39,6 @@ class Progress:
     def __repr__(self) -> str:
         return f"<redriven before {self.position} and {len(self._done)} more>"
 
-    @property
-    def count_behind(self) -> int:
-        return len(self._done)
-
     def add(self, offset: int) -> None:
         """A dead letter was redriven."""
         self.skip(offset, offset + 1)

@@ -3,11 +3,11 @@
 The client is told `auto.offset.reset=error`, so that it never jumps by itself; whatever it would jump over is
 decided here, and said. For a member of a group the rules are:
 
-- It goes on at the group's position. A position before the log's start goes on at that start, and the gap is
+- It goes on at the group's committed offset. One before the log's start goes on at that start, and the gap is
   named; one after the log's end stops the command, because the log is not the one the group has read. (HF305)
-- Without a position it begins at the log's end, or at its start when asked; a partition that appeared while we
+- Without a committed offset it begins at the log's end, or at its start when asked; a partition that appeared while we
   read begins at its start in any case: its first messages were written for somebody. (HF304)
-- Where it begins becomes the group's position at once, so that a member that saw no message comes back to the
+- Where it begins becomes the group's committed offset at once, so that a member that saw no message comes back to the
   same place and not to a later end.
 """
 
@@ -164,7 +164,7 @@ class GroupMember:
         try:
             found = consumer.committed(partitions, timeout=timeout_s)
         except KafkaException as error:
-            what = f"cannot read the positions of group '{self.group}'"
+            what = f"cannot read the committed offsets of group '{self.group}'"
             raise failure(error, what, self.group) from error
         return {(each.topic, each.partition): each.offset for each in found if each.offset >= 0}
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.client.side_topics import SideTopicMissing, TooLargeToSetAside
     from holdfast.client.spool.store import SpoolFull
     from holdfast.client.state import State, StatefulProcessor
-    from holdfast.client.topic_ids import TopicMadeAnew
+    from holdfast.client.topic_ids import TopicRecreated
     from holdfast.client.wrapped import WrappedProducer, wrap
 
 _PLACES: Final = {
@@ -73,7 +73,7 @@ _PLACES: Final = {
     "side_topics": ("SideTopicMissing", "TooLargeToSetAside"),
     "state": ("State", "StatefulProcessor"),
     "spool.store": ("SpoolFull",),
-    "topic_ids": ("TopicMadeAnew",),
+    "topic_ids": ("TopicRecreated",),
     "wrapped": ("WrappedProducer", "wrap"),
 }
 _MODULES: Final = {name: module for module, names in _PLACES.items() for name in names}
@@ -117,7 +117,7 @@ __all__ = [
     "StateLost",
     "StatefulProcessor",
     "TooLargeToSetAside",
-    "TopicMadeAnew",
+    "TopicRecreated",
     "TransactionEnded",
     "UndeliveredMessages",
     "UnreadableMessages",

@@ -50,10 +50,6 @@ def murmur2(data: bytes) -> int:
     return value ^ (value >> 15)
 
 
-def partition_of_key(key: bytes, partitions: int) -> int:
-    return (murmur2(key) & POSITIVE) % partitions
-
-
 class StickyPartitioner:
     """One partition of a topic at a time for messages without a key."""
 

@@ -53,10 +53,16 @@ from holdfast.client.settings import (
 from holdfast.client.side_topics import TOO_LARGE, SideTopics, TooLargeToSetAside
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.transactional import Companion, Output, ProcessorFenced, TakenBack, TransactionalProducer
+from holdfast.client.transactional import (
+    Output,
+    ProcessorFenced,
+    TakenBack,
+    TransactionalProducer,
+    TransactionParticipant,
+)
 from holdfast.errors import HoldfastError, UsageError
 
-__all__ = ["Companion", "Output", "Processor", "ProcessorFenced", "Transform"]
+__all__ = ["Output", "Processor", "ProcessorFenced", "TransactionParticipant", "Transform"]
 
 POLL_SECONDS: Final = 0.05
 BATCH_MESSAGES: Final = 500
@@ -148,12 +154,12 @@ class Processor:
         raised."""
         self._run(transform, None)
 
-    def _run(self, transform: Transform, companion: Companion | None) -> None:
+    def _run(self, transform: Transform, participant: TransactionParticipant | None) -> None:
         check_handler(transform, iterates=True)
         check_idle(self._running_in, "processor")
         self._running_in = os.getpid()
         try:
-            running = self._running = _Running(self, transform, companion)
+            running = self._running = _Running(self, transform, participant)
             with stopping_on_signals(self.stop):
                 running.run()
         finally:
@@ -178,10 +184,12 @@ class _Running:
     Rebalances are told to us between two messages, never within one: an open transaction is whole whenever it ends.
     """
 
-    def __init__(self, processor: Processor, transform: Transform, companion: Companion | None) -> None:
+    def __init__(
+        self, processor: Processor, transform: Transform, participant: TransactionParticipant | None
+    ) -> None:
         self._processor = processor
         self._transform = ending_in_child(transform)
-        self._companion = companion
+        self._participant = participant
         settings = processor._consumer_settings
         self._consumer = RawConsumer(settings)
         topic = processor._memory_topic
@@ -203,7 +211,7 @@ class _Running:
         self._unstored: set[PartitionKey] = set()
         """Partitions of ours whose start was decided on and not committed yet."""
         self._preparing: set[PartitionKey] = set()
-        """Partitions of ours that are paused because the companion is not ready for them."""
+        """Partitions of ours that are paused because the participant is not ready for them."""
         self._held: dict[PartitionKey, tuple[Message, float]] = {}
         """Messages that the transform failed on, and when each is tried again; their partitions are paused."""
         self._failures = None if processor._retry is None else Failures(processor._retry)
@@ -445,8 +453,8 @@ class _Running:
         self._remember({key: self._starts[key] for key in self._next.keys() | self._unstored})
         self._unstored.clear()
         self._next = {}
-        if self._companion is not None:
-            self._hold_back(self._companion.committed())
+        if self._participant is not None:
+            self._hold_back(self._participant.committed())
 
     def _begin_anew(self, starts: Mapping[PartitionKey, Callable[[], int]]) -> None:
         """Take back what is open, and read these partitions from where somebody has decided; raises if nobody has."""
@@ -463,14 +471,14 @@ class _Running:
         if not is_member(self._consumer, metadata):
             self._producer.abort()
             raise TakenBack("this member is no longer one of its group")
-        if self._companion is not None:
-            for output, on_delivery in self._companion.changes():
+        if self._participant is not None:
+            for output, on_delivery in self._participant.changes():
                 self._producer.produce(output, on_delivery)
         positions = {key: self._starts[key] for key in self._unstored} | self._next
         self._producer.commit([self._asking(key, offset) for key, offset in positions.items()], metadata)
 
     def _asking(self, key: PartitionKey, offset: int) -> TopicPartition:
-        changelog = self._companion.note(key) if self._companion is not None else ""
+        changelog = self._participant.note(key) if self._participant is not None else ""
         note = self._assignment.note(key, changelog=changelog)
         return TopicPartition(*key, offset, metadata=note) if note else TopicPartition(*key, offset)
 
@@ -483,8 +491,8 @@ class _Running:
         """Process again what was taken back, from where the group stands."""
         say(f"a transaction was taken back and its messages are processed again: {taken_back}")
         wanted, self._next = self._next, {}
-        if self._companion is not None:
-            self._companion.taken_back()
+        if self._participant is not None:
+            self._participant.taken_back()
         if not taken_back.is_known:
             self._ask_where_we_are(wanted)
         for key in self._starts.keys() - self._preparing - self._held.keys():
@@ -505,23 +513,23 @@ class _Running:
                 self._starts[each.topic, each.partition] = each.offset
         if all(self._starts.get(key) == position for key, position in wanted.items()):
             self.committed += self._taken
-        if self._companion is not None:
-            # It may have been committed after all: what the companion knows has to be read again.
+        if self._participant is not None:
+            # It may have been committed after all: what the participant knows has to be read again.
             self._hold_back(list(self._starts))
 
     # Getting ready
 
     def _hold_back(self, keys: Collection[PartitionKey]) -> None:
-        assert self._companion is not None
+        assert self._participant is not None
         if not keys:
             return
         self._consumer.pause([TopicPartition(*key) for key in keys])
         self._preparing.update(keys)
-        self._companion.given(keys)
+        self._participant.given(keys)
 
     def _prepare(self) -> None:
-        assert self._companion is not None
-        for key in self._companion.prepare():
+        assert self._participant is not None
+        for key in self._participant.prepare():
             if key in self._preparing:
                 self._preparing.discard(key)
                 place = TopicPartition(*key, self._starts[key])
@@ -539,9 +547,9 @@ class _Running:
                 key for key, start in taken.items() if start.position >= 0 and not start.is_stored
             )
             self._remember({key: position for key, position in starts.items() if key not in self._unstored})
-            if self._companion is not None:
+            if self._participant is not None:
                 for key, start in taken.items():
-                    self._companion.noted(key, start.changelog)
+                    self._participant.noted(key, start.changelog)
                 self._hold_back(list(starts))
         except (KafkaException, HoldfastError) as error:
             self._error = self._error or error
@@ -580,5 +588,5 @@ class _Running:
                 self._consumer.resume([TopicPartition(*key)])
         if self._failures is not None:
             self._failures.forget(keys)
-        if self._companion is not None:
-            self._companion.let_go(keys)
+        if self._participant is not None:
+            self._participant.let_go(keys)

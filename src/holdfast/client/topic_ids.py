@@ -30,7 +30,7 @@ def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name.startswith(CONNECTION)}
 
 
-class TopicMadeAnew(ClientError):
+class TopicRecreated(ClientError):
     """A topic was deleted and recreated, so the stored positions are those of another topic."""
 
 

@@ -59,7 +59,7 @@ class Output(NamedTuple):
     partition: int | None = None
 
 
-class Companion(Protocol):
+class TransactionParticipant(Protocol):
     """Something that goes along with the transactions of a run: the state of a stateful one."""
 
     def noted(self, key: PartitionKey, note: str) -> None:

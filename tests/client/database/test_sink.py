@@ -23,7 +23,7 @@ from holdfast.client.database.postgres import PostgresDatabase
 from holdfast.client.database.sink import DatabaseSink
 from holdfast.client.database.store import Database, DatabaseUnreachable, SchemaMissing, open_database
 from holdfast.client.messages import Message
-from holdfast.client.topic_ids import TopicMadeAnew
+from holdfast.client.topic_ids import TopicRecreated
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.postgres import PostgresServer
 
@@ -247,7 +247,7 @@ def test_a_topic_made_anew_stops_it_at_its_start(
         sink.run(insert)
     make_anew(broker, topic)
     fill(broker, topic, range(100, 200))
-    with pytest.raises(TopicMadeAnew, match="recreated"):
+    with pytest.raises(TopicRecreated, match="recreated"):
         sink_of(broker, topic, database).run(insert)
     assert results(database) == list(range(30))
     going_on = sink_of(broker, topic, database, lost_positions="earliest")
@@ -269,7 +269,7 @@ def test_messages_of_a_topic_made_anew_meanwhile_are_not_stored(
         make_anew(broker, topic)
         fill(broker, topic, range(100, 200))
 
-    with pytest.raises((TopicMadeAnew, PositionLost)):
+    with pytest.raises((TopicRecreated, PositionLost)):
         sink.run(store)
     assert results(database) == [0]
     database.close()

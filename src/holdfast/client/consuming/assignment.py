@@ -24,7 +24,7 @@ from holdfast.client.consuming.subscription import Source, own_dead_letters
 from holdfast.client.errors import ClientError
 from holdfast.client.settings import shared_settings
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.topic_ids import NONE, TopicIds, TopicMadeAnew
+from holdfast.client.topic_ids import NONE, TopicIds, TopicRecreated
 
 LostPositions: TypeAlias = Literal["stop", "earliest", "latest"]
 ANSWER_SECONDS: Final = 30.0
@@ -292,7 +292,7 @@ class Assignment:
             f"with id {old or self._id_of[key]}, and now the id is {new}"
         )
         if self._lost_positions == "stop":
-            raise TopicMadeAnew(
+            raise TopicRecreated(
                 f"{what}. To go on there would skip the first messages of the new one. {WAY_OUT}"
             )
         low, high = self._patiently(lambda: self._ends(TopicPartition(*key)))

@@ -10,7 +10,6 @@ from typing import Any, Final, Literal
 
 from confluent_kafka import Consumer as RawConsumer
 
-from holdfast.client.aside import Aside
 from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.event_loop import Coroutines
 from holdfast.client.consuming.handling import Handling
@@ -21,6 +20,7 @@ from holdfast.client.consuming.subscription import Source, takes
 from holdfast.client.consuming.workers import Workers
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dedupe import Dedupe
+from holdfast.client.failure_router import FailureRouter
 from holdfast.client.forks import check_idle
 from holdfast.client.handlers import check_handler, is_coroutine
 from holdfast.client.retries import RetryPolicy
@@ -140,7 +140,7 @@ class Member:
             for aside in asides:
                 aside.close()
 
-    def _run(self, routes: Sequence[Route], asides: Sequence[Aside]) -> None:
+    def _run(self, routes: Sequence[Route], asides: Sequence[FailureRouter]) -> None:
         reports = Reports()
         pools = [_pool(route, aside, reports) for route, aside in zip(routes, asides, strict=True)]
         known: dict[str, Pool] = {}
@@ -189,8 +189,8 @@ class Member:
         topic = self._options.memory_topic
         return GroupMemory(self._group, self._settings, say, topic) if topic is not None else None
 
-    def _aside(self, route: Route) -> Aside:
-        return Aside(
+    def _aside(self, route: Route) -> FailureRouter:
+        return FailureRouter(
             self._bootstrap,
             self._group,
             route.topics,
@@ -210,7 +210,7 @@ class Member:
         return RawConsumer({**self._settings, "on_commit": on_commit})
 
 
-def _pool(route: Route, aside: Aside, reports: Reports) -> Pool:
+def _pool(route: Route, aside: FailureRouter, reports: Reports) -> Pool:
     handling = Handling(aside.policy, aside)
     run_max = route.batch_max or BATCH_MESSAGES
     if route.batch_max is None and route.order == "none" and route.workers > 1:

@@ -34,7 +34,6 @@ from typing import Any, Final, TypeAlias
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as RawConsumer
 
-from holdfast.client.aside import Aside
 from holdfast.client.consuming.assignment import ANSWER_SECONDS, Assignment, LostPositions, messages
 from holdfast.client.consuming.member import dead_letters_of
 from holdfast.client.consuming.seeking import seek
@@ -52,6 +51,7 @@ from holdfast.client.database.store import (
 )
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.errors import ClientError
+from holdfast.client.failure_router import FailureRouter
 from holdfast.client.failures import Failures
 from holdfast.client.forks import check_idle, ending_in_child
 from holdfast.client.handlers import UnusableHandler, check_handler, check_outcome, described
@@ -60,7 +60,7 @@ from holdfast.client.retries import Again, RetryPolicy
 from holdfast.client.settings import SESSION_TIMEOUT_MS, consumer_settings, is_incremental
 from holdfast.client.signals import say, stopping_on_signals
 from holdfast.client.spool.format import PartitionKey
-from holdfast.client.topic_ids import TopicIds, TopicMadeAnew
+from holdfast.client.topic_ids import TopicIds, TopicRecreated
 from holdfast.errors import UsageError
 
 POLL_SECONDS: Final = 0.05
@@ -122,7 +122,7 @@ class DatabaseSink:
         self.pipeline = pipeline
         self.failures = None if retry is None else Failures(retry)
         self.dead_letter_topic = dead_letter_topic
-        self.aside = Aside(
+        self.aside = FailureRouter(
             bootstrap,
             group,
             topics,
@@ -465,8 +465,8 @@ class _Running:
             self._missing = (self._missing | gone) - ids.keys()
         return ids
 
-    def _made_anew(self, topic: str, stored: str, now: str) -> TopicMadeAnew:
-        return TopicMadeAnew(
+    def _recreated(self, topic: str, stored: str, now: str) -> TopicRecreated:
+        return TopicRecreated(
             f"topic {topic} was deleted and recreated (id {now}; the positions of group {self._sink.group} in "
             f"{self._database.name} are of {stored}). Going on would skip or repeat messages. If the new topic is to "
             f"be read from its beginning: lost_positions='earliest', or delete from holdfast_positions "
@@ -558,7 +558,7 @@ class _Running:
         """Read on from the position in the database."""
         if stored.topic_id != topic_id:
             if self._sink.lost_positions == "stop":
-                raise self._made_anew(key[0], stored.topic_id, topic_id)
+                raise self._recreated(key[0], stored.topic_id, topic_id)
             start = self._assignment.start_of_recreated(key, topic_id, stored.topic_id)
             begin = Start(*key, topic_id, start)
             self._database.begin_anew(self._sink.group, self._owner, begin, stored.topic_id)

@@ -17,7 +17,7 @@ from holdfast.client.delivery import Waiting
 from holdfast.client.errors import DeliveryStopped
 from holdfast.client.library_log import logged_producer
 from holdfast.client.settings import Settings
-from holdfast.client.spool.home import RETRY_FILE, Manner, OwnedSpool, SpoolHome, read_manner
+from holdfast.client.spool.home import RETRY_FILE, DeliveryMode, OwnedSpool, SpoolHome, read_delivery_mode
 from holdfast.client.spool.layout import TopicLayout
 from holdfast.client.spool.peek import SpoolPeek
 from holdfast.client.spool.sender import (
@@ -66,7 +66,7 @@ class Drain:
             TopicLayout(fs, home.path, str(settings["bootstrap.servers"]), say),
             randomness,
             settings,
-            Manner(),
+            DeliveryMode(),
             say,
             make,
         )
@@ -110,7 +110,7 @@ class Drain:
         return Drained(spool_id, 0, state.refused, state.left, problem)
 
     def _deliver(self, owned: OwnedSpool, deadline: float | None, is_asked: bool) -> Drained:
-        tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
+        tools = self._tools._replace(mode=read_delivery_mode(self._fs, owned.directory))
         spool = OpenSpool(tools, owned, Waiting(), UNBOUNDED)
         if is_asked:
             spool.retry_refused()

@@ -44,27 +44,27 @@ class OwnedSpool(NamedTuple):
     lock: Lock
 
 
-class Manner(NamedTuple):
+class DeliveryMode(NamedTuple):
     """How a spool is delivered."""
 
     delivery: str = AT_LEAST_ONCE
     partitioner: str = DEFAULT_PARTITIONER
 
 
-def read_manner(fs: FileSystem, directory: str) -> Manner:
+def read_delivery_mode(fs: FileSystem, directory: str) -> DeliveryMode:
     """How the spool was delivered last, so that whoever goes on for a dead owner does the same."""
     path = f"{directory}/{DELIVERY_FILE}"
     if not fs.exists(path):
-        return Manner()
+        return DeliveryMode()
     words = read_whole(fs, path).decode("ascii", "replace").split()
     if len(words) == 2 and words[0] in (AT_LEAST_ONCE, EXACTLY_ONCE) and words[1] in PARTITIONERS:
-        return Manner(words[0], words[1])
-    return Manner()
+        return DeliveryMode(words[0], words[1])
+    return DeliveryMode()
 
 
-def note_manner(fs: FileSystem, directory: str, manner: Manner) -> None:
-    if read_manner(fs, directory) != manner or not fs.exists(f"{directory}/{DELIVERY_FILE}"):
-        write_atomically(fs, f"{directory}/{DELIVERY_FILE}", " ".join(manner).encode())
+def note_delivery_mode(fs: FileSystem, directory: str, mode: DeliveryMode) -> None:
+    if read_delivery_mode(fs, directory) != mode or not fs.exists(f"{directory}/{DELIVERY_FILE}"):
+        write_atomically(fs, f"{directory}/{DELIVERY_FILE}", " ".join(mode).encode())
 
 
 class SpoolHome:

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 ID_HEADER: Final = "hf-id"
 SPOOL_DIGITS: Final = 16
-OPENING_DIGITS: Final = 8
 SEQUENCE_MAX: Final = 2**48 - 1
 SEQUENCE_DIGITS_MAX: Final = 15
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from holdfast.atomic import read_whole
 from holdfast.client.spool import format as frames
 from holdfast.client.spool.format import MOVED, RETRIED, UNDECIDED, Body, Message, PartitionKey, counters_of
-from holdfast.client.spool.home import SpoolHome, read_manner
+from holdfast.client.spool.home import SpoolHome, read_delivery_mode
 from holdfast.client.spool.identity import read_identity
 from holdfast.client.spool.progress import WAITING_FILE, Progress, merged, messages_left, moved, read_progress
 from holdfast.client.spool.refused import Refused, RefusedMessages
@@ -131,7 +131,7 @@ class SpoolPeek:
         return SpoolState(
             spool_id,
             is_in_use,
-            read_manner(self._fs, self.directory).delivery,
+            read_delivery_mode(self._fs, self.directory).delivery,
             max(0, messages_left(counters, confirmed) - passed_over),
             sum(size for _, _, size in list_segments(self._fs, self.directory)),
             sum(1 for _ in self.refused()),

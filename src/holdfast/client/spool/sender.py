@@ -31,11 +31,11 @@ from holdfast.client.spool.home import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
     RETRY_FILE,
-    Manner,
+    DeliveryMode,
     OwnedSpool,
     SpoolHome,
-    note_manner,
-    read_manner,
+    note_delivery_mode,
+    read_delivery_mode,
 )
 from holdfast.client.spool.idempotent import IdempotentDeliverer
 from holdfast.client.spool.identity import Identity, IdentityFile, draw_opening, read_identity
@@ -71,7 +71,7 @@ class Tools(NamedTuple):
     layout: TopicLayout
     randomness: Randomness
     settings: Settings
-    manner: Manner
+    mode: DeliveryMode
     say: Callable[[str], None]
     make: Callable[[Settings], Any]
 
@@ -92,12 +92,12 @@ class OpenSpool:
         self.store = SpoolStore(
             tools.fs, owned.directory, segment_bytes=segment_bytes, opening=opening, say=tools.say
         )
-        partitioner = Partitioner(tools.manner.partitioner, tools.randomness)
+        partitioner = Partitioner(tools.mode.partitioner, tools.randomness)
         self.topics = SpoolTopics(tools.layout, partitioner, self._say, self._ask)
         self.deliverer = self._make_deliverer(waiting, max_bytes)
         self.writer = SpoolWriter(self.store, max_bytes, waiting, partitioner, self.topics, self.deliverer)
         try:
-            note_manner(tools.fs, owned.directory, tools.manner)
+            note_delivery_mode(tools.fs, owned.directory, tools.mode)
             self.identity.note()
         except OSError as error:
             tools.say(f"{owned.directory}: how it is delivered could not be noted: {error}")
@@ -111,7 +111,7 @@ class OpenSpool:
     def _make_deliverer(self, waiting: Waiting, max_bytes: int) -> Deliverer:
         tools = self._tools
         kind: Callable[..., Deliverer] = IdempotentDeliverer
-        if tools.manner.delivery == EXACTLY_ONCE:
+        if tools.mode.delivery == EXACTLY_ONCE:
             from holdfast.client.spool.transactional import TransactionalDeliverer
 
             kind = TransactionalDeliverer
@@ -230,7 +230,7 @@ class SpooledSender:
             TopicLayout(fs, home_path, str(settings["bootstrap.servers"]), say),
             randomness,
             settings,
-            Manner(EXACTLY_ONCE if is_exactly_once else AT_LEAST_ONCE, partitioner),
+            DeliveryMode(EXACTLY_ONCE if is_exactly_once else AT_LEAST_ONCE, partitioner),
             say,
             make,
         )
@@ -253,7 +253,7 @@ class SpooledSender:
         self._housekeeper.start()
 
     def _open_own(self) -> OpenSpool:
-        """The first spool of a dead owner that can be opened and gone on with in our manner, or a new one."""
+        """The first spool of a dead owner that can be opened and gone on with in our mode, or a new one."""
         self._home.sweep()
         for spool_id in self._home.ids():
             try:
@@ -267,12 +267,12 @@ class SpooledSender:
             return OpenSpool(self._tools, owned, self._waiting, self._max_bytes)
 
     def _take_over(self, spool_id: str) -> OpenSpool | None:
-        """The spool as our own; None when it has an owner, is another's, or is delivered in another manner."""
+        """The spool as our own; None when it has an owner, is another's, or is delivered in another mode."""
         owned = self._home.take(spool_id)
         if owned is None:
             return None
         with _released_on_failure(owned):
-            is_ours = read_manner(self._fs, owned.directory) == self._tools.manner
+            is_ours = read_delivery_mode(self._fs, owned.directory) == self._tools.mode
             address = read_identity(self._fs, owned.directory).bootstrap_servers
             if address in (None, self._tools.address) and (
                 is_ours or is_delivered(self._fs, owned.directory)
@@ -353,7 +353,7 @@ class SpooledSender:
                 owned.lock.release()
                 return
             # What its owner began goes on in its owner's way.
-            tools = self._tools._replace(manner=read_manner(self._fs, owned.directory))
+            tools = self._tools._replace(mode=read_delivery_mode(self._fs, owned.directory))
             self._adopted.append(OpenSpool(tools, owned, Waiting(), UNBOUNDED))
         self._say(f"spool {owned.id}: its owner is gone; delivering what it left")
 

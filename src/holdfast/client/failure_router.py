@@ -1,8 +1,8 @@
 """What becomes of a message that its handler was given up on: the next retry topic, the dead-letter topic, or a stop.
 
-`Aside` is called by a worker. It returns when the message is safe in another topic, acknowledged by the broker: then,
-and only then, the position may pass it. Whatever goes wrong on the way is raised and stops the consumer, the message
-still in its place.
+A worker calls `FailureRouter`. It returns when the message is safe in another topic, acknowledged by the broker: then,
+and only then, the offset that is committed may pass it. Whatever goes wrong on the way is raised and stops the
+consumer, the message still in its place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.client.retry_topics import HeldBack, Later, RetryTopics, headers_f
 from holdfast.client.side_topics import SideTopics, send_smaller
 
 
-class Aside:
+class FailureRouter:
     def __init__(
         self,
         bootstrap: str,
