@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,36 @@ def test_every_module_says_what_it_is_for() -> None:
         and not path.read_text(encoding="utf-8").lstrip().startswith('"""')
     ]
     assert silent == []
+
+
+PROGRAMS = {
+    "audit/text.py": "print_report writes to the stream that it is given",
+    "broker/server/worker_main.py": "a process of its own",
+    "client/exit_guard.py": "a process that lost messages ends with an exit code that is not 0",
+    "client/forks.py": "the end of a forked child",
+    "config/reference.py": "a program: the tables of CONFIGURATION.md",
+    "pipeline/class_archive.py": "a program: an archive of Java classes",
+    "pipeline/cluster/worker_start.py": "the start of a Spark worker",
+    "pipeline/java.py": "a program: finds or installs Java",
+}
+"""Modules that print or end the process, and why they may."""
+
+
+def test_only_the_command_line_prints_and_ends_the_process() -> None:
+    speaking = set()
+    for path in modules():
+        package, _, name = str(path.relative_to(ROOT)).removeprefix("src/holdfast/").partition("/")
+        if not path.is_relative_to(ROOT / "src/holdfast") or package in ("cli", "demo", "testing"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "print",
+                "sys.exit",
+                "os._exit",
+                "exit",
+            ):
+                speaking.add(f"{package}/{name}".rstrip("/"))
+    assert speaking == PROGRAMS.keys()
 
 
 def test_no_registry_stands_in_any_file() -> None:

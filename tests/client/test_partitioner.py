@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast.client.partitioner import StickyPartitioner, murmur2, partition_of_key
+from holdfast.client.partitioner import StickyPartitioner, murmur2
 from holdfast.testing.fakes import SeededRandomness
 
 
@@ -25,10 +25,6 @@ from holdfast.testing.fakes import SeededRandomness
 )
 def test_hash_is_that_of_the_java_client(data: bytes, signed: int) -> None:
     assert murmur2(data) == signed & 0xFFFFFFFF
-
-
-def test_a_key_always_goes_to_the_same_partition() -> None:
-    assert {partition_of_key(b"customer-7", 12) for _ in range(10)} == {partition_of_key(b"customer-7", 12)}
 
 
 def test_messages_without_key_stay_until_a_batch_is_full_and_then_move() -> None:

@@ -130,11 +130,11 @@ def test_a_consumer_stops_when_its_topic_is_recreated(scene: Scene) -> None:
 
 
 def test_a_consumer_begins_at_the_start_of_a_recreated_topic_when_told_so(
-    scene: Scene, capfd: pytest.CaptureFixture[str]
+    scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     consume_until(scene, NEW[-1], scene.consumer(lost_positions="earliest"))
     assert set(scene.handled) == {*OLD, *NEW}
-    assert "recreated" in capfd.readouterr().err
+    assert "recreated" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["consumer", "processor"])

@@ -11,7 +11,7 @@ from tests.support.fake_producer import FakeCluster
 from tests.support.faulty_files import FaultyFiles
 
 from holdfast.client.delivery import Delivery
-from holdfast.client.partitioner import partition_of_key
+from holdfast.client.partitioner import POSITIVE, murmur2
 from holdfast.client.spool import deliverer as deliverer_module
 from holdfast.client.spool import topics as topics_module
 from holdfast.client.spool.format import MOVED, UNDECIDED, Moved
@@ -21,6 +21,10 @@ from holdfast.client.spool.store import SpoolStore
 from holdfast.real import RealFileSystem, RealRandomness
 
 Open = Callable[[], SpooledSender]
+
+
+def partition_of_key(key: bytes, partitions: int) -> int:
+    return (murmur2(key) & POSITIVE) % partitions
 
 
 @pytest.fixture

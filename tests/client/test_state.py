@@ -191,7 +191,7 @@ def test_a_message_that_fails_has_changed_nothing_and_is_tried_again_or_set_asid
 
 
 def test_an_input_topic_that_grows_stops_nobody(
-    broker: BrokerProcess, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    broker: BrokerProcess, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     create(broker, "growing", "growing-totals")
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
@@ -220,7 +220,7 @@ def test_an_input_topic_that_grows_stops_nobody(
     watcher.join()
     last = dict(read(broker, "growing-totals"))
     assert [last[b"k%d" % partition] for partition in range(PARTITIONS + 1)] == [b"10 5"] * (PARTITIONS + 1)
-    assert "begin there without state" in capfd.readouterr().err
+    assert "begin there without state" in caplog.text
 
 
 def test_a_changelog_that_lost_state_stops_it(broker: BrokerProcess, tmp_path: Path) -> None:

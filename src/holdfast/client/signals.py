@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
+
+_log: Final = logging.getLogger("holdfast.client")
 
 
 def say(line: str) -> None:
-    """One line for the operator. Nothing depends on its being said: standard error may be closed, or nobody's."""
-    if sys.stderr is not None:  # or `print` takes standard output, which belongs to the program
-        with suppress(OSError, ValueError):
-            print(f"holdfast: {line}", file=sys.stderr, flush=True)
+    """A line for the operator, by `logging`; a program that has not set that up shows it on standard error.
+
+    Nothing depends on its being said: standard error may be closed, or nobody's.
+    """
+    with suppress(OSError, ValueError):
+        _log.warning("holdfast: %s", line)
 
 
 @contextmanager

@@ -228,7 +228,7 @@ def out_of_space(url: str) -> Exception:
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
 def test_a_fault_of_the_database_is_waited_out_and_no_message_is_blamed(
-    scene: Scene, is_wrapped: bool, capfd: pytest.CaptureFixture[str]
+    scene: Scene, is_wrapped: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults = [out_of_space(scene.url) for _ in range(2)]
 
@@ -243,7 +243,7 @@ def test_a_fault_of_the_database_is_waited_out_and_no_message_is_blamed(
     scene.run(lambda: sink.run(scene.inserting(fail)), sink)
     assert scene.numbers() == list(range(COUNT))
     assert scene.dead() == []
-    assert "nothing can be stored now" in capfd.readouterr().err
+    assert "nothing can be stored now" in caplog.text
 
 
 def test_a_statement_that_takes_too_long_once_is_waited_out(broker: BrokerProcess, postgres_url: str) -> None:
