@@ -9,6 +9,8 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.log.producer_state import Duplicate
+from holdfast.broker.node import intake
+from holdfast.broker.node.context import Session
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import admit
 from holdfast.errors import ApiError, InvalidRecords
@@ -243,3 +245,24 @@ def test_a_duplicate_is_known_after_any_restart(node: BareNode, hosted: HostedPa
     again = client.produce("t", sent[1])
     assert (again.error_code, again.base_offset) == (ErrorCode.none, 1)
     assert node.hosted("t").log.end_offset == 3
+
+
+@pytest.mark.parametrize("version", [8, 9], ids=["general", "usual"])
+def test_both_ways_of_produce_ask_for_permission_in_one_place(
+    node: BareNode, hosted: HostedPartition, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str | None, str]] = []
+
+    def refuse(session: Session, topic: str, size: int) -> None:
+        asked.append((session.principal, session.client_id, topic))
+        raise ApiError(ErrorCode.topic_authorization_failed)
+
+    client = node.connect()
+    client.connection.session.principal = "User:ann"
+    monkeypatch.setattr(intake, "permit", refuse)
+    answer = client.ask(0, version, **client.produce_fields("t", {0: batch(node)}))
+    (told,) = answer.responses[0].partition_responses
+    assert told.error_code is ErrorCode.topic_authorization_failed
+    assert [(principal, topic) for principal, _, topic in asked] == [("User:ann", "t")]
+    assert asked[0][1], "the request names its client"
+    assert hosted.log.end_offset == 0
