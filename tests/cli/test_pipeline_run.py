@@ -13,15 +13,15 @@ import pytest
 
 from holdfast.admin.errors import Unreachable
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.definition.model import PipelineDefinition
-from holdfast.pipeline.engine import resetting, running, status
-from holdfast.pipeline.engine.failures import (
+from holdfast.pipeline.core.failures import (
     DefinitionWrong,
     EnvironmentFails,
     RuleBroken,
     StepError,
     Unbalanced,
 )
+from holdfast.pipeline.definition.model import PipelineDefinition
+from holdfast.pipeline.engine import resetting, running, status
 from holdfast.pipeline.engine.progress import BatchDone, Started, Summary
 from holdfast.pipeline.engine.resetting import ResetPlan, ResetSink
 from holdfast.pipeline.engine.status import SinkStatus, Status

@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
+from holdfast.pipeline.core.failures import SinkLost
 from holdfast.pipeline.definition.model import (
     Decoding,
     EventTime,
@@ -27,7 +28,6 @@ from holdfast.pipeline.definition.model import (
     Source,
     Window,
 )
-from holdfast.pipeline.engine.failures import SinkLost
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.running import run_pipeline

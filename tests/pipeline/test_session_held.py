@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.pipeline.session import FIXED, SettingFixed, refuse_session
+from holdfast.pipeline.core.spark_settings import FIXED
+from holdfast.pipeline.session import SettingFixed, refuse_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

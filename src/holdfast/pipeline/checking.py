@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.functions import FunctionMissing, load_function
@@ -31,7 +32,6 @@ from holdfast.pipeline.definition.model import (
 from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
 from holdfast.pipeline.definition.secrets import Redactor, SecretMissing, expand_definition, is_reference
 from holdfast.pipeline.definition.streams import has_memory
-from holdfast.pipeline.engine.failures import StepError, spark_message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +59,7 @@ def check_definition(
     definition: PipelineDefinition, spark: SparkSession, environment: Mapping[str, str] | None = None
 ) -> tuple[list[Finding], StructType | None]:
     """What is wrong with a definition that keeps the rules, and the schema that reaches its sinks."""
-    from holdfast.pipeline.engine.inspection import quiet_spark
+    from holdfast.pipeline.core.inspection import quiet_spark
     from holdfast.pipeline.engine.staging import stage_schema
 
     quiet_spark()

@@ -1,9 +1,9 @@
 """The Spark session a pipeline runs in.
 
-Settings that a pipeline's guarantees and its results rest on are fixed here (`FIXED`): no speculative copies of tasks
-(two copies of a writer), errors instead of wrapped numbers, no file of state that Spark passes over, and one meaning of
-an expression on every machine. A definition that sets one of them otherwise is refused, and so is a session that the
-user brings. The Python that runs the workers is ours too. Everything else is a default.
+Settings that a pipeline's guarantees and its results rest on are fixed (`core.spark_settings`): no speculative copies
+of tasks (two copies of a writer), errors instead of wrapped numbers, no file of state that Spark passes over, and one
+meaning of an expression on every machine. A definition that sets one of them otherwise is refused, and so is a
+session that the user brings. The Python that runs the workers is ours too. Everything else is a default.
 
 With a master elsewhere the Python parts are sent along (`cluster.packaging`): executors unpack them in their working
 directory, a bare Python of the driver's minor version finds them on its path, and workers start from them.
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.class_archive import ClassArchive
 from holdfast.pipeline.cluster.places import is_remote
+from holdfast.pipeline.core.spark_settings import FIXED, changed
 from holdfast.pipeline.java import find_java
 from holdfast.pipeline.worker_python import quick_python
 
@@ -31,59 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SUPPORTED_SPARK = "4.3"
-FIXED = {
-    # Two copies of a task would be two writers.
-    "spark.speculation": "false",
-    "spark.sql.execution.sortBeforeRepartition": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-    # A sum that overflows, a cast that fails and a key that is there twice are errors.
-    "spark.sql.ansi.enabled": "true",
-    "spark.sql.mapKeyDedupPolicy": "EXCEPTION",
-    # A file of staged rows or of state is read whole, or the batch fails.
-    "spark.files.ignoreCorruptFiles": "false",
-    "spark.files.ignoreMissingFiles": "false",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.sql.files.ignoreInvalidPartitionPaths": "false",
-    "spark.sql.files.ignoredPathSegmentRegex": "^[._]",
-    "spark.sql.optimizer.metadataOnly": "false",
-    # Values come back from such a file as they were written.
-    "spark.sql.parquet.outputTimestampType": "INT96",
-    "spark.sql.parquet.int96AsTimestamp": "true",
-    "spark.sql.parquet.int96TimestampConversion": "false",
-    "spark.sql.parquet.int96RebaseModeInRead": "CORRECTED",
-    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.inferTimestampNTZ.enabled": "true",
-    "spark.sql.parquet.binaryAsString": "false",
-    "spark.sql.parquet.fieldId.read.enabled": "false",
-    # An expression means the same on another machine, and in the audit.
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.timestampType": "TIMESTAMP_LTZ",
-    "spark.sql.caseSensitive": "false",
-    "spark.sql.icu.caseMappings.enabled": "true",
-    "spark.sql.preserveCharVarcharTypeInfo": "false",
-    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
-    "spark.sql.jsonGenerator.ignoreNullFields": "true",
-    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
-    "spark.sql.ansi.relationPrecedence": "false",
-    "spark.sql.parser.escapedStringLiterals": "false",
-    "spark.sql.parser.quotedRegexColumnNames": "false",
-    "spark.sql.groupByAliases": "true",
-    "spark.sql.groupByOrdinal": "true",
-    "spark.sql.orderByOrdinal": "true",
-    "spark.sql.variable.substitute": "true",
-}
-"""What results rest on. But for the time zone these are the values that Spark 4.3 has of itself."""
-AS_GOOD = {
-    "spark.sql.session.timeZone": {"etc/utc"},
-    "spark.sql.parquet.outputTimestampType": {"timestamp_micros"},
-}
-"""Other values, in lower case, that come to the same."""
-OF_OLD = "legacy"
-"""In the name of a setting of Spark's SQL: it brings back what an older version computed."""
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -244,16 +192,6 @@ def shipping(address: str, settings: Mapping[str, str]) -> dict[str, str]:
         path_name: ":".join(filter(None, paths)),
         "spark.python.daemon.module": START,
     }
-
-
-def changed(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The settings that change what results rest on, each with what it has to be."""
-    for name, value in settings.items():
-        wanted = FIXED.get(name)
-        if wanted is not None and value.lower() not in {wanted.lower(), *AS_GOOD.get(name, ())}:
-            yield name, repr(wanted)
-        elif wanted is None and name.startswith("spark.sql.") and OF_OLD in name.lower():
-            yield name, "what Spark has of itself"
 
 
 def refuse_fixed(settings: Mapping[str, str]) -> None:

@@ -14,10 +14,10 @@ from holdfast.pipeline.changes import against_running
 from holdfast.pipeline.changes.against_running import Judgement, judge
 from holdfast.pipeline.changes.classifying import NeedsRebuild
 from holdfast.pipeline.changes.held_columns import misfits
+from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.model import EventTime, ParquetSink, PipelineDefinition, Source, Window
 from holdfast.pipeline.definition.naming import home_of
-from holdfast.pipeline.engine.failures import EnvironmentFails
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.resetting import _forget_definition
 from holdfast.pipeline.engine.running import run_pipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,18 +20,14 @@ from holdfast.pipeline.changes.multisets import GONE, ORDER, Differences, Heap, 
 Rows = list[tuple[Any, ...]]
 
 
-def as_table(columns: Iterable[tuple[str, pa.Array]]) -> pa.Table:
-    return pa.table({name: as_bytes(column) for name, column in columns})
-
-
 def heap(directory: Path, columns: Sequence[str], rows: Rows, key: Sequence[str] = (), **more: Any) -> Heap:
     """Of rows whose values are those of the key, then of the columns that are not in it."""
     names = list(dict.fromkeys([*key, *columns]))
     made = Heap(columns, str(directory), key=key, **more)
     for start in range(0, len(rows), 3):
         part = rows[start : start + 3]
-        columns = {name: as_bytes(pa.array([row[at] for row in part])) for at, name in enumerate(names)}
-        made.add(pa.table(columns))
+        content = {name: as_bytes(pa.array([row[at] for row in part])) for at, name in enumerate(names)}
+        made.add(pa.table(content))
     return made
 
 

@@ -20,12 +20,12 @@ from holdfast.pipeline.changes.rebuilding import (
     plan_rebuild,
     take_the_place,
 )
+from holdfast.pipeline.core.failures import AlreadyRunning, DefinitionWrong
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import (
     PipelineDefinition,
 )
 from holdfast.pipeline.definition.naming import home_of
-from holdfast.pipeline.engine.failures import AlreadyRunning, DefinitionWrong
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.progress import BatchDone, Event
 from holdfast.pipeline.engine.running import run_pipeline

@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.pipeline.changes.rebuilding import CannotRebuild, plan_rebuild
 from holdfast.pipeline.changes.refilling import CannotRefill, perform_refill, plan_refill
+from holdfast.pipeline.core.failures import SinkLost, StateMissing
 from holdfast.pipeline.definition.model import ParquetSink
 from holdfast.pipeline.definition.naming import home_of
-from holdfast.pipeline.engine.failures import SinkLost, StateMissing
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.running import run_pipeline
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast.pipeline import aside
+from holdfast.pipeline.core.failures import Unbalanced
 from holdfast.pipeline.definition.model import (
     Dedupe,
     EventTime,
@@ -27,7 +28,6 @@ from holdfast.pipeline.definition.model import (
 from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.engine import aside as writing
 from holdfast.pipeline.engine.aside import FANOUT, AsideFiles, forget_aside
-from holdfast.pipeline.engine.failures import Unbalanced
 from holdfast.pipeline.engine.faults import Faults
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
@@ -115,8 +115,8 @@ def test_rows_noted_while_routes_are_counted_are_those_a_job_finds(
 
 
 def test_notes_that_are_not_complete_are_not_taken() -> None:
+    from holdfast.pipeline.core.tally import Tally
     from holdfast.pipeline.engine.aside import Gathering, Part, _noted
-    from holdfast.pipeline.engine.staging import Tally
 
     def no_frame() -> Any:
         raise AssertionError

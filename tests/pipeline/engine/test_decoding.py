@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.model import Decoding, EventTime, Field, Source
 from holdfast.pipeline.engine.decoding import Decodings, RowDecoder, decoded_ddl
-from holdfast.pipeline.engine.failures import DefinitionWrong
 
 CLICKS = Decoding("csv", (Field("id", "long"), Field("at", "timestamp", required=False)))
 HOUR_US = 3_600_000_000

@@ -7,15 +7,8 @@ import errno
 import pytest
 
 from holdfast.errors import ConfigError, HoldfastError
-from holdfast.pipeline.engine.failures import (
-    DefinitionWrong,
-    EnvironmentFails,
-    PipelineError,
-    StepError,
-    explain_failure,
-    is_transient,
-    step_failure,
-)
+from holdfast.pipeline.core.failures import DefinitionWrong, EnvironmentFails, PipelineError, StepError
+from holdfast.pipeline.engine.failures import explain_failure, is_transient, step_failure
 from holdfast.pipeline.sinks.base import SinkUnavailable
 from holdfast.reader import OffsetGone, TopicMissing, Unreachable
 

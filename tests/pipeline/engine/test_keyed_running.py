@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.definition.model import Decoding, EventTime, Field, Keyed, ParquetSink, Sql
-from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.engine.faults import Faults
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.state.store import StateStore, state_path

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.pipeline.changes.refilling import perform_refill, plan_refill
+from holdfast.pipeline.core.failures import EnvironmentFails, SinkLost
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import ParquetSink
-from holdfast.pipeline.engine.failures import EnvironmentFails, SinkLost
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.progress import Event, Warned

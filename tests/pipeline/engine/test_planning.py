@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import examples
 
+from holdfast.pipeline.core.tally import Tally
 from holdfast.pipeline.engine.planning import (
     Limits,
     Log,
@@ -23,7 +24,7 @@ from holdfast.pipeline.engine.planning import (
     share_out,
 )
 from holdfast.pipeline.engine.progress import StateNow
-from holdfast.pipeline.engine.staging import Piece, Staged, Tally
+from holdfast.pipeline.engine.staging import Piece, Staged
 from holdfast.pipeline.engine.stateful import Growth
 from holdfast.pipeline.ledger import Decision, Entry, Intake, decide
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from holdfast.pipeline.engine.python_steps import StepRaised, pickled, run_step
+from holdfast.pipeline.core.pickling import pickled
+from holdfast.pipeline.engine.python_steps import StepRaised, run_step
 
 
 def given(rows: int) -> pa.RecordBatch:

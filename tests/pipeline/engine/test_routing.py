@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast.pipeline.engine.counting as counting
+from holdfast.pipeline.core.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -22,7 +23,6 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.engine.failures import RuleBroken, StepError, Unbalanced
 from holdfast.pipeline.engine.routing import check_steps
 from holdfast.pipeline.ledger import Routes
 from holdfast.pipeline.sinks.base import Batch

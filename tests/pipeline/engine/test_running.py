@@ -15,8 +15,8 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartiti
 from confluent_kafka.admin import AdminClient
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.core.failures import AlreadyRunning, DefinitionWrong, EnvironmentFails, Unbalanced
 from holdfast.pipeline.definition.model import Filter
-from holdfast.pipeline.engine.failures import AlreadyRunning, DefinitionWrong, EnvironmentFails, Unbalanced
 from holdfast.pipeline.engine.home import Home, holder
 from holdfast.pipeline.engine.progress import BatchDone, Event, Retrying, Started, Stopping, Waiting
 from holdfast.pipeline.engine.running import Stop, handled_signals

@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka import Producer
 
 import holdfast.pipeline.engine.staging as staging
+from holdfast.pipeline.core.failures import EnvironmentFails, Unbalanced
 from holdfast.pipeline.definition.model import Decoding, EventTime, Field, Source
 from holdfast.pipeline.engine.decoding import Decodings
-from holdfast.pipeline.engine.failures import EnvironmentFails, Unbalanced
 from holdfast.pipeline.ledger import Intake
 from holdfast.pipeline.packing import pack
 from holdfast.pipeline.positions import BatchRange, Place, Span

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.pipeline.core.failures import DefinitionWrong, StateMissing, StateOutdated
 from holdfast.pipeline.definition.model import (
     Decoding,
     Dedupe,
@@ -26,7 +27,6 @@ from holdfast.pipeline.definition.model import (
     Sql,
     Window,
 )
-from holdfast.pipeline.engine.failures import DefinitionWrong, StateMissing, StateOutdated
 from holdfast.pipeline.engine.faults import Faults
 from holdfast.pipeline.engine.status import read_status
 from holdfast.pipeline.state.store import StateStore, state_path

@@ -11,9 +11,9 @@ import pytest
 from tests.support.state_turns import HF_DDL, Played, Player, Record
 
 from holdfast.errors import UsageError
+from holdfast.pipeline.core.ddl import ddl_schema
+from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.definition.model import EventTime, Keyed
-from holdfast.pipeline.engine.failures import StepError
-from holdfast.pipeline.engine.staging import ddl_schema
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.state import keyed, merging
 from holdfast.pipeline.state.keyed import KeyedOperator

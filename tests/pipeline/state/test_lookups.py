@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup
-from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.state import lookups, tables
 from holdfast.pipeline.state.lookups import LookupGone, pin

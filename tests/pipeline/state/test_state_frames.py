@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.engine.failures import EnvironmentFails, explain_failure
+from holdfast.pipeline.core.failures import EnvironmentFails
+from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.state import segments
 from holdfast.pipeline.state.merging import FAN_IN, merged, write_segment
 from holdfast.pipeline.state.operator import Held, Moment

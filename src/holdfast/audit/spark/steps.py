@@ -13,6 +13,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from holdfast.audit.model import Fate
+from holdfast.pipeline.core.frames import as_input
 from holdfast.pipeline.definition.model import (
     Dedupe,
     Expect,
@@ -22,7 +23,6 @@ from holdfast.pipeline.definition.model import (
     Python,
     Sql,
 )
-from holdfast.pipeline.frames import as_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

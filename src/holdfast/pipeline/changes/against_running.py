@@ -12,11 +12,12 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.changes.classifying import Change, Facts, Level, classify, worst
 from holdfast.pipeline.changes.held_columns import column_changes
 from holdfast.pipeline.changes.levels import WORST_FIRST
+from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.failures import EnvironmentFails, explain_failure
+from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.status import Status, read_status
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place, to_text

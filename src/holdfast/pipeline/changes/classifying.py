@@ -22,8 +22,8 @@ from holdfast.pipeline.changes.levels import WORST_FIRST, Change, Document, Fact
 from holdfast.pipeline.changes.sink_changes import sink_changes
 from holdfast.pipeline.changes.source_changes import source_changes
 from holdfast.pipeline.changes.step_changes import step_changes
+from holdfast.pipeline.core.failures import FINDINGS, PipelineError, StateOutdated
 from holdfast.pipeline.definition.fingerprint import state_marks
-from holdfast.pipeline.engine.failures import FINDINGS, PipelineError, StateOutdated
 
 __all__ = [
     "Change",

@@ -26,11 +26,12 @@ from holdfast.pipeline.changes.classifying import Level, UnsafeChange, classify
 from holdfast.pipeline.changes.history import Recorded, beginnings, kept_entries, of_entries, recorded_batches
 from holdfast.pipeline.changes.replaying import Cut, cuts, recorded_offsets
 from holdfast.pipeline.cluster.places import master_of, require_places
+from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.fingerprint import canonical, state_marks
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.failures import DefinitionWrong, PipelineError, explain_failure
+from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost
 from holdfast.pipeline.engine.lookups import Lookups

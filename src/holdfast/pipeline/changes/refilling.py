@@ -30,11 +30,12 @@ from holdfast.pipeline.changes.rebuilding import (
 )
 from holdfast.pipeline.changes.replaying import Cut, cuts, recorded_offsets
 from holdfast.pipeline.cluster.places import master_of, require_places
+from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
-from holdfast.pipeline.engine.failures import DefinitionWrong, PipelineError, explain_failure
+from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks

@@ -18,9 +18,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.model import DeltaSink, ParquetSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import home_of, resolve_path
-from holdfast.pipeline.engine.failures import DefinitionWrong
 
 FLAG: Final = "--shared-filesystem"
 _ADDRESS: Final = re.compile(r"(?!file:)([a-z][a-z0-9+.-]*):", re.IGNORECASE)

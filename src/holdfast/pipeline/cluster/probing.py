@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.cluster.worker_start import MARK
-from holdfast.pipeline.engine.failures import EnvironmentFails, spark_message
+from holdfast.pipeline.core.failures import EnvironmentFails, spark_message
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

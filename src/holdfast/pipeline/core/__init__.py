@@ -1,1 +1,1 @@
-"""What every part of the pipeline shares: the text of SQL, and the lineage of rows. It imports no other part."""
+"""What every part of the pipeline shares: failures, the text of SQL, schemas, tallies, lineage, Spark's settings."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from holdfast.pipeline.core.spark_settings import changed
 from holdfast.pipeline.definition.errors import Finding, Path
 from holdfast.pipeline.definition.model import (
     Decoding,
@@ -109,8 +110,6 @@ def _sinks(definition: PipelineDefinition) -> Iterator[Finding]:
 
 
 def _spark(settings: Mapping[str, str]) -> Iterator[Finding]:
-    from holdfast.pipeline.session import changed
-
     for name in settings:
         if not name.startswith("spark."):
             yield Finding(("spark", name), f"settings of Spark begin with 'spark.', as spark.{name}")

@@ -27,10 +27,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.core.failures import PipelineError, StateMissing, StateOutdated, Unbalanced
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME
 from holdfast.pipeline.engine.aside import AsideFiles, collect_rows
-from holdfast.pipeline.engine.failures import PipelineError, StateMissing, StateOutdated, Unbalanced
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks, refuse_lost

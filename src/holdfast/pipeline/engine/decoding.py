@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Decoding, EventTime, Source
-from holdfast.pipeline.engine.failures import DefinitionWrong
 from holdfast.pipeline.state.watermarks import NOTHING, Clock, counted, running
 
 if TYPE_CHECKING:

@@ -1,18 +1,4 @@
-"""What can stop a pipeline, and how a failure inside Spark becomes one sentence.
-
-    HoldfastError
-    └── PipelineError              carries the exit code
-        ├── DefinitionWrong  2     a step, a rule or a setting cannot work as written
-        │   └── StepError    2     names the step
-        ├── EnvironmentFails 3     a broker, a disk, Java or a permission
-        │   ├── AlreadyRunning     another copy has the pipeline's home
-        │   ├── SinkLost           a sink has vanished, has gone back, or is another's
-        │   └── StateMissing       sinks stand where there is no state
-        │       └── StateOutdated  the state was made by other steps
-        ├── RuleBroken       1     an expectation with `fail` did not hold
-        └── Unbalanced       1     the routes of a batch do not add up to what was read
-
-Whatever is raised, the batch under way was not committed: the sinks hold what their ledgers say.
+"""How a failure inside Spark becomes one sentence, and whether the batch may simply be tried again.
 
 Spark wraps what went wrong into several layers of its own; `explain_failure` finds the cause: an error of ours that
 a worker raised, the Python exception of a step, Spark's own message without the JVM's stack, or a full disk.
@@ -26,10 +12,17 @@ import re
 from typing import Any, Final
 
 from holdfast.errors import HoldfastError
-
-FINDINGS: Final = 1
-USAGE: Final = 2
-ENVIRONMENT: Final = 3
+from holdfast.pipeline.core.failures import (
+    ENVIRONMENT,
+    FINDINGS,
+    USAGE,
+    DefinitionWrong,
+    EnvironmentFails,
+    PipelineError,
+    StepError,
+    spark_message,
+    text_of,
+)
 
 STEP_MARK: Final = "holdfast-step-failed:"
 """Before the JSON by which a Python step tells its driver what was raised, through Spark's own text."""
@@ -37,63 +30,6 @@ STEP_MARK: Final = "holdfast-step-failed:"
 _NO_SPACE: Final = re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE)
 _DENIED: Final = re.compile(r"(?:AccessDeniedException|Permission denied)[:\s(]*([^\s):]*)")
 _STATE_FILE: Final = re.compile(r"while reading file (?:file:/*(?=/))?(/\S*/state[^/\s]*/data/\S+\.parquet)")
-_PLACE_IN_CODE: Final = re.compile(r"\n?== (?:SQL|DataFrame|.*?) ==.*", re.DOTALL)
-_STACK: Final = re.compile(r"\n\s*(?:at [\w.$]+\(|JVM stacktrace|Driver stacktrace|Caused by:).*", re.DOTALL)
-_SQL_STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}")
-
-
-class PipelineError(HoldfastError):
-    """A pipeline stops; nothing of the batch under way is visible anywhere."""
-
-    exit_code: int = FINDINGS
-
-
-class DefinitionWrong(PipelineError):
-    """The definition asks for what cannot be done; correct it and start again."""
-
-    exit_code = USAGE
-
-
-class StepError(DefinitionWrong):
-    """A step cannot do its work; the message names it."""
-
-    def __init__(self, step: str, message: str) -> None:
-        super().__init__(f"step {step!r}: {message}")
-        self.step = step
-        self.reason = message
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return StepError, (self.step, self.reason)
-
-
-class EnvironmentFails(PipelineError):
-    """Something outside the pipeline is missing, full or forbidden."""
-
-    exit_code = ENVIRONMENT
-
-
-class AlreadyRunning(EnvironmentFails):
-    """Another process runs this pipeline."""
-
-
-class SinkLost(EnvironmentFails):
-    """A sink no longer has what this pipeline wrote to it. Nothing was read, and nothing was written to any sink."""
-
-
-class StateMissing(EnvironmentFails):
-    """There is no state where the sinks stand; it can be made again from the source."""
-
-
-class StateOutdated(StateMissing):
-    """The state was made by steps that did something else."""
-
-
-class RuleBroken(PipelineError):
-    """Rows break a rule whose `otherwise` is `fail`."""
-
-
-class Unbalanced(PipelineError):
-    """What came out of the steps is not what went in."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -115,7 +51,7 @@ def explain_failure(error: BaseException) -> HoldfastError:
         return _with_code(error)
     if isinstance(error, OSError):
         return _explain_os_error(error)
-    text = _text_of(error)
+    text = text_of(error)
     told = _told_by_step(text)
     if told is not None:
         return told
@@ -137,17 +73,6 @@ def explain_failure(error: BaseException) -> HoldfastError:
         kind: type[PipelineError] = DefinitionWrong if _is_users(error) else PipelineError
         return kind(f"Spark: {spark_message(error)}")
     return PipelineError(f"unexpected error, {name}: {error} (HOLDFAST_TRACEBACK=1 shows where)")
-
-
-def spark_message(error: BaseException) -> str:
-    """Spark's own words for what is wrong, without its stack, its error state and its picture of the query."""
-    message = _text_of(error)
-    getter = getattr(error, "getMessage", None)
-    if getter is not None:
-        message = str(getter() or message)
-    message = _STACK.sub("", message)
-    message = _PLACE_IN_CODE.sub("", message)
-    return " ".join(_SQL_STATE.sub("", message).split())
 
 
 def step_failure(step: str, error: BaseException, where: str) -> str:
@@ -227,15 +152,3 @@ def _is_users(error: BaseException) -> bool:
             "IllegalArgumentException",
         }
     )
-
-
-def _text_of(error: BaseException) -> str:
-    """Everything the layers of an error say."""
-    texts: list[str] = []
-    seen: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        texts.append(str(each))
-        each = each.__cause__ or each.__context__
-    return "\n".join(texts)

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from holdfast.atomic import read_named, write_atomically
-from holdfast.pipeline.engine.failures import AlreadyRunning
+from holdfast.pipeline.core.failures import AlreadyRunning
 from holdfast.pipeline.engine.planning import Plan
 from holdfast.pipeline.positions import to_text
 from holdfast.real import RealFileSystem, RealLock

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from holdfast.pipeline.engine.failures import EnvironmentFails
+from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.positions import Positions
 
 if TYPE_CHECKING:

@@ -19,11 +19,13 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast.pipeline.core.failures import StepError, spark_message
+from holdfast.pipeline.core.frames import map_in_arrow
 from holdfast.pipeline.core.lineage import LINEAGE, PLACE
+from holdfast.pipeline.core.pickling import pickled
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import Python
-from holdfast.pipeline.engine.failures import StepError, spark_message, step_failure
-from holdfast.pipeline.frames import map_in_arrow
+from holdfast.pipeline.engine.failures import step_failure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,7 +52,7 @@ def output_schema(frame: DataFrame, step: Python) -> StructType:
     """`_hf` as it stands, and the columns the step says it returns."""
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.engine.staging import ddl_schema
+    from holdfast.pipeline.core.ddl import ddl_schema
 
     if not step.schema.strip():
         return frame.schema
@@ -64,24 +66,6 @@ def output_schema(frame: DataFrame, step: Python) -> StructType:
             step.name, f"its schema names {reserved[0]!r}: names with an underscore before are ours"
         )
     return StructType([frame.schema[LINEAGE], *(field for field in declared if field.name != LINEAGE)])
-
-
-def pickled(function: Callable[..., Any]) -> bytes:
-    """By value, whatever module it stands in: workers need not have its file."""
-    import sys
-
-    from pyspark import cloudpickle as untyped
-
-    cloudpickle: Any = untyped
-    module = sys.modules.get(getattr(function, "__module__", ""))
-    is_ours = module is not None and module.__name__.split(".")[0] in ("holdfast", "builtins")
-    if module is None or is_ours or module.__name__ == "__main__":
-        return bytes(cloudpickle.dumps(function))
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return bytes(cloudpickle.dumps(function))
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
 
 
 def _worker(

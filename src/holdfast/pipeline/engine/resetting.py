@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.pipeline.changes.classifying import without_sinks
+from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import client_settings, home_of
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.engine.aside import forget_aside
-from holdfast.pipeline.engine.failures import DefinitionWrong
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.planning import Ledgers, Log, openings

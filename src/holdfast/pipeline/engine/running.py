@@ -23,6 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.pipeline.changes.classifying import Facts, refuse_unsafe
 from holdfast.pipeline.cluster.places import is_remote, master_of, require_places
 from holdfast.pipeline.cluster.probing import probe
+from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.definition.naming import (
@@ -35,7 +36,7 @@ from holdfast.pipeline.definition.naming import (
 from holdfast.pipeline.definition.secrets import Redactor, expand_definition
 from holdfast.pipeline.definition.units import parse_duration_ms
 from holdfast.pipeline.engine.batches import BatchResult, Workshop
-from holdfast.pipeline.engine.failures import DefinitionWrong, explain_failure, is_transient
+from holdfast.pipeline.engine.failures import explain_failure, is_transient
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.known_sinks import KnownSinks

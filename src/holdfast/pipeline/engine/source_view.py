@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from holdfast.pipeline.core.failures import DefinitionWrong
 from holdfast.pipeline.definition.model import Source
-from holdfast.pipeline.engine.failures import DefinitionWrong
 from holdfast.pipeline.engine.planning import Ledgers, Log
 from holdfast.pipeline.guards import GuardTripped, check_positions
 from holdfast.pipeline.positions import Place, Positions

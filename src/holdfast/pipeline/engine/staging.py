@@ -28,10 +28,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.core.ddl import HEADERS_DDL, ddl_schema
+from holdfast.pipeline.core.failures import Unbalanced
+from holdfast.pipeline.core.tally import Tally
 from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinition, Source
-from holdfast.pipeline.digest import MASK, digest_of_offsets
+from holdfast.pipeline.digest import digest_of_offsets
 from holdfast.pipeline.engine.decoding import EVENT_DDL, Decodings, RowDecoder, decoded_ddl, record_times
-from holdfast.pipeline.engine.failures import Unbalanced
 from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.packing import Task, pack
 from holdfast.pipeline.positions import BatchRange, Place
@@ -48,7 +50,6 @@ OFFSETS_INLINE: Final = 4_000
 """Fewer than this the driver reads itself: a Spark job costs more."""
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Decoded rows kept in memory before they go to the file."""
-HEADERS_DDL: Final = "array<struct<key:string,value:binary>>"
 COMMON_DDL: Final = (
     "_topic string, _partition int, _offset bigint, _timestamp timestamp, _key binary, _raw binary, "
     f"_headers {HEADERS_DDL}, _tombstone boolean, _error string"
@@ -60,17 +61,6 @@ LINEAGE_DDL: Final = (
 """`_hf` while steps run: wider than what sinks get, so that a step that keeps it keeps the whole record."""
 EVENT_LINEAGE_DDL: Final = LINEAGE_DDL[:-1] + ",event_time:timestamp,watermark:timestamp>"
 """The same with an event time: when it happened, and what its row is late for (`state.watermarks`)."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    """Rows, by number and by the digest of their places."""
-
-    rows: int = 0
-    digest: int = 0
-
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.rows + other.rows, (self.digest + other.digest) & MASK)
 
 
 REJECTED_BY: Final = "sink:"
@@ -168,15 +158,6 @@ def stage_schema(source: Source) -> StructType:
         *decoded_ddl(source),
     ]
     return ddl_schema(", ".join(parts))
-
-
-def ddl_schema(text: str) -> StructType:
-    """The schema that a text in Spark's words names."""
-    from pyspark.sql.types import StructType
-
-    schema = StructType.fromDDL(text)
-    assert isinstance(schema, StructType)
-    return schema
 
 
 # ---------------------------------------------------------------------------- the driver's side

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.core.failures import StateMissing, StateOutdated
 from holdfast.pipeline.definition.fingerprint import state_marks
 from holdfast.pipeline.definition.model import EventTime
-from holdfast.pipeline.engine.failures import StateMissing, StateOutdated
 from holdfast.pipeline.engine.progress import StateNow
 from holdfast.pipeline.engine.staging import Staged
 from holdfast.pipeline.ledger import STATELESS, Entry

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.admin.errors import Unreachable
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition
 from holdfast.pipeline.definition.naming import (
@@ -20,7 +21,7 @@ from holdfast.pipeline.definition.naming import (
     monitoring_group,
 )
 from holdfast.pipeline.definition.secrets import Redactor, expand_definition
-from holdfast.pipeline.engine.failures import EnvironmentFails, explain_failure
+from holdfast.pipeline.engine.failures import explain_failure
 from holdfast.pipeline.engine.home import Home, holder, last_logged
 from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.planning import Ledgers

@@ -30,11 +30,11 @@ import pyarrow as pa
 from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
+from holdfast.pipeline.core.frames import map_in_arrow
 from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK
-from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.ledger import Entry, Rejected
 from holdfast.pipeline.sinks.base import (
     Batch,

@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from holdfast.pipeline.core.frames import map_in_arrow
 from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.digest import MASK
-from holdfast.pipeline.frames import map_in_arrow
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import RowsRejected, SinkError
 from holdfast.pipeline.sinks.columns import column_named

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.pipeline.core.failures import StepError, spark_message
+from holdfast.pipeline.core.inspection import CHANGING, quiet_spark
 from holdfast.pipeline.core.lineage import PLACE
-from holdfast.pipeline.engine.failures import StepError, spark_message
-from holdfast.pipeline.engine.inspection import CHANGING, quiet_spark
 from holdfast.pipeline.sinks.columns import column_named
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
+from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.definition.model import (
     Dedupe,
     EventTime,
@@ -15,7 +16,6 @@ from holdfast.pipeline.definition.model import (
     Window,
 )
 from holdfast.pipeline.definition.streams import side_condition
-from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.state.operator import Operator
 
 Remembering: TypeAlias = Dedupe | Window | Keyed | Join

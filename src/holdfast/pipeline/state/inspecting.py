@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.errors import UsageError
-from holdfast.pipeline.engine.failures import EnvironmentFails
+from holdfast.pipeline.core.failures import EnvironmentFails
 from holdfast.pipeline.state.segments import Segment, StateDamaged
 from holdfast.pipeline.state.store import StateStore, StepState, Version
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from holdfast.errors import HoldfastError
+from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.digest import MASK
-from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.keyed import EACH_ROW, KeyState
 from holdfast.pipeline.state.keyed_files import (
     NEVER,

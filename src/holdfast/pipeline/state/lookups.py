@@ -24,10 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.atomic import read_named
+from holdfast.pipeline.core.failures import PipelineError, StepError
 from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.engine.failures import PipelineError, StepError
 from holdfast.pipeline.positions import to_text
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.state.tables import LookupUnavailable, Mark, Table, shown

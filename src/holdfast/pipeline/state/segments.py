@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.engine.failures import EnvironmentFails, PipelineError
+from holdfast.pipeline.core.failures import EnvironmentFails, PipelineError
 from holdfast.pipeline.sinks.files import Disk
 
 if TYPE_CHECKING:

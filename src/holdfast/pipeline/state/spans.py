@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.sql import quoted
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.engine.failures import StepError
 from holdfast.pipeline.state.segments import UNTIL
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.pipeline.core.failures import EnvironmentFails, StepError
 from holdfast.pipeline.definition.model import Lookup
-from holdfast.pipeline.engine.failures import EnvironmentFails, StepError
 
 if TYPE_CHECKING:
     import psycopg

@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.engine.failures import StepError, spark_message
-from holdfast.pipeline.frames import as_input
+from holdfast.pipeline.core.failures import StepError, spark_message
+from holdfast.pipeline.core.frames import as_input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,0 +1,108 @@
+"""What can stop a pipeline.
+
+    HoldfastError
+    └── PipelineError              carries the exit code
+        ├── DefinitionWrong  2     a step, a rule or a setting cannot work as written
+        │   └── StepError    2     names the step
+        ├── EnvironmentFails 3     a broker, a disk, Java or a permission
+        │   ├── AlreadyRunning     another copy has the pipeline's home
+        │   ├── SinkLost           a sink has vanished, has gone back, or is another's
+        │   └── StateMissing       sinks stand where there is no state
+        │       └── StateOutdated  the state was made by other steps
+        ├── RuleBroken       1     an expectation with `fail` did not hold
+        └── Unbalanced       1     the routes of a batch do not add up to what was read
+
+Whatever is raised, the batch under way was not committed: the sinks hold what their ledgers say.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.errors import HoldfastError
+
+FINDINGS: Final = 1
+USAGE: Final = 2
+ENVIRONMENT: Final = 3
+
+_PLACE_IN_CODE: Final = re.compile(r"\n?== (?:SQL|DataFrame|.*?) ==.*", re.DOTALL)
+_STACK: Final = re.compile(r"\n\s*(?:at [\w.$]+\(|JVM stacktrace|Driver stacktrace|Caused by:).*", re.DOTALL)
+_SQL_STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}")
+
+
+class PipelineError(HoldfastError):
+    """A pipeline stops; nothing of the batch under way is visible anywhere."""
+
+    exit_code: int = FINDINGS
+
+
+class DefinitionWrong(PipelineError):
+    """The definition asks for what cannot be done; correct it and start again."""
+
+    exit_code = USAGE
+
+
+class StepError(DefinitionWrong):
+    """A step cannot do its work; the message names it."""
+
+    def __init__(self, step: str, message: str) -> None:
+        super().__init__(f"step {step!r}: {message}")
+        self.step = step
+        self.reason = message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return StepError, (self.step, self.reason)
+
+
+class EnvironmentFails(PipelineError):
+    """Something outside the pipeline is missing, full or forbidden."""
+
+    exit_code = ENVIRONMENT
+
+
+class AlreadyRunning(EnvironmentFails):
+    """Another process runs this pipeline."""
+
+
+class SinkLost(EnvironmentFails):
+    """A sink no longer has what this pipeline wrote to it. Nothing was read, and nothing was written to any sink."""
+
+
+class StateMissing(EnvironmentFails):
+    """There is no state where the sinks stand; it can be made again from the source."""
+
+
+class StateOutdated(StateMissing):
+    """The state was made by steps that did something else."""
+
+
+class RuleBroken(PipelineError):
+    """Rows break a rule whose `otherwise` is `fail`."""
+
+
+class Unbalanced(PipelineError):
+    """What came out of the steps is not what went in."""
+
+
+def spark_message(error: BaseException) -> str:
+    """Spark's own words for what is wrong, without its stack, its error state and its picture of the query."""
+    message = text_of(error)
+    getter = getattr(error, "getMessage", None)
+    if getter is not None:
+        message = str(getter() or message)
+    message = _STACK.sub("", message)
+    message = _PLACE_IN_CODE.sub("", message)
+    return " ".join(_SQL_STATE.sub("", message).split())
+
+
+def text_of(error: BaseException) -> str:
+    """Everything the layers of an error say."""
+    texts: list[str] = []
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        texts.append(str(each))
+        each = each.__cause__ or each.__context__
+    return "\n".join(texts)
