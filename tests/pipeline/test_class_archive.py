@@ -19,6 +19,8 @@ from holdfast.pipeline.class_archive import KEPT, LISTS_MAX, ClassArchive, class
 from holdfast.pipeline.java import find_java
 from holdfast.pipeline.sinks.files import hold
 
+pytestmark = pytest.mark.java
+
 NAMES = "java/lang/Object\njava/lang/String\njava/util/ArrayList\n"
 
 

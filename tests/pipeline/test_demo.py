@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.java
+
 DEMO = [sys.executable, "-m", "holdfast.cli", "demo", "--orders", "3000"]
 MARK = "HOLDFAST_DEMO_TEST"
 
