@@ -17,7 +17,8 @@ from holdfast.testing.apache import run_tool
 from holdfast.testing.decided import await_decided
 from holdfast.testing.engines import wait_until
 from holdfast.testing.kafka_fixtures import require_apache_kafka
-from holdfast.testing.wire_client import INIT_PRODUCER_ID, PRODUCE, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import INIT_PRODUCER_ID, PRODUCE
 from holdfast.wire.batch import Record, build_batch
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -11,7 +11,8 @@ from tests.support.differential import Allowed
 
 from holdfast.testing.apache import ApacheKafka
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import API_VERSIONS, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import API_VERSIONS
 
 GAPS = Path(__file__).parents[2] / "docs" / "GAPS.md"
 

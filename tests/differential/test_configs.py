@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.differential import Script, Side
 
-from holdfast.testing.wire_client import (
+from holdfast.wire.api_keys import (
     ALTER_CONFIGS,
     DESCRIBE_CONFIGS,
     INCREMENTAL_ALTER_CONFIGS,

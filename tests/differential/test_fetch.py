@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.support.differential import Script, Side
 
-from holdfast.testing.wire_client import FETCH
+from holdfast.wire.api_keys import FETCH
 from holdfast.wire.batch import make_batch
 from holdfast.wire.codecs import Codec
 

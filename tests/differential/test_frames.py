@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.support.differential import Script, Side
 
-from holdfast.testing.wire_client import API_VERSIONS, FETCH, METADATA, PRODUCE, frame
+from holdfast.testing.wire_client import frame
+from holdfast.wire.api_keys import API_VERSIONS, FETCH, METADATA, PRODUCE
 from holdfast.wire.messages import encode_request
 
 Compare = Callable[[Script], None]

@@ -10,7 +10,7 @@ import pytest
 from tests.support.differential import Script, Side
 from tests.support.raw_groups import PARKED, RawMember, settle, subscription
 
-from holdfast.testing.wire_client import (
+from holdfast.wire.api_keys import (
     CREATE_TOPICS,
     DELETE_GROUPS,
     DESCRIBE_GROUPS,

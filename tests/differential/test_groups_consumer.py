@@ -13,7 +13,7 @@ from tests.support.raw_groups import RawMember, settle, subscription
 
 from holdfast.broker.node.coordinator_partition import partition_for
 from holdfast.testing.kafka_fixtures import COORDINATORS
-from holdfast.testing.wire_client import (
+from holdfast.wire.api_keys import (
     CONSUMER_GROUP_DESCRIBE,
     CONSUMER_GROUP_HEARTBEAT,
     CREATE_PARTITIONS,

@@ -10,13 +10,7 @@ import pytest
 from tests.support.differential import Script, Side
 from tests.support.raw_groups import RawMember, settle, subscription
 
-from holdfast.testing.wire_client import (
-    DELETE_TOPICS,
-    DESCRIBE_GROUPS,
-    OFFSET_COMMIT,
-    OFFSET_DELETE,
-    OFFSET_FETCH,
-)
+from holdfast.wire.api_keys import DELETE_TOPICS, DESCRIBE_GROUPS, OFFSET_COMMIT, OFFSET_DELETE, OFFSET_FETCH
 
 Compare = Callable[[Script], None]
 COMMIT_VERSIONS = range(2, 11)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.differential import Script, Side
 
-from holdfast.testing.wire_client import DESCRIBE_PRODUCERS, INIT_PRODUCER_ID, LIST_OFFSETS, PRODUCE
+from holdfast.wire.api_keys import DESCRIBE_PRODUCERS, INIT_PRODUCER_ID, LIST_OFFSETS, PRODUCE
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch, make_batch, read_header, seal
 from holdfast.wire.codecs import Codec
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.support.differential import Script, Side
 
-from holdfast.testing.wire_client import FETCH, LIST_OFFSETS
+from holdfast.wire.api_keys import FETCH, LIST_OFFSETS
 from holdfast.wire.batch import Record, build_batch, make_batch
 from holdfast.wire.codecs import Codec
 

@@ -12,7 +12,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 from tests.support.differential import Script, Side
 
-from holdfast.testing.wire_client import DESCRIBE_TRANSACTIONS, FETCH, LIST_OFFSETS
+from holdfast.wire.api_keys import DESCRIBE_TRANSACTIONS, FETCH, LIST_OFFSETS
 from holdfast.wire.batch import Record, build_batch
 
 FIND_COORDINATOR, DELETE_RECORDS, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN = 10, 21, 22, 24, 26

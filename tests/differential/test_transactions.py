@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.differential import Script, Side
 
-from holdfast.testing.wire_client import (
+from holdfast.wire.api_keys import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
     DESCRIBE_PRODUCERS,

@@ -14,7 +14,7 @@ import pytest
 from tests.support.differential import Script, Side
 from tests.support.raw_groups import PARKED, RawMember, assignment, subscription
 
-from holdfast.testing.wire_client import (
+from holdfast.wire.api_keys import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
     DESCRIBE_GROUPS,

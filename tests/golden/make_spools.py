@@ -22,7 +22,8 @@ from holdfast import real
 from holdfast.client.producer import Guarantee, Producer
 from holdfast.real import RealClock
 from holdfast.testing.fakes import SeededRandomness
-from holdfast.testing.wire_client import CREATE_TOPICS, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import CREATE_TOPICS
 
 START_MS: Final = 1_767_225_600_000  # the first of January 2026
 BOOT_ID: Final = "11111111-2222-4333-8444-555555555555"

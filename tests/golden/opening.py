@@ -23,7 +23,8 @@ from holdfast.real import RealClock
 from holdfast.seams import Clock, Now
 from holdfast.testing.committed_reader import whole_batches
 from holdfast.testing.fakes import SeededRandomness
-from holdfast.testing.wire_client import FETCH, LIST_OFFSETS, PRODUCE, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import FETCH, LIST_OFFSETS, PRODUCE
 from holdfast.wire.batch import BatchHeader
 
 HERE: Final = Path(__file__).resolve().parent

@@ -22,7 +22,8 @@ from tests.golden.opening import (
     text_of,
 )
 
-from holdfast.testing.wire_client import (
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import (
     CONSUMER_GROUP_HEARTBEAT,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
@@ -36,7 +37,6 @@ from holdfast.testing.wire_client import (
     LEAVE_GROUP,
     OFFSET_COMMIT,
     SYNC_GROUP,
-    WireClient,
 )
 from holdfast.wire.batch import (
     NO_PRODUCER_EPOCH,

@@ -32,7 +32,8 @@ from holdfast.broker.dump.path import dump_path
 from holdfast.real import RealFileSystem
 from holdfast.saying import Level, Line
 from holdfast.testing.committed_reader import read_through, whole_batches
-from holdfast.testing.wire_client import (
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import (
     CONSUMER_GROUP_DESCRIBE,
     CONSUMER_GROUP_HEARTBEAT,
     DESCRIBE_CONFIGS,
@@ -44,7 +45,6 @@ from holdfast.testing.wire_client import (
     LIST_GROUPS,
     METADATA,
     OFFSET_FETCH,
-    WireClient,
 )
 from holdfast.wire.batch import HEADER, Record, build_batch, iterate_records
 

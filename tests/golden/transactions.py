@@ -8,7 +8,7 @@ from typing import Any
 from tests.golden.opening import check_code
 from tests.golden.scene import OPEN, Scene
 
-from holdfast.testing.wire_client import (
+from holdfast.wire.api_keys import (
     ADD_OFFSETS_TO_TXN,
     ADD_PARTITIONS_TO_TXN,
     END_TXN,

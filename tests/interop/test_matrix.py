@@ -17,7 +17,8 @@ from tests.support.clients import (
 )
 
 from holdfast.testing.kafka_fixtures import require_apache_kafka
-from holdfast.testing.wire_client import FETCH, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import FETCH
 from holdfast.wire.batch import BatchHeader, iterate_records, read_header
 from holdfast.wire.codecs import Codec
 

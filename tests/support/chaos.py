@@ -31,7 +31,8 @@ from tests.support.chaos_member import HUNG, IMPATIENT
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.checkers_base import Violation
 from holdfast.testing.forked import die_with_parent, open_process
-from holdfast.testing.wire_client import OFFSET_FETCH, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import OFFSET_FETCH
 
 BROKER_SETTINGS: Final[Mapping[str, str]] = {
     "group.initial.rebalance.delay.ms": "0",

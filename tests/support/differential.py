@@ -30,7 +30,8 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from holdfast.errors import InvalidRecords
-from holdfast.testing.wire_client import (
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import (
     CREATE_TOPICS,
     DESCRIBE_GROUPS,
     DESCRIBE_TRANSACTIONS,
@@ -39,7 +40,6 @@ from holdfast.testing.wire_client import (
     INIT_PRODUCER_ID,
     LIST_OFFSETS,
     PRODUCE,
-    WireClient,
 )
 from holdfast.wire.batch import HEADER_SIZE, BatchHeader, iterate_records, read_header
 

@@ -12,14 +12,8 @@ from typing import Any, Final, Literal
 
 from tests.support.differential import Side
 
-from holdfast.testing.wire_client import (
-    DESCRIBE_GROUPS,
-    HEARTBEAT,
-    JOIN_GROUP,
-    LEAVE_GROUP,
-    SYNC_GROUP,
-    WireClient,
-)
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import DESCRIBE_GROUPS, HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, SYNC_GROUP
 from holdfast.wire.consumer_protocol import ConsumerAssignment, ConsumerSubscription, OwnedPartitions
 
 PARKED: Final[Literal["parked"]] = "parked"

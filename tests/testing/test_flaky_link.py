@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.testing.engines import wait_until
 from holdfast.testing.flaky_link import KafkaLink, Link
-from holdfast.testing.wire_client import API_VERSIONS, METADATA, frame
+from holdfast.testing.wire_client import frame
+from holdfast.wire.api_keys import API_VERSIONS, METADATA
 
 
 @pytest.fixture

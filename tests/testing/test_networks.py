@@ -15,7 +15,8 @@ from holdfast.testing import namespaces
 from holdfast.testing.engines import wait_until
 from holdfast.testing.namespaces import NamespaceNetwork
 from holdfast.testing.networks import CLIENTS, NetworkUnavailable, ProxyNetwork, make_network
-from holdfast.testing.wire_client import METADATA, frame
+from holdfast.testing.wire_client import frame
+from holdfast.wire.api_keys import METADATA
 
 NODES = (1, 2, 3, 9)
 PORT = 7777

@@ -37,7 +37,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from holdfast.testing.apache import SHORT_LIVED_JVM, START_TIMEOUT_S, ApacheKafka
 from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, wait_until
 from holdfast.testing.networks import Network, NetworkChoice, Place, make_network
-from holdfast.testing.wire_client import METADATA, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import METADATA
 
 NODES: Final = (1, 2, 3)
 CONTROLLER: Final = 9

@@ -30,7 +30,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.errors import HoldfastError
 from holdfast.testing.decided import await_decided
-from holdfast.testing.wire_client import CLOSED, LIST_OFFSETS, OFFSET_FETCH, SILENT, WireClient
+from holdfast.testing.wire_client import CLOSED, SILENT, WireClient
+from holdfast.wire.api_keys import LIST_OFFSETS, OFFSET_FETCH
 
 WAIT_SECONDS: Final = 40.0
 """How long anything may take on a crowded machine."""

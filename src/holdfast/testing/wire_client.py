@@ -20,56 +20,8 @@ from typing import Any, Final, Literal, Self
 
 from holdfast.errors import HoldfastError
 from holdfast.wire import apis
+from holdfast.wire.api_keys import API_VERSIONS
 from holdfast.wire.messages import decode_response, encode_request, response_header_version
-
-PRODUCE: Final = 0
-FETCH: Final = 1
-LIST_OFFSETS: Final = 2
-METADATA: Final = 3
-OFFSET_COMMIT: Final = 8
-OFFSET_FETCH: Final = 9
-FIND_COORDINATOR: Final = 10
-JOIN_GROUP: Final = 11
-HEARTBEAT: Final = 12
-LEAVE_GROUP: Final = 13
-SYNC_GROUP: Final = 14
-DESCRIBE_GROUPS: Final = 15
-LIST_GROUPS: Final = 16
-API_VERSIONS: Final = 18
-CREATE_TOPICS: Final = 19
-DELETE_TOPICS: Final = 20
-DELETE_RECORDS: Final = 21
-INIT_PRODUCER_ID: Final = 22
-OFFSET_FOR_LEADER_EPOCH: Final = 23
-ADD_PARTITIONS_TO_TXN: Final = 24
-ADD_OFFSETS_TO_TXN: Final = 25
-END_TXN: Final = 26
-WRITE_TXN_MARKERS: Final = 27
-TXN_OFFSET_COMMIT: Final = 28
-DESCRIBE_ACLS: Final = 29
-DESCRIBE_CONFIGS: Final = 32
-ALTER_CONFIGS: Final = 33
-DESCRIBE_LOG_DIRS: Final = 35
-CREATE_PARTITIONS: Final = 37
-DELETE_GROUPS: Final = 42
-ELECT_LEADERS: Final = 43
-INCREMENTAL_ALTER_CONFIGS: Final = 44
-ALTER_PARTITION_REASSIGNMENTS: Final = 45
-LIST_PARTITION_REASSIGNMENTS: Final = 46
-OFFSET_DELETE: Final = 47
-DESCRIBE_CLIENT_QUOTAS: Final = 48
-ALTER_CLIENT_QUOTAS: Final = 49
-DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
-DESCRIBE_QUORUM: Final = 55
-UPDATE_FEATURES: Final = 57
-DESCRIBE_CLUSTER: Final = 60
-DESCRIBE_PRODUCERS: Final = 61
-DESCRIBE_TRANSACTIONS: Final = 65
-LIST_TRANSACTIONS: Final = 66
-CONSUMER_GROUP_HEARTBEAT: Final = 68
-CONSUMER_GROUP_DESCRIBE: Final = 69
-LIST_CONFIG_RESOURCES: Final = 74
-DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 CLOSED: Final[Literal["connection closed"]] = "connection closed"
 """What is returned when the broker closes the connection instead of answering."""

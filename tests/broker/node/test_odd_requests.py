@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from holdfast.broker.node.dispatch import is_offered
 from holdfast.testing.bare_node import LENGTH_BYTES, BareClient, BareNode
-from holdfast.testing.wire_client import PRODUCE, frame
+from holdfast.testing.wire_client import frame
 from holdfast.wire import apis
+from holdfast.wire.api_keys import PRODUCE
 from holdfast.wire.message_schema import FieldShape, request_type, shapes
 from holdfast.wire.varint import encode_uvarint
 

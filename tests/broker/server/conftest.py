@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import CREATE_TOPICS, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import CREATE_TOPICS
 
 StartBroker = Callable[..., BrokerProcess]
 

@@ -15,7 +15,8 @@ from crc32c import crc32c
 from kio.schema.errors import ErrorCode
 
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import CLOSED, LIST_OFFSETS, PRODUCE, WireClient
+from holdfast.testing.wire_client import CLOSED, WireClient
+from holdfast.wire.api_keys import LIST_OFFSETS, PRODUCE
 from holdfast.wire.batch import HEADER_SIZE, Record, build_batch, encode_record
 from holdfast.wire.codecs import Codec, compress
 

@@ -8,7 +8,8 @@ import struct
 import pytest
 
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import API_VERSIONS, CLOSED, FETCH, METADATA, PRODUCE, WireClient, frame
+from holdfast.testing.wire_client import CLOSED, WireClient, frame
+from holdfast.wire.api_keys import API_VERSIONS, FETCH, METADATA, PRODUCE
 from holdfast.wire.messages import encode_request
 
 SEED = 20_260_101

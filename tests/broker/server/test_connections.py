@@ -23,17 +23,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from holdfast.broker.server.server import Server, connections_allowed, sweep_seconds
 from holdfast.real import RealFile
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import (
-    API_VERSIONS,
-    CLOSED,
-    FETCH,
-    INIT_PRODUCER_ID,
-    METADATA,
-    PRODUCE,
-    SILENT,
-    WireClient,
-    frame,
-)
+from holdfast.testing.wire_client import CLOSED, SILENT, WireClient, frame
+from holdfast.wire.api_keys import API_VERSIONS, FETCH, INIT_PRODUCER_ID, METADATA, PRODUCE
 from holdfast.wire.batch import Record, build_batch, make_batch
 from holdfast.wire.messages import encode_request
 

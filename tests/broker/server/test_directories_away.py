@@ -13,7 +13,8 @@ from holdfast import Broker
 from holdfast.broker.log.checkpoints import encode_uuid
 from holdfast.errors import DataDirectoryError
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import CREATE_TOPICS, PRODUCE, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import CREATE_TOPICS, PRODUCE
 from holdfast.wire.batch import make_batch
 
 LONGEST = "n" * 249

@@ -18,7 +18,8 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.errors import ExitCode
 from holdfast.testing.broker import BrokerDied, BrokerProcess
-from holdfast.testing.wire_client import CLOSED, FETCH, PRODUCE, WireClient
+from holdfast.testing.wire_client import CLOSED, WireClient
+from holdfast.wire.api_keys import FETCH, PRODUCE
 from holdfast.wire.batch import iterate_records, make_batch, read_header
 
 CreateTopic = Callable[..., None]

@@ -15,7 +15,8 @@ from holdfast.config.broker import ATTRIBUTES
 from holdfast.config.catalog import BROKER
 from holdfast.config.definitions import Scope
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import INCREMENTAL_ALTER_CONFIGS, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import INCREMENTAL_ALTER_CONFIGS
 
 StartBroker = Callable[..., BrokerProcess]
 BROKER_RESOURCE = 4

@@ -13,7 +13,8 @@ import pytest
 from holdfast import Broker
 from holdfast.errors import StorageError, UsageError
 from holdfast.real import RealFile
-from holdfast.testing.wire_client import CLOSED, CREATE_TOPICS, WireClient
+from holdfast.testing.wire_client import CLOSED, WireClient
+from holdfast.wire.api_keys import CREATE_TOPICS
 
 WHY = "the metadata log is in"
 

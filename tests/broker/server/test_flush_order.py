@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.testing.broker import BrokerProcess
-from holdfast.testing.wire_client import CREATE_TOPICS, PRODUCE, WireClient, frame
+from holdfast.testing.wire_client import WireClient, frame
+from holdfast.wire.api_keys import CREATE_TOPICS, PRODUCE
 from holdfast.wire.batch import make_batch
 from holdfast.wire.messages import encode_request
 

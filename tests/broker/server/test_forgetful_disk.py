@@ -15,7 +15,8 @@ from holdfast.broker.node.node import FLUSH_ALL_ABOVE
 from holdfast.broker.server.flusher import ALL_AT_ONCE_FROM
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.forgetful_mount import ForgetfulMount, why_not
-from holdfast.testing.wire_client import CREATE_TOPICS, LIST_OFFSETS, PRODUCE, WireClient
+from holdfast.testing.wire_client import WireClient
+from holdfast.wire.api_keys import CREATE_TOPICS, LIST_OFFSETS, PRODUCE
 from holdfast.wire.batch import make_batch
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

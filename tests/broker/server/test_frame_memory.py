@@ -26,7 +26,8 @@ from holdfast.broker.server.frame_memory import (
     frame_bytes_limit,
     memory_bytes,
 )
-from holdfast.testing.wire_client import CLOSED, CREATE_TOPICS, PRODUCE, WireClient, frame
+from holdfast.testing.wire_client import CLOSED, WireClient, frame
+from holdfast.wire.api_keys import CREATE_TOPICS, PRODUCE
 from holdfast.wire.batch import make_batch
 from holdfast.wire.messages import encode_request
 
