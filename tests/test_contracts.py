@@ -77,6 +77,7 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
         ("seams.py", "import holdfast.config.values", "Imports point downwards"),
         ("pipeline/state/store.py", "import holdfast.pipeline.engine.running", "Inside the pipeline"),
         ("pipeline/core/sql.py", "import holdfast.pipeline.definition.model", "Inside the pipeline"),
+        ("pipeline/engine/home.py", "import holdfast.pipeline.operations.rebuilding", "Inside the pipeline"),
         ("pipeline/sinks/base.py", f"{FOR_TYPES}import holdfast.pipeline.state.store", "Inside the pipeline"),
         ("wire/codecs.py", "import holdfast.broker.server.run", "What must run on Apache Kafka"),
         ("client/__init__.py", "import holdfast.broker.log.scan", "What must run on Apache Kafka"),

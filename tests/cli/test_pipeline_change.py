@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.changes import against_running, backfilling, rebuilding, refilling
-from holdfast.pipeline.changes.against_running import Judgement
-from holdfast.pipeline.changes.backfilling import Backfill
 from holdfast.pipeline.changes.levels import Change, Level
-from holdfast.pipeline.changes.rebuilding import CannotRebuild, Rebuilt
 from holdfast.pipeline.engine.planning import Bounds
 from holdfast.pipeline.engine.progress import Summary
 from holdfast.pipeline.ledger import Entry, Intake
+from holdfast.pipeline.operations import against_running, backfilling, rebuilding, refilling
+from holdfast.pipeline.operations.against_running import Judgement
+from holdfast.pipeline.operations.backfilling import Backfill
+from holdfast.pipeline.operations.rebuilding import CannotRebuild, Rebuilt
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span, to_text
 from holdfast.pipeline.state.segments import StepState
 from holdfast.pipeline.state.store import Version

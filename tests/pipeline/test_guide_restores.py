@@ -22,11 +22,11 @@ from holdfast.audit.model import Fate, Report, Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
 from holdfast.audit.spark.auditing import audit_with_spark
 from holdfast.client.dead_letter_dialects import Failure, read_failure
-from holdfast.pipeline.changes.refilling import perform_refill, plan_refill
+from holdfast.pipeline.core.failures import SinkLost
 from holdfast.pipeline.definition.loading import parse_yaml
 from holdfast.pipeline.definition.naming import home_of
-from holdfast.pipeline.engine.failures import SinkLost
 from holdfast.pipeline.engine.running import run_pipeline
+from holdfast.pipeline.operations.refilling import perform_refill, plan_refill
 from holdfast.reader import read
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.kafka_fixtures import unavailable

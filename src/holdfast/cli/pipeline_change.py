@@ -22,10 +22,10 @@ from holdfast.cli.pipeline_shared import (
 from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.changes.against_running import Judgement
-    from holdfast.pipeline.changes.comparing import SinkComparison
-    from holdfast.pipeline.changes.multisets import Row
     from holdfast.pipeline.definition.loading import Loaded
+    from holdfast.pipeline.operations.against_running import Judgement
+    from holdfast.pipeline.operations.comparing import SinkComparison
+    from holdfast.pipeline.operations.multisets import Row
 
 app = CommandGroup()
 
@@ -37,7 +37,7 @@ SHOWN_WIDTH: Final = 160
 
 
 def judged(loaded: Loaded, bootstrap: str | None, columns: dict[str, str] | None) -> Judgement:
-    from holdfast.pipeline.changes.against_running import judge
+    from holdfast.pipeline.operations.against_running import judge
 
     with located(loaded):
         return judge(loaded.definition, bootstrap=bootstrap, columns=columns)
@@ -95,7 +95,7 @@ def rebuild(
 
     loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for
-    from holdfast.pipeline.changes.rebuilding import perform_rebuild, plan_rebuild
+    from holdfast.pipeline.operations.rebuilding import perform_rebuild, plan_rebuild
 
     with located(loaded):
         plan = plan_rebuild(loaded.definition, bootstrap=bootstrap_server, from_available=from_available)
@@ -151,7 +151,7 @@ def refill(
 ) -> None:
     loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
-    from holdfast.pipeline.changes.refilling import perform_refill, plan_refill
+    from holdfast.pipeline.operations.refilling import perform_refill, plan_refill
 
     name = loaded.definition.name
     with located(loaded):
@@ -212,7 +212,7 @@ def backfill(
 
     loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
-    from holdfast.pipeline.changes.backfilling import plan_backfill, run_backfill
+    from holdfast.pipeline.operations.backfilling import plan_backfill, run_backfill
 
     with located(loaded):
         plan = plan_backfill(loaded.definition, begin=begin, end=end, into=into, bootstrap=bootstrap_server)
@@ -264,7 +264,7 @@ def compare(
 ) -> None:
 
     loaded_a, loaded_b = load(file_a), load(file_b)
-    from holdfast.pipeline.changes.comparing import Verdict, compare_pipelines, overall
+    from holdfast.pipeline.operations.comparing import Verdict, compare_pipelines, overall
 
     with located(loaded_a), located(loaded_b):
         found = compare_pipelines(

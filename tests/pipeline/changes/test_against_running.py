@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from holdfast.pipeline.changes import against_running
-from holdfast.pipeline.changes.against_running import Judgement, judge
 from holdfast.pipeline.changes.classifying import NeedsRebuild
 from holdfast.pipeline.changes.held_columns import misfits
 from holdfast.pipeline.core.failures import EnvironmentFails
@@ -23,6 +21,8 @@ from holdfast.pipeline.engine.resetting import _forget_definition
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.engine.status import SinkStatus, Status
 from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.operations import against_running
+from holdfast.pipeline.operations.against_running import Judgement, judge
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span
 from holdfast.pipeline.sinks.parquet import Layout
 from holdfast.pipeline.state.segments import StepState

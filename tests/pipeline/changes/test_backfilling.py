@@ -16,7 +16,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from holdfast.broker.server.embed import Broker
 from holdfast.errors import UsageError
-from holdfast.pipeline.changes.backfilling import derive, destinations, plan_backfill, resolve, run_backfill
 from holdfast.pipeline.definition.model import (
     DeadLetter,
     Decoding,
@@ -31,6 +30,13 @@ from holdfast.pipeline.definition.model import (
 from holdfast.pipeline.definition.naming import home_of, monitoring_group
 from holdfast.pipeline.engine.planning import Bounds, Log
 from holdfast.pipeline.engine.running import own_topics, run_pipeline
+from holdfast.pipeline.operations.backfilling import (
+    derive,
+    destinations,
+    plan_backfill,
+    resolve,
+    run_backfill,
+)
 from holdfast.pipeline.positions import Place
 from holdfast.reader.model import OffsetAnswer, TopicPartition
 

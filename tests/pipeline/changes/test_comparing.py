@@ -19,8 +19,6 @@ from deltalake import CommitProperties, write_deltalake
 
 from holdfast.broker.server.embed import Broker
 from holdfast.errors import UsageError
-from holdfast.pipeline.changes.comparing import SinkComparison, Verdict, compare_pipelines, overall
-from holdfast.pipeline.changes.outputs import without_fields
 from holdfast.pipeline.definition.model import (
     DeltaSink,
     EventTime,
@@ -32,6 +30,8 @@ from holdfast.pipeline.definition.model import (
     Window,
 )
 from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.operations.comparing import SinkComparison, Verdict, compare_pipelines, overall
+from holdfast.pipeline.operations.outputs import without_fields
 from holdfast.pipeline.positions import BatchRange, Place, Position, Positions, Span, to_text
 from holdfast.pipeline.sinks.delta import DeltaSinkWriter
 from holdfast.pipeline.sinks.kafka_ledger import LedgerRecord

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import examples
 
-from holdfast.pipeline.changes.multisets import GONE, ORDER, Differences, Heap, as_bytes, compare
+from holdfast.pipeline.operations.multisets import GONE, ORDER, Differences, Heap, as_bytes, compare
 
 Rows = list[tuple[Any, ...]]
 

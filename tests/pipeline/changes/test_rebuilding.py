@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.changes.against_running import judge
 from holdfast.pipeline.changes.classifying import Level, NeedsRebuild, UnsafeChange
-from holdfast.pipeline.changes.comparing import Verdict, compare_pipelines
-from holdfast.pipeline.changes.rebuilding import (
-    CannotRebuild,
-    perform_rebuild,
-    plan_rebuild,
-    take_the_place,
-)
 from holdfast.pipeline.core.failures import AlreadyRunning, DefinitionWrong
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import (
@@ -30,6 +22,14 @@ from holdfast.pipeline.engine.home import Home
 from holdfast.pipeline.engine.progress import BatchDone, Event
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.operations.against_running import judge
+from holdfast.pipeline.operations.comparing import Verdict, compare_pipelines
+from holdfast.pipeline.operations.rebuilding import (
+    CannotRebuild,
+    perform_rebuild,
+    plan_rebuild,
+    take_the_place,
+)
 from holdfast.pipeline.positions import BatchRange, Position, Positions, Span
 from holdfast.pipeline.state.store import StateStore, Version, state_path
 

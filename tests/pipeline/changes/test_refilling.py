@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.changes.rebuilding import CannotRebuild, plan_rebuild
-from holdfast.pipeline.changes.refilling import CannotRefill, perform_refill, plan_refill
 from holdfast.pipeline.core.failures import SinkLost, StateMissing
 from holdfast.pipeline.definition.model import ParquetSink
 from holdfast.pipeline.definition.naming import home_of
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.running import run_pipeline
+from holdfast.pipeline.operations.rebuilding import CannotRebuild, plan_rebuild
+from holdfast.pipeline.operations.refilling import CannotRefill, perform_refill, plan_refill
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

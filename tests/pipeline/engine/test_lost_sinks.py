@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.pipeline.changes.refilling import perform_refill, plan_refill
 from holdfast.pipeline.core.failures import EnvironmentFails, SinkLost
 from holdfast.pipeline.definition.fingerprint import canonical
 from holdfast.pipeline.definition.model import ParquetSink
@@ -20,6 +19,7 @@ from holdfast.pipeline.engine.known_sinks import KnownSinks
 from holdfast.pipeline.engine.progress import Event, Warned
 from holdfast.pipeline.engine.resetting import perform_reset, plan_reset
 from holdfast.pipeline.ledger import Entry
+from holdfast.pipeline.operations.refilling import perform_refill, plan_refill
 
 from .conftest import MemorySink
 

@@ -1,1 +1,1 @@
-"""A pipeline's life after its first run: changing its definition, making its state anew, filling in, comparing."""
+"""What a changed definition means for sinks and state: each change has a level, and the worst is refused."""

@@ -27,8 +27,6 @@ import pyarrow.compute as pc
 
 from holdfast.errors import UsageError
 from holdfast.pipeline.changes.history import beginnings, kept_entries, of_entries, recorded_batches
-from holdfast.pipeline.changes.multisets import GONE, ORDER, Differences, Heap, compare
-from holdfast.pipeline.changes.outputs import Output, Rows, open_output, without_fields
 from holdfast.pipeline.definition.columns import WINDOW_COLUMNS
 from holdfast.pipeline.definition.model import (
     Join,
@@ -43,6 +41,8 @@ from holdfast.pipeline.definition.naming import client_settings, home_of, kind_o
 from holdfast.pipeline.definition.secrets import expand_definition
 from holdfast.pipeline.definition.streams import Stream, stream_of
 from holdfast.pipeline.ledger import NOWHERE, Entry
+from holdfast.pipeline.operations.multisets import GONE, ORDER, Differences, Heap, compare
+from holdfast.pipeline.operations.outputs import Output, Rows, open_output, without_fields
 from holdfast.pipeline.positions import Place, Positions
 from holdfast.pipeline.sinks.base import SinkContext
 from holdfast.pipeline.sinks.building import build_sink

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.pipeline.changes.multisets import as_bytes
 from holdfast.pipeline.core.lineage import LINEAGE, PLACE
 from holdfast.pipeline.definition.model import (
     DeltaSink,
@@ -30,6 +29,7 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
+from holdfast.pipeline.operations.multisets import as_bytes
 from holdfast.pipeline.sinks.base import SinkError
 
 if TYPE_CHECKING:

@@ -20,15 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from holdfast.pipeline.changes.rebuilding import (
-    Build,
-    RebuildPlan,
-    Turns,
-    beginning_of,
-    histories_of,
-    take_the_place,
-)
-from holdfast.pipeline.changes.replaying import Cut, cuts, recorded_offsets
 from holdfast.pipeline.cluster.places import master_of, require_places
 from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.fingerprint import canonical, fingerprint, state_marks
@@ -54,6 +45,15 @@ from holdfast.pipeline.engine.running import (
 )
 from holdfast.pipeline.engine.source_view import SourceView
 from holdfast.pipeline.ledger import STATELESS, Entry, Reached
+from holdfast.pipeline.operations.rebuilding import (
+    Build,
+    RebuildPlan,
+    Turns,
+    beginning_of,
+    histories_of,
+    take_the_place,
+)
+from holdfast.pipeline.operations.replaying import Cut, cuts, recorded_offsets
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.pipeline.sinks.base import Sink, SinkContext
 from holdfast.pipeline.state.store import StateStore, Version, discard_state, state_path

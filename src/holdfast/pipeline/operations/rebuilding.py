@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.changes.classifying import Level, UnsafeChange, classify
 from holdfast.pipeline.changes.history import Recorded, beginnings, kept_entries, of_entries, recorded_batches
-from holdfast.pipeline.changes.replaying import Cut, cuts, recorded_offsets
 from holdfast.pipeline.cluster.places import master_of, require_places
 from holdfast.pipeline.core.failures import DefinitionWrong, PipelineError
 from holdfast.pipeline.definition.fingerprint import canonical, state_marks
@@ -40,6 +39,7 @@ from holdfast.pipeline.engine.progress import BatchDone, Progress, Started, Stat
 from holdfast.pipeline.engine.running import build_sinks, open_session, own_topics, redacted
 from holdfast.pipeline.engine.source_view import SourceView, read_places
 from holdfast.pipeline.ledger import STATELESS, Entry, Intake
+from holdfast.pipeline.operations.replaying import Cut, cuts, recorded_offsets
 from holdfast.pipeline.positions import Place, Position, Positions
 from holdfast.pipeline.sinks.base import Sink, SinkContext
 from holdfast.pipeline.sinks.files import Disk
@@ -207,7 +207,7 @@ def plan_rebuild(
 
 def _refuse_refused(definition: PipelineDefinition, home: str) -> None:
     """A rebuild makes what needs one possible, and nothing that is refused."""
-    from holdfast.pipeline.changes.against_running import kept_definition
+    from holdfast.pipeline.operations.against_running import kept_definition
 
     before = kept_definition(home)
     found = [] if before is None else classify(before, canonical(definition))

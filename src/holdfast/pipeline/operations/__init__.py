@@ -1,0 +1,1 @@
+"""What an operator does with a pipeline beside running it: rebuild, backfill, refill, compare."""
