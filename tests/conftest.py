@@ -22,6 +22,7 @@ from typing import IO, Any, Final
 import pytest
 from tests.support import tiers
 
+from holdfast.pipeline.cluster.packaging import machine_code
 from holdfast.pipeline.java import JavaMissing, find_java
 from holdfast.testing.broker import BrokerProcess
 from holdfast.testing.forked import open_process
@@ -120,7 +121,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def compile_once(config: pytest.Config) -> None:
-    """Every worker collects every test: where most were never compiled, one process does that before they start."""
+    """Every worker collects every test and reads with machine code: what was never compiled is, once, before they
+    start."""
+    machine_code()
     tests = list(Path(__file__).parent.rglob("test_*.py"))
     compiled = {each.name.partition(".")[0] for each in Path(__file__).parent.rglob("test_*-pytest-*.pyc")}
     if sum(each.stem not in compiled for each in tests) > len(tests) // 2:
