@@ -557,8 +557,8 @@ def test_rows_that_the_table_itself_does_not_take_are_found(
     found = {each.offset: each.why for each in caught.value.rows}
     assert sorted(found) == [2, 5, 7, 9]
     assert "orders_amount_check" in found[2]
-    assert "(Key (name)=(eve) is not present in table" in found[5]
-    assert "(Key (id)=(6) already exists.)" in found[7]
+    assert ": Key (name)=(eve) is not present in table" in found[5]
+    assert ": Key (id)=(6) already exists." in found[7]
     assert '"amount"' in found[9]
     assert table(database) == []
     assert database.execute("SELECT count(*) FROM pg_tables WHERE tablename ~ 'stage'").fetchone() == (0,)

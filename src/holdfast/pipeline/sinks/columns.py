@@ -114,42 +114,27 @@ def with_checked_text(rows: DataFrame) -> DataFrame:
     """The same rows; a job over them fails (`INVALID_TEXT`) at a text that is not UTF-8: a CAST of bytes gives it."""
     from pyspark.sql import functions
 
-    texts = set(_texts(rows))
-    return rows.select(
-        *(
-            functions.validate_utf8(column_named(name)).alias(name) if name in texts else column_named(name)
-            for name in rows.columns
-        )
-    )
+    return rows.withColumns({name: functions.validate_utf8(column_named(name)) for name in _texts(rows)})
 
 
 def rejected_for_text(sink: str, rows: DataFrame) -> list[Rejected]:
     """The rows that `with_checked_text` fails at."""
     from pyspark.sql import functions
 
-    names = _texts(rows)
-    wrong = functions.array_compact(
-        functions.array(
-            *(
-                functions.when(~functions.is_valid_utf8(column_named(name)), functions.lit(name))
-                for name in names
-            )
-        )
-    )
-    found = rows.select(LINEAGE, wrong.alias("wrong")).where("size(wrong) > 0").collect()
-    return [
-        Rejected(at["topic"], at["partition"], at["offset"], sink, f"column {row.wrong[0]!r} is not UTF-8")
-        for row in found
-        for at in [row[LINEAGE]]
-    ]
+    found: list[Rejected] = []
+    for name in _texts(rows):
+        is_wrong = ~functions.is_valid_utf8(column_named(name))
+        found += rejected_where(sink, rows, is_wrong, f"column {name!r} is not UTF-8")
+    return found
+
+
+def rejected_where(sink: str, rows: DataFrame, condition: Column, why: str) -> list[Rejected]:
+    places = [row[LINEAGE] for row in rows.where(condition).select(LINEAGE).collect()]
+    return [Rejected(at["topic"], at["partition"], at["offset"], sink, why) for at in places]
 
 
 def _texts(rows: DataFrame) -> list[str]:
-    from pyspark.sql.types import StringType
-
-    return [
-        field.name for field in rows.schema.fields if is_stored(field.name) and field.dataType == StringType()
-    ]
+    return [name for name, kind in rows.dtypes if kind == "string" and is_stored(name)]
 
 
 def column_named(name: str) -> Column:

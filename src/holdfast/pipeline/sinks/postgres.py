@@ -71,7 +71,6 @@ from holdfast.pipeline.sinks.postgres_sql import (
     DELETE,
     LEDGER,
     LINEAGE_COLUMNS,
-    MAY_REFUSE,
     Target,
     create_ledger,
     forget_places,
@@ -87,8 +86,8 @@ if TYPE_CHECKING:
 
 ORDERED = frozenset({"tinyint", "smallint", "int", "bigint", "decimal", "date", "timestamp", "timestamp_ntz"})
 """Types of an `order`."""
-DETAIL_MAX = 500
-"""Characters of what the server tells about a row beside its error; a longer one is the row."""
+REASON_MAX = 500
+"""Characters of what a table says against a row; it may repeat the row."""
 MERGE_MEMORY = "64MB"
 """For sorting a batch by key: one transaction at a time has it."""
 
@@ -473,9 +472,8 @@ class PostgresSinkWriter:
         found: list[Rejected] = []
         with self._explained() as connection, connection.transaction(force_rollback=True):
             oid = self._oid(connection, self._definition.table)
-            picky = connection.execute(MAY_REFUSE, (list(target.key), oid)).fetchone() if oid else None
-            long = connection.execute(sql.SQL("SELECT {}").format(target.long_keys(stage))).fetchone()
-            if not any((*(picky or ()), *(long or ()))):
+            given = {"key": list(target.key), "oid": oid}
+            if connection.execute(target.may_refuse(stage), given).fetchone() == (False,):
                 return
             self._make_room(connection, target)
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -491,7 +489,8 @@ class PostgresSinkWriter:
                         numbers = sorted(places, reverse=True)
                     if len(numbers) == 1:
                         topic, partition, offset = places[numbers[0]]
-                        found.append(Rejected(topic, partition, offset, self.name, _told(error)))
+                        why = f"{first_line(error)}: {error.diag.message_detail or ''}"[:REASON_MAX]
+                        found.append(Rejected(topic, partition, offset, self.name, why))
                         return
                     half = len(numbers) // 2
                     for part in (numbers[:half], numbers[half:]):
@@ -585,10 +584,3 @@ class PostgresSinkWriter:
                 f"sink {self.name!r}: {self._table} has no primary key or unique constraint on "
                 f"({', '.join(target.key)}), which upsert needs. Nothing was committed; add one"
             ) from error
-
-
-def _told(error: psycopg.Error) -> str:
-    """What the table says against a row, with the values it names."""
-    detail = error.diag.message_detail or ""
-    is_short = 0 < len(detail) <= DETAIL_MAX
-    return f"{first_line(error)} ({detail})" if is_short else first_line(error)

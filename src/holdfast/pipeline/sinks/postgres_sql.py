@@ -20,10 +20,10 @@ DELETE = "_hf_delete"
 STAGE_PREFIX = "holdfast_stage"
 INDEXED_BYTES = 2000
 """What an index takes of any columns together: a third of a page, less what it adds itself."""
-MAY_REFUSE = (
+RULES = (
     "SELECT relchecks > 0 OR relhastriggers OR relkind = 'p' OR EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid "
     "AND (indisunique OR indisexclusion) AND NOT indisprimary) OR EXISTS (SELECT FROM pg_attribute WHERE attnotnull "
-    "AND attrelid = c.oid AND attnum > 0 AND attname <> ALL(%s)) FROM pg_class c WHERE oid = %s"
+    "AND attrelid = c.oid AND attnum > 0 AND attname <> ALL(%(key)s)) FROM pg_class c WHERE oid = %(oid)s"
 )
 """Whether a table has rules of its own beyond the primary key: checks, foreign keys, triggers, unique columns."""
 
@@ -109,18 +109,11 @@ class Target:
             "RETURNING staged.{attempt}, staged._hf_topic, staged._hf_partition, staged._hf_offset"
         ).format(stage=self.stage(name), attempt=sql.Identifier(ATTEMPT))
 
-    def long_keys(self, name: str) -> sql.Composable:
-        """Whether a row has a key that may be too long for an index."""
-        sizes = [
-            sql.SQL("octet_length({})").format(sql.Identifier(column))
-            for column in self.key
-            if self.columns[column] in ("text", "bytea", "character varying")
-        ]
-        if not sizes:
-            return sql.SQL("false")
-        return sql.SQL("EXISTS (SELECT FROM {} WHERE {} > {})").format(
-            self.stage(name), sql.SQL(" + ").join(sizes), INDEXED_BYTES
-        )
+    def may_refuse(self, name: str) -> sql.Composed:
+        """Whether the table has rules of its own, or a staged row a key that may be too long for an index."""
+        return sql.SQL(
+            "SELECT coalesce(({}), false) OR EXISTS (SELECT FROM {} WHERE octet_length(concat({})) > {})"
+        ).format(sql.SQL(RULES), self.stage(name), names([*self.key] or [ATTEMPT]), INDEXED_BYTES)
 
     def merge(self, name: str) -> sql.Composed:
         return self.upsert(name) if self.key else self.append(name)

@@ -29,7 +29,7 @@ from holdfast.pipeline.core.lineage import LINEAGE
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import RowsRejected, SinkError
-from holdfast.pipeline.sinks.columns import column_named
+from holdfast.pipeline.sinks.columns import column_named, rejected_where
 from holdfast.pipeline.sinks.files import Disk
 from holdfast.pipeline.sinks.lineage import digest_of_lineage
 
@@ -102,15 +102,8 @@ def reject_unreadable(
                 why = f"column {name!r} has {len(value):,} characters, and names a directory"
             else:
                 continue
-            chosen = (
-                rows.where(column_named(name).cast("string") == functions.lit(value))
-                .select(LINEAGE)
-                .collect()
-            )
-            found += [
-                Rejected(row[LINEAGE]["topic"], row[LINEAGE]["partition"], row[LINEAGE]["offset"], sink, why)
-                for row in chosen
-            ]
+            is_chosen = column_named(name).cast("string") == functions.lit(value)
+            found += rejected_where(sink, rows, is_chosen, why)
     if found:
         raise RowsRejected(found)
 
