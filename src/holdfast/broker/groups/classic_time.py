@@ -5,6 +5,7 @@ for SyncGroup goes on for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from holdfast.broker.groups.classic_members import ClassicMember, Membership
@@ -15,6 +16,7 @@ AGAIN_MS: Final = 1000
 """How long after a member was found silent, and is still there, it is looked at again at the earliest."""
 
 
+@dataclass(eq=False, repr=False)
 class Sessions:
     """Watches members that must be heard of.
 
@@ -22,15 +24,9 @@ class Sessions:
     the deadline has moved. So a heartbeat costs an assignment, and each member one timer per session time-out.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        membership: Membership,
-        silent: Callable[[ClassicMember, Now], None],
-    ) -> None:
-        self._schedule = schedule
-        self._membership = membership
-        self._silent = silent
+    _schedule: Schedule
+    _membership: Membership
+    _silent: Callable[[ClassicMember, Now], None]
 
     def expect(self, member: ClassicMember, timeout_ms: int, now: Now) -> None:
         """A sign of life of this member, and when the next one is due."""

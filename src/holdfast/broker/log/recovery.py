@@ -22,6 +22,7 @@ Offsets that were flushed and are in no file are a loss, whatever the start: see
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.atomic import flush_file, parent_of
@@ -178,40 +179,32 @@ def _with_the_first(
     return [segment, *segments]
 
 
+@dataclass(eq=False, repr=False)
 class _Opening:
     """The state of one opening: filled segment by segment."""
 
-    def __init__(
-        self,
-        fs: FileSystem,
-        directory: str,
-        config: TopicConfig,
-        trust: Trust,
-        segments: list[Segment],
-        lost: LostOffsets,
-        now: Now,
-        say: Callable[[str], None],
-    ) -> None:
-        self.now = now
-        self.fs = fs
-        self.directory = directory
-        self.config = config
-        self.trust = trust
-        self.segments = segments
-        self.lost = lost
-        self.say = say
-        self.warn: Say = lambda text: say(warn(text))
-        self.end_offset = segments[0].base_offset
-        self.snapshots = Snapshots(fs, directory, say)
-        self.producers = ProducerStateMap(directory)
-        self.epoch_files = EpochFiles(fs, directory)
-        self.epochs = self.epoch_files.read(say)
+    fs: FileSystem
+    directory: str
+    config: TopicConfig
+    trust: Trust
+    segments: list[Segment]
+    lost: LostOffsets
+    now: Now
+    say: Callable[[str], None]
+    unwritten: list[Segment] = field(default_factory=list, init=False)
+    """Sealed or closed segments whose index files were lost or damaged."""
+    unproven: list[Segment] = field(default_factory=list, init=False)
+    """Those of which no checksum proves the transaction index."""
+    cut_bytes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.warn: Say = lambda text: self.say(warn(text))
+        self.end_offset = self.segments[0].base_offset
+        self.snapshots = Snapshots(self.fs, self.directory, self.say)
+        self.producers = ProducerStateMap(self.directory)
+        self.epoch_files = EpochFiles(self.fs, self.directory)
+        self.epochs = self.epoch_files.read(self.say)
         self.epochs_lost = not self.epochs.entries
-        self.unwritten: list[Segment] = []
-        """Sealed or closed segments whose index files were lost or damaged."""
-        self.unproven: list[Segment] = []
-        """Those of which no checksum proves the transaction index."""
-        self.cut_bytes = 0
 
     def finish(self) -> Log:
         self._check_end()

@@ -7,6 +7,7 @@ error closes the connection. Each partition succeeds or fails by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -20,18 +21,14 @@ ACKS_ALL: Final = -1
 NOT_FLUSHED_IN_TIME: Final = ApiError(ErrorCode.request_timed_out, "not flushed within the time-out")
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class FailedBatch:
     """A batch that was refused, or whose outcome is unknown for good."""
 
-    __slots__ = ("code", "message", "partition", "record_indexes")
-
-    def __init__(
-        self, partition: int, code: ErrorCode, message: str | None, record_indexes: Sequence[int] = ()
-    ) -> None:
-        self.partition = partition
-        self.code = code
-        self.message = message
-        self.record_indexes = record_indexes
+    partition: int
+    code: ErrorCode
+    message: str | None
+    record_indexes: Sequence[int] = ()
 
 
 class UncommittedBatch:

@@ -12,6 +12,7 @@ Left out: follower fetches (`replica_id` ≥ 0), which replication will serve.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
@@ -32,37 +33,23 @@ READ_COMMITTED: Final = 1
 ZERO_ID: Final = UUID(int=0)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Reading:
     """One fetch under way: reads when asked, and can tell whether it has enough."""
 
-    __slots__ = (
-        "_fetched",
-        "_node",
-        "_watched",
-        "hosted",
-        "later",
-        "max_bytes",
-        "min_bytes",
-        "plan",
-        "read_committed",
-        "timer",
-        "version",
-    )
-
-    def __init__(self, node: DataServices, version: int, request: Any, plan: FetchPlan) -> None:
-        self._node = node
-        self.version = version
-        self.plan = plan
-        self.min_bytes: int = request.min_bytes
-        self.max_bytes: int = min(request.max_bytes, node.settings.broker.fetch_max_bytes)
-        self.read_committed = request.isolation_level == READ_COMMITTED
-        self.hosted: list[HostedPartition] = []
-        """What the last reading has found."""
-        self.later: Later | None = None
-        self.timer: Timer | None = None
-        self._watched: list[HostedPartition] = []
-        """Whose data this waits for."""
-        self._fetched: list[tuple[PartitionKey, Fetched]] = []
+    _node: DataServices
+    version: int
+    plan: FetchPlan
+    min_bytes: int
+    max_bytes: int
+    read_committed: bool
+    hosted: list[HostedPartition] = field(default_factory=list)
+    """What the last reading has found."""
+    later: Later | None = None
+    timer: Timer | None = None
+    _watched: list[HostedPartition] = field(default_factory=list)
+    """Whose data this waits for."""
+    _fetched: list[tuple[PartitionKey, Fetched]] = field(default_factory=list)
 
     def read(self) -> bool:
         """Read every partition once; true when the answer should leave now."""
@@ -229,7 +216,9 @@ def handle(node: DataServices, context: RequestContext, request: Any, now: Now) 
         plan = node.fetch_sessions.plan(request, wanted, forgotten, now)
     except ApiError as error:
         return _refused(context.version, error.code)
-    reading = Reading(node, context.version, request, plan)
+    max_bytes = min(request.max_bytes, node.settings.broker.fetch_max_bytes)
+    read_committed = request.isolation_level == READ_COMMITTED
+    reading = Reading(node, context.version, plan, request.min_bytes, max_bytes, read_committed)
     max_wait_ms = int(request.max_wait.total_seconds() * 1000)
     if reading.read() or max_wait_ms <= 0 or node.timers.is_stopped:
         return reading.response()
