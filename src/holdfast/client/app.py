@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
-from holdfast.client.consuming.member import Member, Options, Route, dead_letters_of
+from holdfast.client.consuming.member import Member, Options, Route, RunsMember, dead_letters_of
 from holdfast.client.consuming.runs import Order
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.retries import RetryPolicy
@@ -31,7 +31,7 @@ from holdfast.errors import UsageError
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
-class App:
+class App(RunsMember):
     def __init__(
         self,
         bootstrap: str,
@@ -83,20 +83,6 @@ class App:
             return function
 
         return register
-
-    @property
-    def handled(self) -> int:
-        """Messages handled or set aside so far."""
-        return self._member.handled
-
-    @property
-    def duplicates(self) -> int:
-        """Messages passed over so far because they were seen before."""
-        return self._member.duplicates
-
-    def stop(self) -> None:
-        """End `run` cleanly; safe from any thread and from signal handlers."""
-        self._member.stop()
 
     def run(self) -> None:
         """Handle messages until stopped, by SIGTERM or SIGINT too. Raises when something cannot go on."""

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 from holdfast.client.consuming.assignment import LostPositions
 from holdfast.client.consuming.handling import BatchHandler, Handler, HandlerFailed
-from holdfast.client.consuming.member import Member, Options, Route, dead_letters_of
+from holdfast.client.consuming.member import Member, Options, Route, RunsMember, dead_letters_of
 from holdfast.client.consuming.runs import Order
 from holdfast.client.dead_letter_dialects import Dialect
 from holdfast.client.dedupe import Dedupe
@@ -32,7 +32,7 @@ BATCH_MAX: Final = 500
 _DEFAULTS: Final = Options()
 
 
-class Consumer:
+class Consumer(RunsMember):
     def __init__(
         self,
         bootstrap: str,
@@ -81,20 +81,6 @@ class Consumer:
         self._dead_letter_dialect = dead_letter_dialect
         self._create_topics = create_topics
         self._route(print, None).check()
-
-    @property
-    def handled(self) -> int:
-        """Messages handled or set aside so far."""
-        return self._member.handled
-
-    @property
-    def duplicates(self) -> int:
-        """Messages passed over so far because they were seen before."""
-        return self._member.duplicates
-
-    def stop(self) -> None:
-        """End `run` cleanly; safe from any thread and from signal handlers."""
-        self._member.stop()
 
     def run(self, handler: Handler) -> None:
         """Handle messages until stopped. Raises when a message cannot be handled and may not be set aside."""

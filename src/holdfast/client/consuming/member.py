@@ -221,3 +221,23 @@ def _pool(route: Route, aside: FailureRouter, reports: Reports) -> Pool:
         return Coroutines(route.workers, route.order, run_max, awaited(route.handler), reports)
     called = handling.one_by_one if route.batch_max is None else handling.in_batches
     return Workers(route.workers, route.order, run_max, called(route.handler), reports)
+
+
+class RunsMember:
+    """What a consumer and an app show of the group member that they run."""
+
+    _member: Member
+
+    @property
+    def handled(self) -> int:
+        """Messages handled or set aside so far."""
+        return self._member.handled
+
+    @property
+    def duplicates(self) -> int:
+        """Messages passed over so far because they were seen before."""
+        return self._member.duplicates
+
+    def stop(self) -> None:
+        """End `run` cleanly; safe from any thread and from signal handlers."""
+        self._member.stop()
