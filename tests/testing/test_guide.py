@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.check
+
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "testing-your-code.md"
 
 

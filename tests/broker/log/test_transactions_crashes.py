@@ -45,6 +45,7 @@ def filled(disk: SimulatedDisk | None = None) -> TransactionalLog:
     return subject
 
 
+@pytest.mark.check
 def test_a_log_cut_at_any_byte_is_one_that_ended_there() -> None:
     subject = filled()
     subject.flush()
