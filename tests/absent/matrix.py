@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,22 +36,22 @@ def table(moment: str) -> list[str]:
     return rows
 
 
-def written(moment: str) -> list[str]:
+def written(moment: str, document: Path = DOCUMENT) -> list[str]:
     """The table as the document has it."""
-    lines = DOCUMENT.read_text().splitlines()
+    lines = document.read_text().splitlines()
     first = lines.index(BEGIN.format(moment)) + 1
     return lines[first : lines.index(END, first)]
 
 
-def write() -> None:
-    text = DOCUMENT.read_text()
-    for moment in MOMENTS:
+def write(document: Path, moments: Sequence[str], table: Callable[[str], list[str]]) -> None:
+    text = document.read_text()
+    for moment in moments:
         mark = BEGIN.format(moment)
         before, _, after = text.partition(mark)
         _, _, rest = after.partition(END)
         text = "\n".join([before + mark, *table(moment), END]) + rest
-    DOCUMENT.write_text(text)
+    document.write_text(text)
 
 
 if __name__ == "__main__":
-    write()
+    write(DOCUMENT, MOMENTS, table)

@@ -110,8 +110,9 @@ class DeltaLedger:
     def missing(self, table: DeltaTable) -> str | None:
         """What the table names and lacks, or no longer names."""
         files = pa.table(table.get_add_actions()).sort_by([("modification_time", "descending")])
-        for path, size in zip(*files.select(["path", "size_bytes"])[: self.disk.looks_at], strict=True):
-            if not self.disk.has(f"{self.uri}/{unquote(path.as_py())}", size.as_py()):
+        for file in files.slice(0, self.disk.looks_at).to_pylist():
+            path = unquote(file["path"])
+            if "://" not in path and not self.disk.has(f"{self.uri}/{path}", file["size_bytes"]):
                 return f"the file {path} of {self.uri} is gone, cut short or cannot be read"
         had_rows = False
         for commit, entry in self._commits(table, self.disk.looks_at):

@@ -215,13 +215,8 @@ class Layout:
     def decode(cls, text: str) -> Layout:
         from pyspark.sql.types import StructType
 
-        try:
-            document = json.loads(text)
-            return cls(StructType.fromJson(document["columns"]), tuple(document["partition_by"]))
-        except (ValueError, KeyError) as error:
-            raise SinkError(
-                f"{SCHEMA} of the newest batch cannot be read ({error}): bring it back"
-            ) from error
+        document = json.loads(text)
+        return cls(StructType.fromJson(document["columns"]), tuple(document["partition_by"]))
 
 
 class PreparedParquet:
@@ -361,7 +356,13 @@ class ParquetSinkWriter:
             self._take_over()
             self._is_to_be_made = False
         text = store.held_schema()
-        held = None if text is None else Layout.decode(text)
+        try:
+            held = None if text is None else Layout.decode(text)
+        except (ValueError, KeyError) as error:
+            raise SinkError(
+                f"sink {self.name!r}: {SCHEMA} of the newest batch in {store.path} cannot be read ({error}); nothing "
+                "was committed. Bring it back"
+            ) from error
         layout = held if batch.is_empty else self._layout(held, rows)
         aside = os.path.join(store.control, "aside", batch.label)
         with explained(self.name, store.path):
