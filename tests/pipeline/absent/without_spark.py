@@ -24,7 +24,7 @@ from holdfast.pipeline.aside import DUPLICATE, FILTERED
 from holdfast.pipeline.core.tally import Tally
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition
 from holdfast.pipeline.digest import place_hash
-from holdfast.pipeline.engine import running
+from holdfast.pipeline.engine import batches, running
 from holdfast.pipeline.engine.aside import Gathering, Part
 from holdfast.pipeline.engine.routing import Routed, Stream
 from holdfast.pipeline.engine.staging import Staged
@@ -202,7 +202,7 @@ def _copied(sink: Any, rows: Frame, schema: Any, target: Any, stage: str) -> lis
     )
     with sink._explained() as connection:
         statement = target.copy(stage).as_string(connection)
-    found = Frame(table).mapInArrow(lambda batches: copy_task(batches, sink._definition.url, statement), None)
+    found = Frame(table).mapInArrow(lambda given: copy_task(given, sink._definition.url, statement), None)
     return found.collect()  # type: ignore[no-any-return]
 
 
@@ -217,6 +217,7 @@ def without_spark() -> Iterator[Any]:
         patch.object(running, "BACK_OFF_MS", (0,)),
         patch.object(running, "RETRIES_MAX", 0),
         patch.dict(kafka_writer.DEFAULTS, {"transaction.timeout.ms": 5_000}),
+        patch.object(batches, "with_checked_text", lambda rows: rows),
         patch.object(parquet, "projected", same),
         patch.object(delta, "projected", same),
         patch.object(postgres.PostgresSinkWriter, "_copy", _copied),
