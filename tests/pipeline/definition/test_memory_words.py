@@ -541,3 +541,8 @@ def test_what_follows_from_an_error_is_not_said_again() -> None:
     assert [line.split(": ")[0] for line in found_in(wrong_fields) if not line.startswith("warning")] == [
         "source.value.fields.name"
     ]
+
+
+def test_a_step_whose_name_cannot_be_read_is_checked_all_the_same() -> None:
+    found = found_in(VALUES.replace("sinks:", "steps:\n  - filter: {name: [a], where: true}\nsinks:"))
+    assert any("expected a name" in line for line in found), found

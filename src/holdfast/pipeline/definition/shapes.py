@@ -245,6 +245,8 @@ class Key:
     """For readers of the schema; the value itself comes from the model."""
     attribute: str = ""
     """What the model calls it, where that differs."""
+    absent: Any = None
+    """What it is read as where it is not given; None leaves that to the model."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ class Record:
         if self.shorthand and node.kind in ("text", "list", "object"):
             key = self.names[self.shorthand]
             value = key.shape.read(node, path, findings)
-            return WRONG if value is WRONG else self.make(**{key.attribute or key.name: value})
+            return WRONG if value is WRONG else self._made({key.attribute or key.name: value})
         if node.kind != "map":
             return expected(f"{self.what}: a mapping with {_listed(self.names)}", node, path, findings)
         values: dict[str, Any] = {}
@@ -288,7 +290,11 @@ class Record:
         required = {key.attribute or key.name for key in self.keys if key.required}
         if missing or any(values[name] is WRONG for name in required):
             return WRONG
-        return self.make(**{name: value for name, value in values.items() if value is not WRONG})
+        return self._made({name: value for name, value in values.items() if value is not WRONG})
+
+    def _made(self, values: dict[str, Any]) -> Any:
+        absent = {key.attribute or key.name: key.absent for key in self.keys if key.absent is not None}
+        return self.make(**{**absent, **values})
 
     def schema(self) -> dict[str, Any]:
         properties = {}

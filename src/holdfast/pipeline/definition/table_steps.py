@@ -32,44 +32,18 @@ from holdfast.pipeline.definition.shapes import (
     Truth,
     Variants,
 )
-from holdfast.pipeline.definition.table_words import COLUMN_NAMES, COLUMNS, NAME, SQL, UNNAMED, UNORDERED
+from holdfast.pipeline.definition.table_words import COLUMN_NAMES, COLUMNS, NAME, SQL, UNORDERED
 
 
-def _make_expect(that: str, name: str = UNNAMED, otherwise: OnBreak = "quarantine") -> Expect:
-    return Expect(name, that, otherwise)
-
-
-def _make_filter(where: str, name: str = UNNAMED) -> Filter:
-    return Filter(name, where)
-
-
-def _make_sql(query: str, name: str = UNNAMED, expand: bool = False) -> Sql:
-    return Sql(name, query, expand)
-
-
-def _make_python(name: str = UNNAMED, **values: Any) -> Python:
-    return Python(name, **values)
-
-
-def _make_dedupe(name: str = UNNAMED, **values: Any) -> Dedupe:
-    return Dedupe(name, **values)
-
-
-def _make_lookup(
-    table: str, on: Sequence[str] | Mapping[str, str] = (), name: str = UNNAMED, **values: Any
-) -> Lookup:
+def _make_lookup(table: str, name: str, on: Sequence[str] | Mapping[str, str] = (), **values: Any) -> Lookup:
     return Lookup(name, table, on=_pairs(on), **values)
 
 
-def _make_window(name: str = UNNAMED, kind: Any = None, **values: Any) -> Window:
+def _make_window(name: str, kind: Any = None, **values: Any) -> Window:
     """Without a kind it is the one its other words mean."""
     if kind is None:
         kind = "session" if "gap" in values else "sliding" if "every" in values else "tumbling"
     return Window(name, kind=kind, **values)
-
-
-def _make_keyed(name: str = UNNAMED, **values: Any) -> Keyed:
-    return Keyed(name, **values)
 
 
 def _make_join(
@@ -77,7 +51,7 @@ def _make_join(
     right: str,
     on: Sequence[str] | Mapping[str, str],
     select: Sequence[str] | Mapping[str, str],
-    name: str = UNNAMED,
+    name: str,
     **values: Any,
 ) -> Join:
     return Join(name, left, right, on=_pairs(on), select=_selected(select), **values)
@@ -125,7 +99,7 @@ STEP: Final = Variants(
                     attribute="otherwise",
                 ),
             ),
-            _make_expect,
+            Expect,
             shorthand="that",
             doc="A rule that every row should keep.",
         ),
@@ -135,7 +109,7 @@ STEP: Final = Variants(
                 Key("where", SQL, "Rows for which this is true stay.", required=True),
                 NAME,
             ),
-            _make_filter,
+            Filter,
             shorthand="where",
             doc="Rows that leave on purpose, counted by this step's name.",
         ),
@@ -146,7 +120,7 @@ STEP: Final = Variants(
                 NAME,
                 Key("expand", Truth(), "A row may become several.", default=False),
             ),
-            _make_sql,
+            Sql,
             shorthand="query",
             doc="A query over `input`, the rows of the step before.",
         ),
@@ -169,7 +143,7 @@ STEP: Final = Variants(
                 ),
                 Key("expand", Truth(), "A row may become several.", default=False),
             ),
-            _make_python,
+            Python,
             shorthand="function",
             doc="A Python function over batches of rows.",
         ),
@@ -192,7 +166,7 @@ STEP: Final = Variants(
                 UNORDERED,
                 NAME,
             ),
-            _make_dedupe,
+            Dedupe,
             shorthand="key",
             doc="The first row of a key goes on; those that come after it within a time leave, counted.",
         ),
@@ -302,7 +276,7 @@ STEP: Final = Variants(
                 UNORDERED,
                 NAME,
             ),
-            _make_keyed,
+            Keyed,
             doc="A Python function with a state for each key: rows of its own, for sinks with 'rows'.",
         ),
         "join": Record(

@@ -39,4 +39,5 @@ NAME: Final = Key(
     "name",
     Text("a name"),
     "Letters and digits, with '.', '_' or '-' between them; rows are counted under it.",
+    absent=UNNAMED,
 )
