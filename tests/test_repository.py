@@ -88,6 +88,37 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+FIELDS_MAX = 25
+
+
+def fields_of(definition: ast.ClassDef) -> set[str]:
+    annotated = {
+        each.target.id
+        for each in definition.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    return annotated | {
+        node.attr
+        for node in ast.walk(definition)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def test_no_class_holds_more_fields_than_one_idea_needs() -> None:
+    """The tables of settings in `config` excepted."""
+    large = {
+        f"{path.relative_to(ROOT)}: {node.name}": count
+        for path in modules()
+        if "src/holdfast/config" not in str(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and (count := len(fields_of(node))) > FIELDS_MAX
+    }
+    assert large == {}
+
+
 PROGRAMS = {
     "audit/text.py": "print_report writes to the stream that it is given",
     "broker/server/worker_main.py": "a process of its own",
