@@ -6,6 +6,7 @@ The rows and what has to come out are made without our code (`support.typed_rows
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from holdfast.pipeline.definition.model import (
     Expect,
     Field,
     Filter,
+    Join,
     KafkaSink,
     Keyed,
     ParquetSink,
@@ -189,7 +191,7 @@ class World:
 
 
 STEPS: tuple[Any, ...] = (
-    Sql("query", "SELECT *, _timestamp AS written, _headers AS heads FROM input"),
+    Sql("query", "SELECT *, _timestamp AS written, _headers AS heads, id % 1000 AS twin FROM input"),
     Python("arrow", function=unchanged),
     Python("pandas", function=unchanged, mode="pandas"),
     Filter("all", "id >= 0"),
@@ -243,15 +245,28 @@ def test_steps_with_a_memory_hand_on_what_they_were_given(world: World, spark: S
     steps = (
         *STEPS,
         Window("windows", {name: f"first({name})" for name in names}, size="1d", key=("id",), emit="changes"),
+        Join(
+            "joined",
+            *("id < 1000", "id BETWEEN 1000 AND 1999"),
+            on={"twin": "twin"},
+            within="1d",
+            select={name: f"l.{name}" for name in world.whole.kinds},
+        ),
         Keyed("keyed", ("id",), function=by_way_of_its_state, schema=f"id bigint, {columns}", state=columns),
     )
     sinks = (
         ParquetSink("parquet"),
         KafkaSink("windows", name="windows", rows="windows"),
+        ParquetSink("joined", name="joined", rows="joined"),
         ParquetSink("keyed", name="keyed", rows="keyed"),
     )
-    run_pipeline(world.definition(*sinks, steps=steps), spark=spark, signals=False)
+    definition = world.definition(*sinks, steps=steps)
+    few = replace(definition.source, batch_records=60)  # the left rows of a pair come from the state
+    run_pipeline(replace(definition, source=few), spark=spark, signals=False)
     expected = world.expected()
+    left = {number: row for number, row in expected.items() if number < 1000}
+    joined = spark.read.parquet(str(world.home / "joined")).toArrow().to_pylist()
+    assert typed_rows.differences(world.whole.kinds, left, joined) == []
     found = {
         "parquet": spark.read.parquet(str(world.home / "parquet")).toArrow().to_pylist(),
         "windows": world.json_rows("windows"),
