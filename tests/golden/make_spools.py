@@ -28,7 +28,6 @@ from holdfast.wire.api_keys import CREATE_TOPICS
 START_MS: Final = 1_767_225_600_000  # the first of January 2026
 BOOT_ID: Final = "11111111-2222-4333-8444-555555555555"
 LISTEN: Final = "127.0.0.1:39092"
-NOBODY: Final = "127.0.0.1:1"
 SETTINGS: Final = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
@@ -143,12 +142,18 @@ def run(name: str, directory: Path, notes: Path) -> None:
             deliver_some(sending, 100)
             be_refused(sending, 200)
             sending.producer.close()
+        # While the first spool of the home has an owner, this is another. What it had refused keeps it.
+        home = directory / "at-least-once"
+        first = Sending(home, "at-least-once", running.bootstrap_servers, 20, [])
+        second = Sending(home, "at-least-once", running.bootstrap_servers, 30, sent["at-least-once"])
+        be_refused(second, 210)
+        first.producer.close()
+        second.producer.close()
     left = []
     for guarantee in GUARANTEES:
-        left.append(Sending(directory / guarantee, guarantee, NOBODY, 20, sent[guarantee]))
+        left.append(Sending(directory / guarantee, guarantee, LISTEN, 20, sent[guarantee]))
         leave_some(left[-1], 300)
-    # The first spool of the home has an owner, so this is another.
-    second = Sending(directory / "at-least-once", "at-least-once", NOBODY, 30, sent["at-least-once"])
+    second = Sending(home, "at-least-once", LISTEN, 30, sent["at-least-once"])
     for number in range(500, 506):
         second.send("letters", number, "left", partition=1)
     expected = {
