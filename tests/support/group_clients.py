@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -128,7 +129,13 @@ class ConfluentMember:
 
     def commit(self) -> None:
         try:
-            self.consumer.commit(asynchronous=False)
+            try:
+                self.consumer.commit(asynchronous=False)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError._TIMED_OUT:
+                    raise
+                warnings.warn(f"a commit timed out and is tried again: {error}", stacklevel=2)
+                self.consumer.commit(asynchronous=False)
         except KafkaException as error:
             if error.args[0].code() != KafkaError._NO_OFFSET:
                 raise

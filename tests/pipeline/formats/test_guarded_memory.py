@@ -1,16 +1,17 @@
 """Damaged values of the formats that machine code reads: never a crash, never a byte past their end."""
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("format_", ["json", "avro", "protobuf", "csv"])
 def test_damage_never_crashes_the_machine_code_nor_makes_it_read_past_the_end(format_: str) -> None:
     # In a process of its own: the memory behind the values is guarded, and a read there would be the end of it.
-    script = os.path.join(os.path.dirname(__file__), "guarded_fuzz.py")
-    command = [sys.executable, script, format_, "5000000", "1500"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    command = [sys.executable, "-m", "tests.pipeline.formats.guarded_fuzz", format_, "5000000", "1500"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, cwd=ROOT)
     assert (run.returncode, run.stdout) == (0, "1500 rounds\n"), run.stderr

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from threading import Lock
 from typing import Final, NamedTuple
@@ -349,13 +350,15 @@ class SpoolStore:
 
 
 def list_segments(fs: FileSystem, directory: str) -> list[tuple[int, str, int]]:
-    """Position, path and size of each segment, in order."""
+    """Position, path and size of each segment, in order. Whoever looks from outside may see one that its owner has
+    delivered and removes at this moment: it holds nothing any more."""
     found: list[tuple[int, str, int]] = []
     for name in fs.list(directory):
         stem = name.removesuffix(SEGMENT_SUFFIX)
         if stem != name and stem.isdigit():
             path = f"{directory}/{name}"
-            found.append((int(stem), path, fs.size(path)))
+            with suppress(FileNotFoundError):
+                found.append((int(stem), path, fs.size(path)))
     return sorted(found)
 
 
