@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,10 +16,14 @@ _log: Final = logging.getLogger("holdfast.client")
 def say(line: str) -> None:
     """A line for the operator, by `logging`; a program that has not set that up shows it on standard error.
 
-    Nothing depends on its being said: standard error may be closed, or nobody's.
+    Nothing depends on its being said: standard error may be closed, or nobody's. Where nobody has set `logging` up, its
+    own last resort is not used: it swallows what a handler of a signal raises meanwhile, such as a time limit.
     """
     with suppress(OSError, ValueError):
-        _log.warning("holdfast: %s", line)
+        if _log.hasHandlers():
+            _log.warning("holdfast: %s", line)
+        elif sys.stderr is not None and _log.isEnabledFor(logging.WARNING):
+            print(f"holdfast: {line}", file=sys.stderr, flush=True)
 
 
 @contextmanager
