@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ from holdfast.pipeline.definition.rules_rows import last_of_key
 from holdfast.pipeline.engine import planning
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.pipeline.sinks.building import build_sink
+from holdfast.pipeline.state.dedupe import DedupeOperator
+from holdfast.pipeline.state.operator import Held, Moment, Turn
 from holdfast.testing.postgres import NoPostgres, PostgresServer
 
 if TYPE_CHECKING:
@@ -283,3 +285,22 @@ def test_results_do_not_know_batches(bench: Bench, database: str | None, directo
         while not check_game(seed, bench, database, games, ways=2):
             seed += 1
         seed += 1
+
+
+@pytest.mark.long
+def test_a_memory_that_each_batch_begins_anew_is_caught(
+    bench: Bench, database: str | None, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = DedupeOperator.run
+
+    def forgetful(self: DedupeOperator, rows: Any, held: Held, moment: Moment) -> Turn:
+        return run(self, rows, replace(held, state=replace(held.state, segments=())), moment)
+
+    monkeypatch.setattr(DedupeOperator, "run", forgetful)
+    games = directory / "games"
+    games.mkdir()
+    with pytest.raises(AssertionError):
+        for seed in range(FIRST_SEED, FIRST_SEED + 30):
+            game = drawn_game(seed, bench.broker.bootstrap_servers, database, "g")
+            if any("dedupe" in step for step in game.document["steps"]):
+                check_game(seed, bench, database, games, ways=len(WAYS))
