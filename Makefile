@@ -38,7 +38,7 @@ java: $(STAMP) ## find a Java for Spark; where there is none, install Debian's h
 demo: $(STAMP) java ## three processes are killed while orders go through; nothing is lost, and it is proven
 	$(BIN)/holdfast demo
 
-test: setup ## the quickest guard of every rule: five minutes on two cores
+test: setup ## the quickest guard of every rule: about six minutes on two cores
 	$(PYTEST) --quick tests
 
 check: lint types contracts most-tests ## what CI runs: format, lint, types, import contracts, all but the longest tests
