@@ -88,6 +88,36 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+CODE_LINES_MAX = 119_561
+"""Lines of code in src and tests/support. A commit that raises the figure says what users get for it."""
+
+
+def code_lines(text: str) -> int:
+    """Lines that are neither blank nor comments nor part of a docstring."""
+    documentation = {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    return sum(
+        bool(line.strip()) and not line.lstrip().startswith("#") and number not in documentation
+        for number, line in enumerate(text.splitlines(), start=1)
+    )
+
+
+def test_code_lines_are_counted_without_blanks_comments_and_docstrings() -> None:
+    assert code_lines('"""One\ntwo."""\n\n# why\nx = 1  # one\ny = """a\nb"""\n') == 3
+
+
+def test_the_code_does_not_grow_unsaid() -> None:
+    support = sorted((ROOT / "tests" / "support").rglob("*.py"))
+    lines = sum(code_lines(path.read_text(encoding="utf-8")) for path in [*modules(), *support])
+    assert lines <= CODE_LINES_MAX
+
+
 FIELDS_MAX = 25
 
 
