@@ -6,10 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-import typer
-
 from holdfast.cli.exits import CommandFailed
-from holdfast.cli.options import CommandGroup, OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, choice, examples, option
 from holdfast.cli.output import Output, print_json, print_table
 
 app = CommandGroup(
@@ -24,8 +22,7 @@ class EngineChoice(StrEnum):
 
 
 DirectoryOption: TypeAlias = Annotated[
-    str,
-    typer.Option("--directory", metavar="DIR", help="Where the cluster's data, logs and process ids are."),
+    str, option("DIR", "Where the cluster's data, logs and process ids are.")
 ]
 
 
@@ -37,14 +34,9 @@ DirectoryOption: TypeAlias = Annotated[
 def up(
     directory: DirectoryOption,
     engine: Annotated[
-        EngineChoice,
-        typer.Option(
-            "--engine", case_sensitive=False, help="Whose brokers: holdfast's own, or Apache Kafka's."
-        ),
+        EngineChoice, choice("Whose brokers: holdfast's own, or Apache Kafka's.")
     ] = EngineChoice.HOLDFAST,
-    brokers: Annotated[
-        int, typer.Option("--brokers", metavar="N", help="How many: 1, or 3 of Apache Kafka.")
-    ] = 1,
+    brokers: Annotated[int, option("N", "How many: 1, or 3 of Apache Kafka.")] = 1,
 ) -> None:
     from holdfast.lab.clusters import start_cluster
 

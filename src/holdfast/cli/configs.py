@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AdminClient,
@@ -20,33 +19,18 @@ from holdfast.cli.broker_defaults import change_defaults, read_defaults
 from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
 from holdfast.cli.config_flags import Entity, choose_entity, parse_additions, parse_removals
 from holdfast.cli.exits import CommandFailed
-from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import UsageError
 
 app = CommandGroup(no_args_is_help=True, help="Show and change the settings of topics and brokers.")
 
-EntityType = Annotated[
-    str | None, typer.Option("--entity-type", metavar="topics|brokers", help="What kind of thing is meant.")
-]
-EntityName = Annotated[
-    str | None, typer.Option("--entity-name", metavar="NAME", help="A topic's name or a broker's id.")
-]
-EntityDefault = Annotated[
-    bool,
-    typer.Option("--entity-default", help="The dynamic default of all brokers, with --entity-type brokers."),
-]
-TopicName = Annotated[
-    str | None,
-    typer.Option("--topic", metavar="NAME", help="Short for --entity-type topics --entity-name NAME."),
-]
-BrokerId = Annotated[
-    str | None,
-    typer.Option("--broker", metavar="ID", help="Short for --entity-type brokers --entity-name ID."),
-]
-BrokerDefaults = Annotated[
-    bool, typer.Option("--broker-defaults", help="Short for --entity-type brokers --entity-default.")
-]
+EntityType = Annotated[str | None, option("topics|brokers", "What kind of thing is meant.")]
+EntityName = Annotated[str | None, option("NAME", "A topic's name or a broker's id.")]
+EntityDefault = Annotated[bool, flag("The dynamic default of all brokers, with --entity-type brokers.")]
+TopicName = Annotated[str | None, option("NAME", "Short for --entity-type topics --entity-name NAME.")]
+BrokerId = Annotated[str | None, option("ID", "Short for --entity-type brokers --entity-name ID.")]
+BrokerDefaults = Annotated[bool, flag("Short for --entity-type brokers --entity-default.")]
 
 SHOWN_WITHOUT_ALL: Mapping[str, frozenset[int]] = {
     "topics": frozenset({ConfigSource.DYNAMIC_TOPIC_CONFIG.value}),
@@ -71,9 +55,7 @@ def describe(
     topic: TopicName = None,
     broker: BrokerId = None,
     broker_defaults: BrokerDefaults = False,
-    show_all: Annotated[
-        bool, typer.Option("--all", help="Every setting, defaults and static ones included.")
-    ] = False,
+    show_all: Annotated[bool, flag("Every setting, defaults and static ones included.", "--all")] = False,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -109,18 +91,11 @@ def alter(
     broker: BrokerId = None,
     broker_defaults: BrokerDefaults = False,
     add_config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--add-config", metavar="K=V,K=[A,B]", help="Settings to set; brackets keep commas together."
-        ),
+        list[str] | None, option("K=V,K=[A,B]", "Settings to set; brackets keep commas together.")
     ] = None,
-    add_config_file: Annotated[
-        str | None,
-        typer.Option("--add-config-file", metavar="FILE", help="A properties file with settings to set."),
-    ] = None,
+    add_config_file: Annotated[str | None, option("FILE", "A properties file with settings to set.")] = None,
     delete_config: Annotated[
-        list[str] | None,
-        typer.Option("--delete-config", metavar="K,K", help="Settings to give back to their default."),
+        list[str] | None, option("K,K", "Settings to give back to their default.")
     ] = None,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,

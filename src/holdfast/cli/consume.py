@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 
-import typer
 from confluent_kafka import Consumer, Message
 from typer.exceptions import Exit
 
@@ -26,6 +25,8 @@ from holdfast.cli.options import (
     ConnectTimeoutOption,
     OutputOption,
     examples,
+    flag,
+    option,
 )
 from holdfast.cli.output import Output
 from holdfast.errors import ExitCode, UsageError
@@ -41,31 +42,20 @@ SKIP_BACKOFF_MS = 10
 class WhatToRead:
     """The topics and partitions that the flags name, and where reading begins."""
 
-    topic: Annotated[str | None, typer.Option("--topic", metavar="NAME", help="The topic to read.")] = None
-    include: Annotated[
-        str | None,
-        typer.Option("--include", metavar="REGEX", help="Read every topic whose whole name matches."),
-    ] = None
+    topic: Annotated[str | None, option("NAME", "The topic to read.")] = None
+    include: Annotated[str | None, option("REGEX", "Read every topic whose whole name matches.")] = None
     from_beginning: Annotated[
         bool,
-        typer.Option(
-            "--from-beginning",
-            help="Start at the first message instead of the end; with --group, where it has no committed offset yet.",
+        flag(
+            "Start at the first message instead of the end; with --group, where it has no committed offset yet."
         ),
     ] = False
-    partition: Annotated[
-        int | None, typer.Option("--partition", min=0, metavar="N", help="Read this partition only.")
-    ] = None
-    offset: Annotated[
-        str | None,
-        typer.Option("--offset", metavar="N|earliest|latest", help="Where to start (default: latest)."),
-    ] = None
+    partition: Annotated[int | None, option("N", "Read this partition only.", min=0)] = None
+    offset: Annotated[str | None, option("N|earliest|latest", "Where to start (default: latest).")] = None
     group: Annotated[
         str | None,
-        typer.Option(
-            "--group",
-            metavar="ID",
-            help="Join this consumer group: go on at its committed offsets, and commit what was printed.",
+        option(
+            "ID", "Join this consumer group: go on at its committed offsets, and commit what was printed."
         ),
     ] = None
 
@@ -114,20 +104,17 @@ class Printing:
 
     formatter_property: Annotated[
         list[str] | None,
-        typer.Option(
-            "--formatter-property",
-            "--property",
-            metavar="NAME=VALUE",
-            help="What is printed: print.timestamp, print.partition, print.offset, print.epoch, "
+        option(
+            "NAME=VALUE",
+            "What is printed: print.timestamp, print.partition, print.offset, print.epoch, "
             "print.headers, print.key, print.value, key.separator, line.separator, headers.separator, "
             "null.literal; may be repeated.",
+            "--formatter-property",
+            "--property",
         ),
     ] = None
     formatter_config: Annotated[
-        str | None,
-        typer.Option(
-            "--formatter-config", metavar="FILE", help="A properties file with formatter properties."
-        ),
+        str | None, option("FILE", "A properties file with formatter properties.")
     ] = None
     output: OutputOption = Output.TABLE
 
@@ -144,21 +131,16 @@ class ConsumerFlags:
 
     command_property: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME=VALUE",
+            "A setting of the consumer, over --command-config; may be repeated.",
             "--command-property",
             "--consumer-property",
-            metavar="NAME=VALUE",
-            help="A setting of the consumer, over --command-config; may be repeated.",
         ),
     ] = None
     command_config: Annotated[
         str | None,
-        typer.Option(
-            "--command-config",
-            "--consumer.config",
-            metavar="FILE",
-            help="A properties file for the consumer.",
-        ),
+        option("FILE", "A properties file for the consumer.", "--command-config", "--consumer.config"),
     ] = None
     bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
     connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
@@ -190,31 +172,20 @@ CONSUMER: Final = ConsumerFlags()
 )
 def consume(
     what: WhatToRead = WHAT,
-    max_messages: Annotated[
-        int | None, typer.Option("--max-messages", min=1, metavar="N", help="Stop after so many messages.")
-    ] = None,
+    max_messages: Annotated[int | None, option("N", "Stop after so many messages.", min=1)] = None,
     timeout_ms: Annotated[
         int | None,
-        typer.Option(
-            "--timeout-ms",
-            min=0,
-            metavar="MS",
-            help="Stop when no message came for this long; joining a group is not counted.",
-        ),
+        option("MS", "Stop when no message came for this long; joining a group is not counted.", min=0),
     ] = None,
     isolation_level: Annotated[
         str,
-        typer.Option(
-            "--isolation-level",
-            metavar="LEVEL",
-            help="read_committed leaves out messages of open and aborted transactions; or read_uncommitted.",
+        option(
+            "LEVEL",
+            "read_committed leaves out messages of open and aborted transactions; or read_uncommitted.",
         ),
     ] = "read_uncommitted",
     printing: Printing = PRINTING,
-    skip_message_on_error: Annotated[
-        bool,
-        typer.Option("--skip-message-on-error", help="Report a message that cannot be read, and go on."),
-    ] = False,
+    skip_message_on_error: Annotated[bool, flag("Report a message that cannot be read, and go on.")] = False,
     server: ConsumerFlags = CONSUMER,
 ) -> None:
     if isolation_level not in ISOLATION_LEVELS:

@@ -22,12 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from typer.exceptions import Exit
 
-from holdfast.cli.options import CommandGroup
+from holdfast.cli.options import CommandGroup, choice, flag, option
 from holdfast.errors import ExitCode, UsageError
 
 BULK_MESSAGES = 200_000
@@ -46,28 +45,18 @@ class EngineName(StrEnum):
 @app.command()
 def demo(
     orders: Annotated[
-        int, typer.Option(help="Orders that are sent: copies, late and malformed ones included.", min=1000)
+        int, option("N", "Orders that are sent: copies, late and malformed ones included.", min=1000)
     ] = ORDERS,
     engine: Annotated[
-        EngineName, typer.Option(help="The broker that is killed: holdfast's own, or a local Apache Kafka.")
+        EngineName, choice("The broker that is killed: holdfast's own, or a local Apache Kafka.")
     ] = EngineName.HOLDFAST,
-    unsafe: Annotated[
-        bool,
-        typer.Option("--unsafe", help="Then the same with plain clients and plain Spark, side by side."),
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Another seed sends other orders.")] = 0,
-    keep: Annotated[
-        str | None, typer.Option(help="Keep everything in this directory.", metavar="DIR")
-    ] = None,
-    svg: Annotated[
-        str | None, typer.Option(help="Write the last picture to this file too.", metavar="FILE")
-    ] = None,
-    no_pipeline: Annotated[
-        bool,
-        typer.Option("--no-pipeline", help="Only the broker and its figures, without Java."),
-    ] = False,
+    unsafe: Annotated[bool, flag("Then the same with plain clients and plain Spark, side by side.")] = False,
+    seed: Annotated[int, option("N", "Another seed sends other orders.")] = 0,
+    keep: Annotated[str | None, option("DIR", "Keep everything in this directory.")] = None,
+    svg: Annotated[str | None, option("FILE", "Write the last picture to this file too.")] = None,
+    no_pipeline: Annotated[bool, flag("Only the broker and its figures, without Java.")] = False,
     messages: Annotated[
-        int, typer.Option(help="With --no-pipeline: messages of the bulk run.", min=1000)
+        int, option("N", "With --no-pipeline: messages of the bulk run.", min=1000)
     ] = BULK_MESSAGES,
 ) -> None:
     """Kill a broker, a sender and a Spark pipeline while orders go through them, and prove that nothing was lost."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.client import Connection
@@ -15,7 +14,7 @@ from holdfast.cli.dlq_filter import Filter, Letter
 from holdfast.cli.dlq_reading import TopicGone, TopicScan, make_reader
 from holdfast.cli.exits import CommandFailed, complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
-from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
 from holdfast.cli.redriving import Plan, Redrive, Redriven, default_group, read_progress
 from holdfast.cli.topic_admin import name_pattern, select_topics
@@ -32,11 +31,11 @@ app = CommandGroup(
 
 FilterOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--filter",
-        metavar="NAME=VALUE",
-        help="Only dead letters with this: topic, partition, offset, group, error, message, reason, attempts, "
+    option(
+        "NAME=VALUE",
+        "Only dead letters with this: topic, partition, offset, group, error, message, reason, attempts, "
         "redrives, time, dialect, key, value or header.NAME; with = != ~ !~ >= <=; may be repeated, all must hold.",
+        "--filter",
     ),
 ]
 
@@ -57,11 +56,7 @@ def dlq() -> None:
 def list_letters(
     topic: Annotated[
         str,
-        typer.Option(
-            "--topic",
-            metavar="REGEX",
-            help="Topics whose whole name matches; by default those whose name ends with dlt or dlq.",
-        ),
+        option("REGEX", "Topics whose whole name matches; by default those whose name ends with dlt or dlq."),
     ] = DEFAULT_TOPICS,
     filters: FilterOption = None,
     server: ServerFlags = SERVER,
@@ -146,21 +141,14 @@ def _counts(connection: Connection, topic: str, matches: Filter) -> list[dict[st
     ),
 )
 def show(
-    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The dead-letter topic.")],
-    partition: Annotated[
-        int | None, typer.Option("--partition", min=0, metavar="N", help="Only this partition of it.")
-    ] = None,
+    topic: Annotated[str, option("NAME", "The dead-letter topic.")],
+    partition: Annotated[int | None, option("N", "Only this partition of it.", min=0)] = None,
     offset: Annotated[
-        int | None,
-        typer.Option("--offset", min=0, metavar="N", help="Only the dead letter there; needs --partition."),
+        int | None, option("N", "Only the dead letter there; needs --partition.", min=0)
     ] = None,
     filters: FilterOption = None,
-    max_letters: Annotated[
-        int | None, typer.Option("--max", min=1, metavar="N", help="Stop after so many.")
-    ] = None,
-    stack: Annotated[
-        bool, typer.Option("--stack", help="Show where the error came from, too; JSON always has it.")
-    ] = False,
+    max_letters: Annotated[int | None, option("N", "Stop after so many.", "--max", min=1)] = None,
+    stack: Annotated[bool, flag("Show where the error came from, too; JSON always has it.")] = False,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -293,31 +281,21 @@ def _as_json_line(letter: Letter) -> str:
     ),
 )
 def redrive(
-    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The dead-letter topic.")],
-    to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="NAME", help="Send them there instead of where they came from."),
-    ] = None,
+    topic: Annotated[str, option("NAME", "The dead-letter topic.")],
+    to: Annotated[str | None, option("NAME", "Send them there instead of where they came from.")] = None,
     filters: FilterOption = None,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="At most so many per second.")
-    ] = None,
-    max_letters: Annotated[
-        int | None, typer.Option("--max", min=1, metavar="N", help="Stop after so many.")
-    ] = None,
+    rate: Annotated[float | None, option("N", "At most so many per second.")] = None,
+    max_letters: Annotated[int | None, option("N", "Stop after so many.", "--max", min=1)] = None,
     group: Annotated[
         str | None,
-        typer.Option(
-            "--group",
-            metavar="ID",
-            help="Where it is remembered what was redriven (default: holdfast-redrive- and the topic); also the "
+        option(
+            "ID",
+            "Where it is remembered what was redriven (default: holdfast-redrive- and the topic); also the "
             "transactional id.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what would be sent; the default.")
-    ] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Send them.")] = False,
+    dry_run: Annotated[bool, flag("Only tell what would be sent; the default.")] = False,
+    execute: Annotated[bool, flag("Send them.")] = False,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -29,7 +29,10 @@ from holdfast.cli.options import (
     CommandConfigOption,
     CommandGroup,
     ConnectTimeoutOption,
+    choice,
     examples,
+    flag,
+    option,
 )
 from holdfast.doctor.findings import DoctorError, Severity
 from holdfast.doctor.reporting import Format
@@ -52,74 +55,47 @@ PathsArgument: TypeAlias = Annotated[
 ]
 ProducerOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--producer",
-        metavar="FILE",
-        help="Settings of a producer: properties, a dictionary in YAML or JSON, Spring's application.yml; may be "
+    option(
+        "FILE",
+        "Settings of a producer: properties, a dictionary in YAML or JSON, Spring's application.yml; may be "
         "repeated.",
     ),
 ]
 ConsumerOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--consumer", metavar="FILE", help="Settings of a consumer, likewise; may be repeated."),
+    list[str] | None, option("FILE", "Settings of a consumer, likewise; may be repeated.")
 ]
 PipelineOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--pipeline",
-        metavar="FILE",
-        help="A pipeline's definition, or a file with Spark's options; may be repeated.",
-    ),
+    option("FILE", "A pipeline's definition, or a file with Spark's options; may be repeated."),
 ]
 CodeOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--code",
-        metavar="PATH",
-        help="A Python file, or a directory of them; read and never run; may be repeated.",
-    ),
+    option("PATH", "A Python file, or a directory of them; read and never run; may be repeated."),
 ]
 BrokerOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--broker",
-        metavar="FILE",
-        help="A broker's server.properties, or a topic's settings with replication.factor; clients are held against "
+    option(
+        "FILE",
+        "A broker's server.properties, or a topic's settings with replication.factor; clients are held against "
         "it; may be repeated.",
     ),
 ]
 ClientOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--client",
-        metavar="CLIENT",
-        help="Whose defaults count in files of settings: java, librdkafka, kafka-python or aiokafka. Without it: java "
+    option(
+        "CLIENT",
+        "Whose defaults count in files of settings: java, librdkafka, kafka-python or aiokafka. Without it: java "
         "for properties and Spring, librdkafka for dotted names in YAML and JSON, kafka-python for underscores.",
     ),
 ]
 FormatOption: TypeAlias = Annotated[
-    Format,
-    typer.Option(
-        "--output",
-        case_sensitive=False,
-        help="For people (table), programs (json), code hosts (sarif), CI (junit).",
-    ),
+    Format, choice("For people (table), programs (json), code hosts (sarif), CI (junit).")
 ]
-FailOnOption: TypeAlias = Annotated[
-    Severity,
-    typer.Option("--fail-on", case_sensitive=False, help="The least severity that makes the exit code 1."),
-]
+FailOnOption: TypeAlias = Annotated[Severity, choice("The least severity that makes the exit code 1.")]
 SuppressionsOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--suppressions",
-        metavar="FILE",
-        help="Findings that are accepted: a YAML list of id, where, reason and expires.",
-    ),
+    str | None, option("FILE", "Findings that are accepted: a YAML list of id, where, reason and expires.")
 ]
-FixOption: TypeAlias = Annotated[
-    bool, typer.Option("--fix", help="Print the fixes alone; nothing is changed.")
-]
+FixOption: TypeAlias = Annotated[bool, flag("Print the fixes alone; nothing is changed.")]
 
 
 @app.command(

@@ -16,6 +16,7 @@ import typer
 
 from holdfast.cli.client_settings import read_properties
 from holdfast.cli.exits import complain
+from holdfast.cli.options import flag, option
 from holdfast.doctor.findings import DoctorError
 
 if TYPE_CHECKING:
@@ -27,35 +28,32 @@ LOOKS_KEPT = 100
 """How far back a watch compares: bounds its memory."""
 
 LiveServerOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--bootstrap-server", metavar="HOST:PORT,…", help="Look at this cluster as well."),
+    str | None, option("HOST:PORT,…", "Look at this cluster as well.", "--bootstrap-server")
 ]
 GroupOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--group", metavar="NAME", help="Look at this group only; may be repeated. All by default."),
+    list[str] | None, option("NAME", "Look at this group only; may be repeated. All by default.", "--group")
 ]
 WatchOption: TypeAlias = Annotated[
     float | None,
-    typer.Option(
+    option(
+        "SECONDS",
+        "Look again after so many seconds, until Ctrl-C, and judge groups by their rates.",
         "--watch",
         min=0.1,
-        metavar="SECONDS",
-        help="Look again after so many seconds, until Ctrl-C, and judge groups by their rates.",
     ),
 ]
 HistoryOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "FILE",
+        "Earlier looks, one JSON document a line: groups are judged by their rates since. This look is added.",
         "--history",
-        metavar="FILE",
-        help="Earlier looks, one JSON document a line: groups are judged by their rates since. This look is added.",
     ),
 ]
 ApplyOption: TypeAlias = Annotated[
-    bool,
-    typer.Option("--apply", help="Make the changes of settings that findings propose, after asking."),
+    bool, flag("Make the changes of settings that findings propose, after asking.", "--apply")
 ]
-YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", help="Do it without asking.")]
+YesOption: TypeAlias = Annotated[bool, flag("Do it without asking.", "--yes")]
 
 
 @dataclass

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
-import typer
 from typer.exceptions import Exit
 
 from holdfast.broker.dump.batches import INT32_MAX, Decoder, DumpOptions, Event
@@ -15,7 +14,7 @@ from holdfast.broker.dump.decoders import decode_cluster_metadata, decode_offset
 from holdfast.broker.dump.path import dump_path
 from holdfast.cli.dump_text import as_line
 from holdfast.cli.exits import complain, stop_when_unread
-from holdfast.cli.options import CommandGroup, examples
+from holdfast.cli.options import CommandGroup, choice, examples, flag, option
 from holdfast.cli.output import json_line
 from holdfast.errors import ExitCode, UsageError
 from holdfast.real import RealFileSystem
@@ -38,53 +37,25 @@ class DumpOutput(StrEnum):
     ),
 )
 def dump_log(
-    files: Annotated[
-        str,
-        typer.Option("--files", metavar="PATH,…", help="Files to read; a directory means all its files."),
-    ],
-    print_data_log: Annotated[
-        bool, typer.Option("--print-data-log", help="Show keys, values and headers of records.")
-    ] = False,
-    deep_iteration: Annotated[
-        bool, typer.Option("--deep-iteration", help="List the records inside batches.")
-    ] = False,
-    skip_record_metadata: Annotated[
-        bool, typer.Option("--skip-record-metadata", help="Of records, show keys and values only.")
-    ] = False,
-    verify: Annotated[
-        bool,
-        typer.Option("--verify", help="Check everything, records and indexes; show only what is wrong."),
-    ] = False,
-    verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Check indexes against the log without listing them.")
-    ] = False,
-    index_sanity_check: Annotated[
-        bool, typer.Option("--index-sanity-check", help="Check only that index files are whole and in order.")
-    ] = False,
+    files: Annotated[str, option("PATH,…", "Files to read; a directory means all its files.")],
+    print_data_log: Annotated[bool, flag("Show keys, values and headers of records.")] = False,
+    deep_iteration: Annotated[bool, flag("List the records inside batches.")] = False,
+    skip_record_metadata: Annotated[bool, flag("Of records, show keys and values only.")] = False,
+    verify: Annotated[bool, flag("Check everything, records and indexes; show only what is wrong.")] = False,
+    verify_index_only: Annotated[bool, flag("Check indexes against the log without listing them.")] = False,
+    index_sanity_check: Annotated[bool, flag("Check only that index files are whole and in order.")] = False,
     max_message_size: Annotated[
         int,
-        typer.Option(
-            "--max-message-size",
-            min=1,
-            metavar="BYTES",
-            help="Batches that unpack to more are not opened; their checksum is still checked.",
+        option(
+            "BYTES", "Batches that unpack to more are not opened; their checksum is still checked.", min=1
         ),
     ] = RECORDS_BYTES_MAX,
-    max_bytes: Annotated[
-        int,
-        typer.Option("--max-bytes", min=1, metavar="BYTES", help="Read no further in each log file."),
-    ] = INT32_MAX,
-    offsets_decoder: Annotated[
-        bool, typer.Option("--offsets-decoder", help="Read records as those of __consumer_offsets.")
-    ] = False,
-    transaction_log_decoder: Annotated[
-        bool, typer.Option("--transaction-log-decoder", help="Read records as those of __transaction_state.")
-    ] = False,
-    cluster_metadata_decoder: Annotated[
-        bool, typer.Option("--cluster-metadata-decoder", help="Read records as those of __cluster_metadata.")
-    ] = False,
+    max_bytes: Annotated[int, option("BYTES", "Read no further in each log file.", min=1)] = INT32_MAX,
+    offsets_decoder: Annotated[bool, flag("Read records as those of __consumer_offsets.")] = False,
+    transaction_log_decoder: Annotated[bool, flag("Read records as those of __transaction_state.")] = False,
+    cluster_metadata_decoder: Annotated[bool, flag("Read records as those of __cluster_metadata.")] = False,
     output: Annotated[
-        DumpOutput, typer.Option("--output", help="Lines as kafka-dump-log writes them, or JSON lines.")
+        DumpOutput, choice("Lines as kafka-dump-log writes them, or JSON lines.")
     ] = DumpOutput.TEXT,
 ) -> None:
     decoders: list[Decoder] = [

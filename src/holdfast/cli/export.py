@@ -25,7 +25,7 @@ from holdfast.atomic import parent_of
 from holdfast.cli.client_settings import parse_assignments, read_properties
 from holdfast.cli.consume import ISOLATION_LEVELS
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain, stop_when_unread
-from holdfast.cli.options import SERVER, CommandGroup, ServerFlags, examples
+from holdfast.cli.options import SERVER, CommandGroup, ServerFlags, choice, examples, flag, option
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.real import RealFileSystem
 
@@ -64,55 +64,38 @@ ENDINGS = {
 )
 def export(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
-    output: Annotated[
-        str,
-        typer.Option(
-            "--output", metavar="FILE", help="The file to write; - is standard output (not Parquet)."
-        ),
-    ],
+    output: Annotated[str, option("FILE", "The file to write; - is standard output (not Parquet).")],
     format_: Annotated[
         ExportFormat | None,
-        typer.Option(
+        choice(
+            "Parquet and Arrow keep bytes as they are. By default as the file's name ends, else Parquet.",
             "--format",
-            case_sensitive=False,
-            help="Parquet and Arrow keep bytes as they are. By default as the file's name ends, else Parquet.",
         ),
     ] = None,
     from_: Annotated[
         str,
-        typer.Option(
-            "--from",
-            metavar="PLACE",
-            help="Where to begin: earliest, latest, an offset, offsets by partition (0:15,1:20), or a time "
+        option(
+            "PLACE",
+            "Where to begin: earliest, latest, an offset, offsets by partition (0:15,1:20), or a time "
             "(ISO 8601; UTC unless it says otherwise).",
+            "--from",
         ),
     ] = "earliest",
     to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="PLACE", help="Where to end, in the same words; this place is left out."
-        ),
+        str, option("PLACE", "Where to end, in the same words; this place is left out.")
     ] = "latest",
-    partitions: Annotated[
-        str | None,
-        typer.Option("--partitions", metavar="N,N-N", help="Read these partitions only."),
-    ] = None,
+    partitions: Annotated[str | None, option("N,N-N", "Read these partitions only.")] = None,
     isolation_level: Annotated[
         str,
-        typer.Option(
-            "--isolation-level",
-            metavar="LEVEL",
-            help="read_committed leaves out records of open and aborted transactions; or read_uncommitted.",
+        option(
+            "LEVEL",
+            "read_committed leaves out records of open and aborted transactions; or read_uncommitted.",
         ),
     ] = "read_committed",
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    force: Annotated[bool, flag("Replace the file if it exists.")] = False,
     command_property: Annotated[
         list[str] | None,
-        typer.Option(
-            "--command-property",
-            metavar="NAME=VALUE",
-            help="A setting of the client, over --command-config; may be repeated.",
-        ),
+        option("NAME=VALUE", "A setting of the client, over --command-config; may be repeated."),
     ] = None,
     server: ServerFlags = SERVER,
 ) -> None:

@@ -21,7 +21,7 @@ from holdfast.cli.advice import describe_error, no_such_topic
 from holdfast.cli.client import Connection
 from holdfast.cli.exits import complain, stop_when_unread
 from holdfast.cli.interrupts import Interrupts
-from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, print_json
 from holdfast.demo.generate.kinds import KINDS
 from holdfast.demo.generate.messages import Generator
@@ -51,60 +51,28 @@ Kind = StrEnum("Kind", {name.upper(): name for name in KINDS})  # type: ignore[m
 )
 def generate(
     kind: Annotated[Kind, typer.Argument(help="What to make.", show_default=False)],
-    topic: Annotated[
-        str | None, typer.Option("--topic", metavar="NAME", help="The topic to send to; it must exist.")
-    ] = None,
+    topic: Annotated[str | None, option("NAME", "The topic to send to; it must exist.")] = None,
     to: Annotated[
-        str | None,
-        typer.Option(
-            "--to", metavar="FILE", help="A file to write instead, a message a line; - is the output."
-        ),
+        str | None, option("FILE", "A file to write instead, a message a line; - is the output.")
     ] = None,
-    count: Annotated[
-        int,
-        typer.Option("--count", min=0, metavar="N", help="Messages in all, copies and malformed included."),
-    ] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Another seed makes other data.")] = 0,
+    count: Annotated[int, option("N", "Messages in all, copies and malformed included.", min=0)] = 10_000,
+    seed: Annotated[int, option("N", "Another seed makes other data.")] = 0,
     rate: Annotated[
-        float | None,
-        typer.Option(
-            "--rate", min=0.001, metavar="N", help="Messages a second (default: as fast as it goes)."
-        ),
+        float | None, option("N", "Messages a second (default: as fast as it goes).", min=0.001)
     ] = None,
     keys: Annotated[
-        int | None,
-        typer.Option(
-            "--keys", min=1, metavar="N", help="How many customers, services, rows, cards; users at a time."
-        ),
+        int | None, option("N", "How many customers, services, rows, cards; users at a time.", min=1)
     ] = None,
     start: Annotated[
-        str,
-        typer.Option("--start", metavar="TIME", help="When the first event happened: an ISO time, or now."),
+        str, option("TIME", "When the first event happened: an ISO time, or now.")
     ] = "2026-01-01T00:00:00Z",
-    spacing: Annotated[
-        str, typer.Option("--spacing", metavar="TIME", help="Between two events, on average.")
-    ] = "100ms",
-    disorder: Annotated[
-        str, typer.Option("--disorder", metavar="TIME", help="How far behind the newest an event may be.")
-    ] = "0s",
-    malformed: Annotated[
-        float, typer.Option("--malformed", min=0, max=1, metavar="PART", help="Part that cannot be parsed.")
-    ] = 0.0,
-    duplicates: Annotated[
-        float,
-        typer.Option("--duplicates", min=0, max=1, metavar="PART", help="Part that is a copy of one before."),
-    ] = 0.0,
-    late: Annotated[
-        float,
-        typer.Option("--late", min=0, max=1, metavar="PART", help="Part that happened long before it came."),
-    ] = 0.0,
-    late_by: Annotated[
-        str, typer.Option("--late-by", metavar="TIME", help="How late those are: so much, up to twice that.")
-    ] = "1h",
-    with_keys: Annotated[
-        bool,
-        typer.Option("--with-keys", help="In a file: the key and a tab before each message."),
-    ] = False,
+    spacing: Annotated[str, option("TIME", "Between two events, on average.")] = "100ms",
+    disorder: Annotated[str, option("TIME", "How far behind the newest an event may be.")] = "0s",
+    malformed: Annotated[float, option("PART", "Part that cannot be parsed.", min=0, max=1)] = 0.0,
+    duplicates: Annotated[float, option("PART", "Part that is a copy of one before.", min=0, max=1)] = 0.0,
+    late: Annotated[float, option("PART", "Part that happened long before it came.", min=0, max=1)] = 0.0,
+    late_by: Annotated[str, option("TIME", "How late those are: so much, up to twice that.")] = "1h",
+    with_keys: Annotated[bool, flag("In a file: the key and a tab before each message.")] = False,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:

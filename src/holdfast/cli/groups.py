@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-import typer
 from confluent_kafka import KafkaError
 from typer.exceptions import Exit
 
@@ -36,7 +35,16 @@ from holdfast.cli.groups_reset import (
     places_to_delete,
     read_plans,
 )
-from holdfast.cli.options import SERVER, CommandGroup, OptionalValues, OutputOption, ServerFlags, examples
+from holdfast.cli.options import (
+    SERVER,
+    CommandGroup,
+    OptionalValues,
+    OutputOption,
+    ServerFlags,
+    examples,
+    flag,
+    option,
+)
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import ApiError, ExitCode, UsageError
 
@@ -47,21 +55,12 @@ app = CommandGroup(
 
 DEFAULT_TIMEOUT_MS = 30_000
 
-GroupNames = Annotated[
-    list[str] | None,
-    typer.Option("--group", metavar="ID", help="The group; may be repeated."),
-]
-AllGroups = Annotated[bool, typer.Option("--all-groups", help="Every group.")]
+GroupNames = Annotated[list[str] | None, option("ID", "The group; may be repeated.")]
+AllGroups = Annotated[bool, flag("Every group.")]
 Topics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--topic", metavar="NAME[:0,1]", help="A topic, or some of its partitions; may be repeated."
-    ),
+    list[str] | None, option("NAME[:0,1]", "A topic, or some of its partitions; may be repeated.")
 ]
-TimeoutMs = Annotated[
-    int,
-    typer.Option("--timeout", min=1, metavar="MS", help="How long a request to the cluster may take."),
-]
+TimeoutMs = Annotated[int, option("MS", "How long a request to the cluster may take.", "--timeout", min=1)]
 
 
 class _ListCommand(OptionalValues):
@@ -76,12 +75,10 @@ class _ListCommand(OptionalValues):
 )
 def list_groups(
     state: Annotated[
-        str | None,
-        typer.Option("--state", metavar="[STATES]", help="Show the state; given some, only groups in those."),
+        str | None, option("[STATES]", "Show the state; given some, only groups in those.")
     ] = None,
     type_: Annotated[
-        str | None,
-        typer.Option("--type", metavar="[TYPES]", help="Show the type; given some, only groups of those."),
+        str | None, option("[TYPES]", "Show the type; given some, only groups of those.", "--type")
     ] = None,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     server: ServerFlags = SERVER,
@@ -138,14 +135,10 @@ def _choices(text: str | None, known: Sequence[str], flag: str) -> set[str]:
 def describe(
     group: GroupNames = None,
     all_groups: AllGroups = False,
-    offsets: Annotated[
-        bool, typer.Option("--offsets", help="Committed offsets and lag of every partition; the default.")
-    ] = False,
-    members: Annotated[bool, typer.Option("--members", help="The members and what they own.")] = False,
-    state: Annotated[bool, typer.Option("--state", help="State, coordinator and number of members.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="More columns: epochs, and assignments of members.")
-    ] = False,
+    offsets: Annotated[bool, flag("Committed offsets and lag of every partition; the default.")] = False,
+    members: Annotated[bool, flag("The members and what they own.")] = False,
+    state: Annotated[bool, flag("State, coordinator and number of members.")] = False,
+    verbose: Annotated[bool, flag("More columns: epochs, and assignments of members.")] = False,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
@@ -203,39 +196,24 @@ def _document(admin: GroupAdmin, group: Group, *, members: bool, state: bool) ->
 class ResetGoal:
     """Where committed offsets shall go."""
 
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first message.")] = False
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of the log.")] = False
-    to_current: Annotated[
-        bool,
-        typer.Option("--to-current", help="To where they are; to the end of the log where there is none."),
-    ] = False
-    to_offset: Annotated[
-        int | None, typer.Option("--to-offset", min=0, metavar="N", help="To this offset.")
-    ] = None
+    to_earliest: Annotated[bool, flag("To the first message.")] = False
+    to_latest: Annotated[bool, flag("To the end of the log.")] = False
+    to_current: Annotated[bool, flag("To where they are; to the end of the log where there is none.")] = False
+    to_offset: Annotated[int | None, option("N", "To this offset.", min=0)] = None
     to_datetime: Annotated[
         str | None,
-        typer.Option(
-            "--to-datetime",
-            metavar="YYYY-MM-DDThh:mm:ss.sss",
-            help="To the first message at or after this time, UTC unless a zone follows.",
+        option(
+            "YYYY-MM-DDThh:mm:ss.sss",
+            "To the first message at or after this time, UTC unless a zone follows.",
         ),
     ] = None
     by_duration: Annotated[
-        str | None,
-        typer.Option(
-            "--by-duration", metavar="PnDTnHnMnS", help="To the first message since so long before now."
-        ),
+        str | None, option("PnDTnHnMnS", "To the first message since so long before now.")
     ] = None
-    shift_by: Annotated[
-        int | None, typer.Option("--shift-by", metavar="N", help="Forward by N, or back by -N.")
-    ] = None
+    shift_by: Annotated[int | None, option("N", "Forward by N, or back by -N.")] = None
     from_file: Annotated[
         str | None,
-        typer.Option(
-            "--from-file",
-            metavar="FILE",
-            help="To the offsets in a CSV file: topic,partition,offset, or with the group in front.",
-        ),
+        option("FILE", "To the offsets in a CSV file: topic,partition,offset, or with the group in front."),
     ] = None
 
     def target(self) -> Target:
@@ -275,13 +253,11 @@ def reset_offsets(
     group: GroupNames = None,
     all_groups: AllGroups = False,
     topic: Topics = None,
-    all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Every partition the group has a committed offset for.")
-    ] = False,
+    all_topics: Annotated[bool, flag("Every partition the group has a committed offset for.")] = False,
     goal: ResetGoal = GOAL,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan; the default.")] = False,
-    execute: Annotated[bool, typer.Option("--execute", help="Carry the plan out.")] = False,
-    export: Annotated[bool, typer.Option("--export", help="Print the plan as CSV for --from-file.")] = False,
+    dry_run: Annotated[bool, flag("Only show the plan; the default.")] = False,
+    execute: Annotated[bool, flag("Carry the plan out.")] = False,
+    export: Annotated[bool, flag("Print the plan as CSV for --from-file.")] = False,
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
@@ -371,13 +347,8 @@ def _outcome(name: str, error: KafkaError | None) -> dict[str, Any]:
     epilog=examples("holdfast groups delete-offsets --group billing --topic orders --topic payments:0,1"),
 )
 def delete_offsets(
-    group: Annotated[str, typer.Option("--group", metavar="ID", help="The group.")],
-    topic: Annotated[
-        list[str],
-        typer.Option(
-            "--topic", metavar="NAME[:0,1]", help="A topic, or some of its partitions; may be repeated."
-        ),
-    ],
+    group: Annotated[str, option("ID", "The group.")],
+    topic: Annotated[list[str], option("NAME[:0,1]", "A topic, or some of its partitions; may be repeated.")],
     timeout_ms: TimeoutMs = DEFAULT_TIMEOUT_MS,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
@@ -415,7 +386,7 @@ def delete_offsets(
     epilog=examples("holdfast groups validate-regex --regex 'orders\\..*'"),
 )
 def validate_regex(
-    regex: Annotated[str, typer.Option("--regex", metavar="REGEX", help="The regular expression.")],
+    regex: Annotated[str, option("REGEX", "The regular expression.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
     from holdfast.broker.groups.regex import check  # RE2 is loaded by this command alone

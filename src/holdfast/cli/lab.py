@@ -13,7 +13,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain
-from holdfast.cli.options import CommandGroup, OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, choice, examples, flag, option
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.errors import ExitCode, UsageError
 
@@ -45,11 +45,9 @@ class LabError(UsageError):
 
 EngineOption = Annotated[
     EngineChoice | None,
-    typer.Option(
-        "--engine",
-        case_sensitive=False,
-        help="The embedded broker (holdfast), the same on a file system that forgets what was not flushed "
-        "(holdfast-fuse), or Apache Kafka (kafka); by default the first that the experiment runs on.",
+    choice(
+        "The embedded broker (holdfast), the same on a file system that forgets what was not flushed "
+        "(holdfast-fuse), or Apache Kafka (kafka); by default the first that the experiment runs on."
     ),
 ]
 
@@ -103,42 +101,22 @@ def _described(each: Experiment) -> dict[str, object]:
 )
 def run(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[HFnnn]...", help="Which.")] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All of them, each on every engine it has.")
-    ] = False,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="With --all: only those that take seconds, on the embedded broker.")
-    ] = False,
+    everything: Annotated[bool, flag("All of them, each on every engine it has.", "--all")] = False,
+    fast: Annotated[bool, flag("With --all: only those that take seconds, on the embedded broker.")] = False,
     engine: EngineOption = None,
-    brokers: Annotated[
-        int | None,
-        typer.Option("--brokers", metavar="N", help="Only experiments that use so many brokers: 1 or 3."),
-    ] = None,
+    brokers: Annotated[int | None, option("N", "Only experiments that use so many brokers: 1 or 3.")] = None,
     network: Annotated[
         NetworkOption,
-        typer.Option(
-            "--network",
-            case_sensitive=False,
-            help="How three brokers are cut off from each other: each in a network namespace of its own (Linux, "
-            "root), or behind proxies; by default namespaces where they are allowed.",
+        choice(
+            "How three brokers are cut off from each other: each in a network namespace of its own (Linux, "
+            "root), or behind proxies; by default namespaces where they are allowed."
         ),
     ] = NetworkOption.AUTO,
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Decides what chance decides.")] = 1,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, metavar="N", help="Run with N seeds, from --seed on.")
-    ] = 1,
-    safe_seeds: Annotated[
-        int,
-        typer.Option(
-            "--safe-seeds", min=1, metavar="N", help="Run the safe half with N seeds; all must hold."
-        ),
-    ] = 1,
-    results: Annotated[
-        str | None, typer.Option("--results", metavar="DIR", help="Keep results and histories here.")
-    ] = None,
-    page: Annotated[
-        str | None, typer.Option("--page", metavar="FILE", help="Write a page with timelines here.")
-    ] = None,
+    seed: Annotated[int, option("S", "Decides what chance decides.")] = 1,
+    seeds: Annotated[int, option("N", "Run with N seeds, from --seed on.", min=1)] = 1,
+    safe_seeds: Annotated[int, option("N", "Run the safe half with N seeds; all must hold.", min=1)] = 1,
+    results: Annotated[str | None, option("DIR", "Keep results and histories here.")] = None,
+    page: Annotated[str | None, option("FILE", "Write a page with timelines here.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     from holdfast.lab.engines import Engines
@@ -257,13 +235,9 @@ def _code(found: list[Result], missing: list[str], everything: bool) -> ExitCode
 
 @app.command(help="Write a table and a picture for each experiment from kept results.")
 def report(
-    results: Annotated[str, typer.Option("--results", metavar="DIR", help="What `lab run --results` kept.")],
-    output: Annotated[
-        str, typer.Option("--output", metavar="DIR", help="Where README.md and the pictures go.")
-    ],
-    page: Annotated[
-        str | None, typer.Option("--page", metavar="FILE", help="Write everything on one page here too.")
-    ] = None,
+    results: Annotated[str, option("DIR", "What `lab run --results` kept.")],
+    output: Annotated[str, option("DIR", "Where README.md and the pictures go.")],
+    page: Annotated[str | None, option("FILE", "Write everything on one page here too.")] = None,
 ) -> None:
     from holdfast.lab.experiments import EXPERIMENTS
     from holdfast.lab.report import headline, load_results, write_report

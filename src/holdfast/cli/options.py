@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from holdfast.cli.output import Output
 
@@ -21,33 +34,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_BOOTSTRAP_SERVER = "127.0.0.1:9092"
 DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 
+
+def option(metavar: str, text: str, *names: str, **settings: Any) -> Any:
+    """An option with a value. It is called as its parameter, unless it is given other names."""
+    return typer.Option(*names, metavar=metavar, help=text, **settings)
+
+
+def choice(text: str, *names: str) -> Any:
+    """An option whose values are those of an enumeration, in upper or lower case."""
+    return typer.Option(*names, case_sensitive=False, help=text)
+
+
+def flag(text: str, *names: str) -> Any:
+    """An option without a value, and without a form that takes it back."""
+    return typer.Option(*names, help=text)
+
+
 BootstrapServerOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--bootstrap-server",
-        metavar="HOST:PORT,…",
-        envvar="HOLDFAST_BOOTSTRAP_SERVER",
-        help="The broker or brokers to ask first.",
-    ),
+    str, option("HOST:PORT,…", "The broker or brokers to ask first.", envvar="HOLDFAST_BOOTSTRAP_SERVER")
 ]
 CommandConfigOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--command-config", metavar="FILE", help="A properties file for the client (security, time-outs…)."
-    ),
+    str | None, option("FILE", "A properties file for the client (security, time-outs…).")
 ]
 ConnectTimeoutOption: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "--connect-timeout-ms",
-        min=1,
-        metavar="MS",
-        help="Give up, with exit code 3, when no broker has answered after this long.",
-    ),
+    int, option("MS", "Give up, with exit code 3, when no broker has answered after this long.", min=1)
 ]
-OutputOption: TypeAlias = Annotated[
-    Output, typer.Option("--output", case_sensitive=False, help="For people (table) or for programs (json).")
-]
+OutputOption: TypeAlias = Annotated[Output, choice("For people (table) or for programs (json).", "--output")]
 
 
 @dataclass(frozen=True)
@@ -86,6 +98,16 @@ class CommandGroup(typer.Typer):
         return add
 
 
+def _named(name: str, annotation: Any) -> Any:
+    """The annotation of a parameter, whose option is called as the parameter unless it has a name."""
+    kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    for place, info in enumerate(metadata):
+        if isinstance(info, OptionInfo) and info.default is ... and not info.param_decls:
+            metadata[place] = named = copy(info)
+            named.param_decls = (f"--{name.replace('_', '-')}",)
+    return operator.getitem(Annotated, (kind, *metadata)) if metadata else kind
+
+
 def _with_single_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as typer takes it: one parameter for each option."""
     signature = inspect.signature(function, eval_str=True)
@@ -111,6 +133,7 @@ def _with_single_options(function: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = kind(**{each: given.pop(each) for each in names})
         return function(**given)
 
+    single = [each.replace(annotation=_named(each.name, each.annotation)) for each in single]
     call.__signature__ = signature.replace(parameters=single)  # type: ignore[attr-defined]
     call.__annotations__ = {each.name: each.annotation for each in single}
     return call

@@ -14,7 +14,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli import pipeline_change, pipeline_cluster, pipeline_state
 from holdfast.cli.exits import complain
-from holdfast.cli.options import CommandGroup, OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples, flag, option
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import (
     BootstrapOption,
@@ -38,9 +38,7 @@ app = CommandGroup(
     help="From topics to exactly-once sinks on Spark: define, check, explain and run a pipeline.",
 )
 
-SinkOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option("--sink", metavar="NAME", help="Only this sink; may be repeated.")
-]
+SinkOption: TypeAlias = Annotated[list[str] | None, option("NAME", "Only this sink; may be repeated.")]
 
 
 @app.command(
@@ -68,14 +66,11 @@ def init(
 )
 def check(
     file: FileArgument,
-    no_spark: Annotated[
-        bool, typer.Option("--no-spark", help="Leave out what needs Spark: quick, and no Java needed.")
-    ] = False,
+    no_spark: Annotated[bool, flag("Leave out what needs Spark: quick, and no Java needed.")] = False,
     against_running: Annotated[
         bool,
-        typer.Option(
-            "--against-running",
-            help="Also compare with the definition that ran last; exit code 1 when a run would not simply go on.",
+        flag(
+            "Also compare with the definition that ran last; exit code 1 when a run would not simply go on."
         ),
     ] = False,
     bootstrap_server: BootstrapOption = None,
@@ -156,10 +151,7 @@ def _tell_schema(file: str, columns: dict[str, str] | None) -> None:
 )
 def explain(
     file: FileArgument,
-    ask_broker: Annotated[
-        bool,
-        typer.Option("--ask-broker", help="Also ask how durable the source's topics are themselves."),
-    ] = False,
+    ask_broker: Annotated[bool, flag("Also ask how durable the source's topics are themselves.")] = False,
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -193,16 +185,12 @@ def run(
     bootstrap_server: BootstrapOption = None,
     master: MasterOption = None,
     shared_filesystem: SharedOption = False,
-    once: Annotated[
-        bool,
-        typer.Option("--once", help="End when what is there now is done, whatever the trigger says."),
-    ] = False,
+    once: Annotated[bool, flag("End when what is there now is done, whatever the trigger says.")] = False,
     accept_loss: Annotated[
         list[str] | None,
-        typer.Option(
-            "--accept-loss",
-            metavar="SINK",
-            help="If this sink has lost what it had, let it go on where the other sinks stand; may be repeated.",
+        option(
+            "SINK",
+            "If this sink has lost what it had, let it go on where the other sinks stand; may be repeated.",
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
@@ -266,7 +254,7 @@ def status(
 def reset(
     file: FileArgument,
     sink: SinkOption = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Annotated[bool, flag("Do it without asking.")] = False,
     bootstrap_server: BootstrapOption = None,
 ) -> None:
     loaded = load(file)

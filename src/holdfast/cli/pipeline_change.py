@@ -9,7 +9,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain
-from holdfast.cli.options import CommandGroup, OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples, flag, option
 from holdfast.cli.output import Output, json_line, print_json, print_table
 from holdfast.cli.pipeline_shared import (
     BootstrapOption,
@@ -79,12 +79,11 @@ def print_judgement(found: Judgement) -> None:
 )
 def rebuild(
     file: FileArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Annotated[bool, flag("Do it without asking.")] = False,
     from_available: Annotated[
         bool,
-        typer.Option(
-            "--from-available",
-            help="Begin with what the source still has where its oldest records are gone: the state then lacks them.",
+        flag(
+            "Begin with what the source still has where its oldest records are gone: the state then lacks them."
         ),
     ] = False,
     bootstrap_server: BootstrapOption = None,
@@ -136,12 +135,11 @@ def _ask(question: str, *, otherwise: str) -> None:
 def refill(
     file: FileArgument,
     sink: Annotated[str, typer.Argument(metavar="SINK", help="The name of the sink.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Annotated[bool, flag("Do it without asking.")] = False,
     from_available: Annotated[
         bool,
-        typer.Option(
-            "--from-available",
-            help="Begin with what the source still has where its oldest records are gone: the sink then lacks them.",
+        flag(
+            "Begin with what the source still has where its oldest records are gone: the sink then lacks them."
         ),
     ] = False,
     bootstrap_server: BootstrapOption = None,
@@ -186,24 +184,21 @@ def backfill(
     file: FileArgument,
     begin: Annotated[
         str,
-        typer.Option(
+        option(
+            "TIME|OFFSETS",
+            "Where it begins: earliest, a time (2026-01-31T12:00:00Z), or offsets (orders:0=100,orders:1=120).",
             "--from",
-            metavar="TIME|OFFSETS",
-            help="Where it begins: earliest, a time (2026-01-31T12:00:00Z), or offsets (orders:0=100,orders:1=120).",
         ),
     ],
     end: Annotated[
         str,
-        typer.Option(
+        option(
+            "TIME|OFFSETS",
+            "Where it ends, and not included: latest, a time, or offsets. It is fixed when the backfill begins.",
             "--to",
-            metavar="TIME|OFFSETS",
-            help="Where it ends, and not included: latest, a time, or offsets. It is fixed when the backfill begins.",
         ),
     ],
-    into: Annotated[
-        str,
-        typer.Option("--into", metavar="NAME", help="What the backfill and all its places are called by."),
-    ],
+    into: Annotated[str, option("NAME", "What the backfill and all its places are called by.")],
     bootstrap_server: BootstrapOption = None,
     master: MasterOption = None,
     shared_filesystem: SharedOption = False,
@@ -249,15 +244,13 @@ def compare(
     file_b: Annotated[str, typer.Argument(metavar="B", help="The other one.")],
     sink: Annotated[
         list[str] | None,
-        typer.Option(
-            "--sink",
-            metavar="NAME=NAME",
-            help="A sink of A and the one of B to compare it with; may be repeated (default: those of the same name).",
+        option(
+            "NAME=NAME",
+            "A sink of A and the one of B to compare it with; may be repeated (default: those of the same name).",
         ),
     ] = None,
     ignore: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="COLUMN", help="A column that may differ; may be repeated."),
+        list[str] | None, option("COLUMN", "A column that may differ; may be repeated.")
     ] = None,
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,

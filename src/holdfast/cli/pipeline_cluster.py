@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import typer
-
-from holdfast.cli.options import CommandGroup, OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples, option
 from holdfast.cli.output import Output, print_json
 from holdfast.cli.pipeline_shared import require_extra
 
@@ -23,16 +21,13 @@ app = CommandGroup()
     ),
 )
 def package(
-    to: Annotated[
-        str | None,
-        typer.Option("--to", metavar="FILE", help="Where to put it, a .tar.gz (default: only the cache)."),
-    ] = None,
+    to: Annotated[str | None, option("FILE", "Where to put it, a .tar.gz (default: only the cache).")] = None,
     more: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME",
+            "An installed distribution that Python steps use, with what it requires; may be repeated.",
             "--with",
-            metavar="NAME",
-            help="An installed distribution that Python steps use, with what it requires; may be repeated.",
         ),
     ] = None,
     output: OutputOption = Output.TABLE,

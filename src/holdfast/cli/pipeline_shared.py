@@ -12,6 +12,7 @@ import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import CommandFailed
+from holdfast.cli.options import flag, option
 from holdfast.errors import ExitCode, HoldfastError
 
 if TYPE_CHECKING:
@@ -24,22 +25,21 @@ FileArgument: TypeAlias = Annotated[
 ]
 BootstrapOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--bootstrap-server",
-        metavar="HOST:PORT,…",
-        help="The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
+    option(
+        "HOST:PORT,…",
+        "The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
         "127.0.0.1:9092).",
+        "--bootstrap-server",
     ),
 ]
 MasterOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--master", metavar="URL", help="Spark's master (default: all cores of this machine)."),
+    str | None, option("URL", "Spark's master (default: all cores of this machine).", "--master")
 ]
 SharedOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    flag(
+        "The home and the paths of file sinks are on a file system that all machines of the master see.",
         "--shared-filesystem",
-        help="The home and the paths of file sinks are on a file system that all machines of the master see.",
     ),
 ]
 

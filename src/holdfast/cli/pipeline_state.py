@@ -5,9 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from holdfast.cli.options import CommandGroup, OutputOption, examples
+from holdfast.cli.options import CommandGroup, OutputOption, examples, option
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import FileArgument, load, located
 from holdfast.errors import UsageError
@@ -78,15 +76,10 @@ def show(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
 )
 def export(
     file: FileArgument,
-    step: Annotated[str, typer.Option("--step", metavar="NAME", help="The step.")],
-    to: Annotated[
-        str, typer.Option("--to", metavar="FILE", help="A new file, .parquet or .csv; none is overwritten.")
-    ],
+    step: Annotated[str, option("NAME", "The step.")],
+    to: Annotated[str, option("FILE", "A new file, .parquet or .csv; none is overwritten.")],
     version: Annotated[
-        int | None,
-        typer.Option(
-            "--version", metavar="N", help="Of the state (default: the newest; `show` tells which are kept)."
-        ),
+        int | None, option("N", "Of the state (default: the newest; `show` tells which are kept).")
     ] = None,
 ) -> None:
     from holdfast.pipeline.definition.errors import nearest

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-import typer
 from confluent_kafka import Producer
 from typer.exceptions import Exit
 
@@ -30,6 +29,8 @@ from holdfast.cli.options import (
     ConnectTimeoutOption,
     OutputOption,
     examples,
+    flag,
+    option,
 )
 from holdfast.cli.output import Output, json_line
 from holdfast.cli.producing import Deliveries, LineProducer
@@ -50,18 +51,15 @@ class LineFlags:
 
     reader_property: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME=VALUE",
+            "How a line is read: parse.key, key.separator, parse.headers, headers.delimiter, "
+            "headers.separator, headers.key.separator, null.marker, ignore.error; may be repeated.",
             "--reader-property",
             "--property",
-            metavar="NAME=VALUE",
-            help="How a line is read: parse.key, key.separator, parse.headers, headers.delimiter, "
-            "headers.separator, headers.key.separator, null.marker, ignore.error; may be repeated.",
         ),
     ] = None
-    reader_config: Annotated[
-        str | None,
-        typer.Option("--reader-config", metavar="FILE", help="A properties file with reader properties."),
-    ] = None
+    reader_config: Annotated[str | None, option("FILE", "A properties file with reader properties.")] = None
 
     def line_format(self) -> LineFormat:
         properties = read_properties(self.reader_config) if self.reader_config is not None else {}
@@ -75,69 +73,40 @@ class ProducerFlags:
 
     command_property: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "NAME=VALUE",
+            "A setting of the producer, over --command-config; may be repeated.",
             "--command-property",
             "--producer-property",
-            metavar="NAME=VALUE",
-            help="A setting of the producer, over --command-config; may be repeated.",
         ),
     ] = None
     command_config: Annotated[
         str | None,
-        typer.Option(
-            "--command-config",
-            "--producer.config",
-            metavar="FILE",
-            help="A properties file for the producer.",
-        ),
+        option("FILE", "A properties file for the producer.", "--command-config", "--producer.config"),
     ] = None
     compression_codec: Annotated[
-        str | None,
-        typer.Option(
-            "--compression-codec", metavar="CODEC", help="none, gzip, snappy, lz4 or zstd (default: none)."
-        ),
+        str | None, option("CODEC", "none, gzip, snappy, lz4 or zstd (default: none).")
     ] = None
     request_required_acks: Annotated[
         str,
-        typer.Option(
-            "--request-required-acks",
-            metavar="0|1|all",
-            help="Whose confirmation counts; with 0 or 1 an acknowledged message may still be lost.",
+        option(
+            "0|1|all", "Whose confirmation counts; with 0 or 1 an acknowledged message may still be lost."
         ),
     ] = "all"
-    batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", min=1, metavar="BYTES", help="Largest batch for one partition."),
-    ] = None
-    timeout: Annotated[
-        int | None,
-        typer.Option(
-            "--timeout", min=0, metavar="MS", help="How long a message waits for its batch to fill."
-        ),
-    ] = None
+    batch_size: Annotated[int | None, option("BYTES", "Largest batch for one partition.", min=1)] = None
+    timeout: Annotated[int | None, option("MS", "How long a message waits for its batch to fill.", min=0)] = (
+        None
+    )
     request_timeout_ms: Annotated[
-        int | None,
-        typer.Option(
-            "--request-timeout-ms", min=1, metavar="MS", help="How long a broker may take to confirm."
-        ),
+        int | None, option("MS", "How long a broker may take to confirm.", min=1)
     ] = None
     message_send_max_retries: Annotated[
         int | None,
-        typer.Option(
-            "--message-send-max-retries",
-            min=0,
-            metavar="N",
-            help="Retries of one message within delivery.timeout.ms (default: no limit).",
-        ),
+        option("N", "Retries of one message within delivery.timeout.ms (default: no limit).", min=0),
     ] = None
-    retry_backoff_ms: Annotated[
-        int | None, typer.Option("--retry-backoff-ms", min=1, metavar="MS", help="Wait before a retry.")
-    ] = None
+    retry_backoff_ms: Annotated[int | None, option("MS", "Wait before a retry.", min=1)] = None
     max_memory_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--max-memory-bytes", min=1024, metavar="BYTES", help="Memory for lines not yet confirmed."
-        ),
+        int | None, option("BYTES", "Memory for lines not yet confirmed.", min=1024)
     ] = None
     bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
     connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
@@ -185,9 +154,9 @@ PRODUCER: Final = ProducerFlags()
     ),
 )
 def produce(
-    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic to send to.")],
+    topic: Annotated[str, option("NAME", "The topic to send to.")],
     lines: LineFlags = LINES,
-    sync: Annotated[bool, typer.Option("--sync", help="Send one line and wait for its result.")] = False,
+    sync: Annotated[bool, flag("Send one line and wait for its result.")] = False,
     server: ProducerFlags = PRODUCER,
     output: OutputOption = Output.TABLE,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.exits import CannotConnect
-from holdfast.cli.options import CommandGroup, examples
+from holdfast.cli.options import CommandGroup, examples, option
 from holdfast.client.database.migrations import NEWEST
 from holdfast.client.database.store import DatabaseUnreachable, open_database
 
@@ -33,11 +33,8 @@ def sink() -> None:
 def migrate(
     database: Annotated[
         str,
-        typer.Option(
-            "--database",
-            metavar="URL",
-            envvar="HOLDFAST_DATABASE",
-            help="postgresql://…, sqlite:///path, or the path of a SQLite file.",
+        option(
+            "URL", "postgresql://…, sqlite:///path, or the path of a SQLite file.", envvar="HOLDFAST_DATABASE"
         ),
     ],
 ) -> None:

@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
 from holdfast.client.spool.format import Message
 from holdfast.client.spool.home import OwnedSpool, SpoolHome
@@ -38,29 +37,13 @@ SHOWN_CHARACTERS = 48
 """How much of a key, a value or a reason a table shows."""
 
 SpoolOption = Annotated[
-    str,
-    typer.Option(
-        "--spool", metavar="DIR", help="The home of the spools: what a Producer was given as spool=DIR."
-    ),
+    str, option("DIR", "The home of the spools: what a Producer was given as spool=DIR.", "--spool")
 ]
-IdOption = Annotated[
-    str | None, typer.Option("--id", metavar="ID", help="Only this spool of the home, by its 16 digits.")
-]
-TopicOption = Annotated[
-    str | None, typer.Option("--topic", metavar="NAME", help="Only messages for this topic.")
-]
-RefusedOption = Annotated[
-    bool, typer.Option("--refused", help="Messages that were set aside, with the reasons, instead.")
-]
-TimeoutOption = Annotated[
-    int | None,
-    typer.Option(
-        "--timeout-ms", min=0, metavar="MS", help="Stop after this long; what is left stays stored."
-    ),
-]
-AllOption = Annotated[
-    bool, typer.Option("--all", help="Also messages that were delivered and are still in the files.")
-]
+IdOption = Annotated[str | None, option("ID", "Only this spool of the home, by its 16 digits.", "--id")]
+TopicOption = Annotated[str | None, option("NAME", "Only messages for this topic.")]
+RefusedOption = Annotated[bool, flag("Messages that were set aside, with the reasons, instead.")]
+TimeoutOption = Annotated[int | None, option("MS", "Stop after this long; what is left stays stored.", min=0)]
+AllOption = Annotated[bool, flag("Also messages that were delivered and are still in the files.", "--all")]
 
 
 @app.callback()
@@ -166,9 +149,7 @@ def inspect(
     topic: TopicOption = None,
     refused: RefusedOption = False,
     everything: AllOption = False,
-    max_messages: Annotated[
-        int | None, typer.Option("--max-messages", min=1, metavar="N", help="Stop after so many messages.")
-    ] = None,
+    max_messages: Annotated[int | None, option("N", "Stop after so many messages.", min=1)] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     home = _home(directory)
@@ -201,9 +182,7 @@ def export(
     topic: TopicOption = None,
     refused: RefusedOption = False,
     everything: AllOption = False,
-    file: Annotated[
-        str, typer.Option("--file", metavar="FILE", help="Where to write; - is standard output.")
-    ] = "-",
+    file: Annotated[str, option("FILE", "Where to write; - is standard output.")] = "-",
 ) -> None:
     home = _home(directory)
     damages: list[Damage] = []
@@ -262,10 +241,7 @@ def retry(
     directory: SpoolOption,
     spool_id: IdOption = None,
     refused: Annotated[
-        bool,
-        typer.Option(
-            "--refused", help="What was set aside; it has to be said, since there is no other kind."
-        ),
+        bool, flag("What was set aside; it has to be said, since there is no other kind.")
     ] = False,
     timeout_ms: TimeoutOption = None,
     server: ServerFlags = SERVER,
@@ -354,7 +330,7 @@ def accept_cluster(directory: SpoolOption, spool_id: IdOption = None) -> None:
 )
 def renew(
     directory: SpoolOption,
-    spool_id: Annotated[str, typer.Option("--id", metavar="ID", help="The spool, by its 16 digits.")],
+    spool_id: Annotated[str, option("ID", "The spool, by its 16 digits.", "--id")],
 ) -> None:
     home = _home(directory)
     for owned in _taken(home, _ids(home, spool_id)):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Annotated, Any
 
-import typer
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from typer.exceptions import Exit
@@ -15,7 +14,7 @@ from holdfast.cli.advice import describe_error, failure, no_such_topic, no_topic
 from holdfast.cli.client import REQUEST_TIMEOUT_S
 from holdfast.cli.client_settings import parse_assignments
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.topic_admin import (
     PartitionView,
@@ -31,32 +30,21 @@ from holdfast.errors import ExitCode, UsageError
 
 app = CommandGroup(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
 
-TopicName = Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic's name.")]
+TopicName = Annotated[str, option("NAME", "The topic's name.")]
 TopicToChange = Annotated[
     str,
-    typer.Option(
-        "--topic",
-        metavar="NAME|REGEX",
-        help="The topic; or, with characters no name may have, a regular expression over whole names.",
+    option(
+        "NAME|REGEX",
+        "The topic; or, with characters no name may have, a regular expression over whole names.",
     ),
 ]
 TopicFilter = Annotated[
-    str | None,
-    typer.Option(
-        "--topic", metavar="REGEX", help="Only topics whose whole name matches; a comma means 'or'."
-    ),
+    str | None, option("REGEX", "Only topics whose whole name matches; a comma means 'or'.")
 ]
-ExcludeInternal = Annotated[
-    bool, typer.Option("--exclude-internal", help="Leave out internal topics such as __consumer_offsets.")
-]
-IfExists = Annotated[bool, typer.Option("--if-exists", help="Do nothing when there is no such topic.")]
+ExcludeInternal = Annotated[bool, flag("Leave out internal topics such as __consumer_offsets.")]
+IfExists = Annotated[bool, flag("Do nothing when there is no such topic.")]
 ReplicaAssignment = Annotated[
-    str | None,
-    typer.Option(
-        "--replica-assignment",
-        metavar="B:B,B:B…",
-        help="Brokers of each partition: partitions by comma, replicas by colon.",
-    ),
+    str | None, option("B:B,B:B…", "Brokers of each partition: partitions by comma, replicas by colon.")
 ]
 
 
@@ -69,23 +57,15 @@ ReplicaAssignment = Annotated[
 )
 def create(
     topic: TopicName,
-    partitions: Annotated[
-        int | None, typer.Option("--partitions", min=1, metavar="N", help="How many partitions.")
-    ] = None,
+    partitions: Annotated[int | None, option("N", "How many partitions.", min=1)] = None,
     replication_factor: Annotated[
-        int | None,
-        typer.Option(
-            "--replication-factor", min=1, metavar="N", help="How many brokers keep each partition."
-        ),
+        int | None, option("N", "How many brokers keep each partition.", min=1)
     ] = None,
     replica_assignment: ReplicaAssignment = None,
     config: Annotated[
-        list[str] | None,
-        typer.Option("--config", metavar="NAME=VALUE", help="A setting of the topic; may be repeated."),
+        list[str] | None, option("NAME=VALUE", "A setting of the topic; may be repeated.")
     ] = None,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Do nothing when the topic exists.")
-    ] = False,
+    if_not_exists: Annotated[bool, flag("Do nothing when the topic exists.")] = False,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -144,34 +124,17 @@ def list_topics(
 )
 def describe(
     topic: TopicFilter = None,
-    topic_id: Annotated[
-        str | None, typer.Option("--topic-id", metavar="ID", help="Only the topic with this id.")
-    ] = None,
-    under_replicated_partitions: Annotated[
-        bool,
-        typer.Option("--under-replicated-partitions", help="Only partitions with a replica out of sync."),
-    ] = False,
-    unavailable_partitions: Annotated[
-        bool, typer.Option("--unavailable-partitions", help="Only partitions without a leader.")
-    ] = False,
+    topic_id: Annotated[str | None, option("ID", "Only the topic with this id.")] = None,
+    under_replicated_partitions: Annotated[bool, flag("Only partitions with a replica out of sync.")] = False,
+    unavailable_partitions: Annotated[bool, flag("Only partitions without a leader.")] = False,
     under_min_isr_partitions: Annotated[
-        bool,
-        typer.Option(
-            "--under-min-isr-partitions",
-            help="Only partitions with fewer replicas in sync than min.insync.replicas.",
-        ),
+        bool, flag("Only partitions with fewer replicas in sync than min.insync.replicas.")
     ] = False,
     at_min_isr_partitions: Annotated[
-        bool,
-        typer.Option(
-            "--at-min-isr-partitions", help="Only partitions with just min.insync.replicas in sync."
-        ),
+        bool, flag("Only partitions with just min.insync.replicas in sync.")
     ] = False,
     topics_with_overrides: Annotated[
-        bool,
-        typer.Option(
-            "--topics-with-overrides", help="Only topics with settings of their own; no partitions."
-        ),
+        bool, flag("Only topics with settings of their own; no partitions.")
     ] = False,
     exclude_internal: ExcludeInternal = False,
     if_exists: IfExists = False,
@@ -218,12 +181,7 @@ PARTITION_FILTERS: Mapping[str, Callable[[TopicView, PartitionView], bool]] = {
 )
 def alter(
     topic: TopicToChange,
-    partitions: Annotated[
-        int,
-        typer.Option(
-            "--partitions", min=1, metavar="N", help="How many partitions the topic shall have in all."
-        ),
-    ],
+    partitions: Annotated[int, option("N", "How many partitions the topic shall have in all.", min=1)],
     replica_assignment: ReplicaAssignment = None,
     if_exists: IfExists = False,
     server: ServerFlags = SERVER,

@@ -20,6 +20,7 @@ from holdfast.cli.options import (
     CommandGroup,
     OutputOption,
     examples,
+    option,
 )
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import BootstrapOption, load, located, require_extra
@@ -60,26 +61,16 @@ RecordArgument: TypeAlias = Annotated[
 def trace(
     arguments: RecordArgument = None,
     key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            metavar="KEY",
-            help="Records with this key, as text; 0x… are bytes in hexadecimal digits.",
-        ),
+        str | None, option("KEY", "Records with this key, as text; 0x… are bytes in hexadecimal digits.")
     ] = None,
     topic: Annotated[
         list[str] | None,
-        typer.Option(
-            "--topic",
-            metavar="NAME",
-            help="With --key: where to look; may be repeated. Without it: the pipeline's topics, or all.",
+        option(
+            "NAME", "With --key: where to look; may be repeated. Without it: the pipeline's topics, or all."
         ),
     ] = None,
     max_records: Annotated[
-        int,
-        typer.Option(
-            "--max-records", min=1, metavar="N", help="With --key: the newest so many, oldest first."
-        ),
+        int, option("N", "With --key: the newest so many, oldest first.", min=1)
     ] = RECORDS_DEFAULT,
     bootstrap_server: BootstrapOption = None,
     command_config: CommandConfigOption = None,

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import CommandFailed, complain
-from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples
+from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, option
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.transactions_admin import ActiveProducer, Transaction, TransactionAdmin
 from holdfast.errors import ExitCode, UsageError
@@ -25,16 +24,11 @@ NONE = "None"
 DEFAULT_LONGEST_MINUTES = 15
 """Kafka's default of transaction.max.timeout.ms: no transaction of a live producer lasts longer."""
 
-TopicName = Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic.")]
-OptionalTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="The topic.")]
-PartitionNumber = Annotated[int, typer.Option("--partition", min=0, metavar="N", help="The partition.")]
-OptionalPartition = Annotated[
-    int | None, typer.Option("--partition", min=0, metavar="N", help="The partition.")
-]
-BrokerId = Annotated[
-    int | None,
-    typer.Option("--broker-id", min=0, metavar="ID", help="Ask this broker, instead of each leader."),
-]
+TopicName = Annotated[str, option("NAME", "The topic.")]
+OptionalTopic = Annotated[str | None, option("NAME", "The topic.")]
+PartitionNumber = Annotated[int, option("N", "The partition.", min=0)]
+OptionalPartition = Annotated[int | None, option("N", "The partition.", min=0)]
+BrokerId = Annotated[int | None, option("ID", "Ask this broker, instead of each leader.", min=0)]
 
 
 @app.command(
@@ -47,25 +41,12 @@ BrokerId = Annotated[
 )
 def list_transactions(
     duration_filter: Annotated[
-        int,
-        typer.Option(
-            "--duration-filter",
-            metavar="MS",
-            help="Only transactions that have been open for longer; all when negative.",
-        ),
+        int, option("MS", "Only transactions that have been open for longer; all when negative.")
     ] = -1,
     transactional_id_pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--transactional-id-pattern",
-            metavar="REGEX",
-            help="Only transactional ids that match, in the syntax of RE2.",
-        ),
+        str | None, option("REGEX", "Only transactional ids that match, in the syntax of RE2.")
     ] = None,
-    state: Annotated[
-        list[str] | None,
-        typer.Option("--state", metavar="STATE", help="Only those in this state; may be repeated."),
-    ] = None,
+    state: Annotated[list[str] | None, option("STATE", "Only those in this state; may be repeated.")] = None,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -106,9 +87,7 @@ def _state_name(text: str) -> str:
     epilog=examples("holdfast transactions describe --transactional-id billing-1"),
 )
 def describe(
-    transactional_id: Annotated[
-        str, typer.Option("--transactional-id", metavar="ID", help="The transactional id.")
-    ],
+    transactional_id: Annotated[str, option("ID", "The transactional id.")],
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -215,32 +194,18 @@ def _producer_as_json(producer: ActiveProducer) -> dict[str, Any]:
 )
 def abort(
     transactional_id: Annotated[
-        str | None,
-        typer.Option(
-            "--transactional-id",
-            metavar="ID",
-            help="Abort the open transaction of this id and fence its producer.",
-        ),
+        str | None, option("ID", "Abort the open transaction of this id and fence its producer.")
     ] = None,
     topic: OptionalTopic = None,
     partition: OptionalPartition = None,
     start_offset: Annotated[
-        int | None,
-        typer.Option("--start-offset", min=0, metavar="N", help="The offset where the transaction begins."),
+        int | None, option("N", "The offset where the transaction begins.", min=0)
     ] = None,
-    producer_id: Annotated[
-        int | None, typer.Option("--producer-id", min=0, metavar="ID", help="The producer, with its epochs.")
-    ] = None,
-    producer_epoch: Annotated[
-        int | None, typer.Option("--producer-epoch", min=0, metavar="N", help="The producer's epoch.")
-    ] = None,
+    producer_id: Annotated[int | None, option("ID", "The producer, with its epochs.", min=0)] = None,
+    producer_epoch: Annotated[int | None, option("N", "The producer's epoch.", min=0)] = None,
     coordinator_epoch: Annotated[
         int | None,
-        typer.Option(
-            "--coordinator-epoch",
-            metavar="N",
-            help="The epoch of the coordinator that last wrote to the partition; -1 when none did.",
-        ),
+        option("N", "The epoch of the coordinator that last wrote to the partition; -1 when none did."),
     ] = None,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
@@ -316,24 +281,15 @@ def _abort_id(admin: TransactionAdmin, transactional_id: str, output: Output) ->
     ),
 )
 def find_hanging(
-    broker_id: Annotated[
-        int | None,
-        typer.Option("--broker-id", min=0, metavar="ID", help="Search the partitions of this broker."),
-    ] = None,
-    topic: Annotated[
-        str | None, typer.Option("--topic", metavar="NAME", help="Search this topic only.")
-    ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option("--partition", min=0, metavar="N", help="Search this partition of --topic only."),
-    ] = None,
+    broker_id: Annotated[int | None, option("ID", "Search the partitions of this broker.", min=0)] = None,
+    topic: Annotated[str | None, option("NAME", "Search this topic only.")] = None,
+    partition: Annotated[int | None, option("N", "Search this partition of --topic only.", min=0)] = None,
     max_transaction_timeout: Annotated[
         int,
-        typer.Option(
-            "--max-transaction-timeout",
+        option(
+            "MINUTES",
+            "Only transactions whose last message is older; transaction.max.timeout.ms of the cluster.",
             min=0,
-            metavar="MINUTES",
-            help="Only transactions whose last message is older; transaction.max.timeout.ms of the cluster.",
         ),
     ] = DEFAULT_LONGEST_MINUTES,
     server: ServerFlags = SERVER,
