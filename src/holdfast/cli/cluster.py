@@ -26,11 +26,7 @@ DirectoryOption: TypeAlias = Annotated[
 ]
 
 
-@app.command(
-    help="Start a cluster in the background and print where it is. Apache Kafka is fetched by Maven the first time; "
-    "its controller is a process apart.",
-    epilog=examples("holdfast cluster up --engine kafka --brokers 3 --directory ./cluster"),
-)
+@app.command(epilog=examples("holdfast cluster up --engine kafka --brokers 3 --directory ./cluster"))
 def up(
     directory: DirectoryOption,
     engine: Annotated[
@@ -38,22 +34,27 @@ def up(
     ] = EngineChoice.HOLDFAST,
     brokers: Annotated[int, option("N", "How many: 1, or 3 of Apache Kafka.")] = 1,
 ) -> None:
+    """Start a cluster in the background and print where it is. Apache Kafka is fetched by Maven the first time;
+    its controller is a process apart.
+    """
     from holdfast.lab.clusters import start_cluster
 
     cluster = start_cluster(engine.value, brokers, Path(directory))
     print(cluster.bootstrap_servers)
 
 
-@app.command(help="End a cluster: exactly the processes that `up` started. Its data stays.")
+@app.command()
 def down(directory: DirectoryOption) -> None:
+    """End a cluster: exactly the processes that `up` started. Its data stays."""
     from holdfast.lab.clusters import load_cluster
 
     ended = load_cluster(Path(directory)).stop()
     print(f"{ended} {'process' if ended == 1 else 'processes'} ended")
 
 
-@app.command(help="Whether a cluster's processes live, and where. Exit code 1 when one does not.")
+@app.command()
 def status(directory: DirectoryOption, output: OutputOption = Output.TABLE) -> None:
+    """Whether a cluster's processes live, and where. Exit code 1 when one does not."""
     from holdfast.lab.clusters import load_cluster
 
     cluster = load_cluster(Path(directory))

@@ -42,11 +42,10 @@ SHOWN_WITHOUT_ALL: Mapping[str, frozenset[int]] = {
 
 
 @app.command(
-    help="Show settings: those set on the entity itself, or with --all every one and where it comes from.",
     epilog=examples(
         "holdfast configs describe --topic orders --all",
         "holdfast configs describe --entity-type brokers --entity-name 1 --output json",
-    ),
+    )
 )
 def describe(
     entity_type: EntityType = None,
@@ -59,6 +58,7 @@ def describe(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show settings: those set on the entity itself, or with --all every one and where it comes from."""
     entity = choose_entity(entity_type, entity_name, entity_default, topic, broker, broker_defaults)
     connection = server.connect()
     admin = connection.admin()
@@ -77,11 +77,10 @@ def describe(
 
 
 @app.command(
-    help="Change settings while the broker runs; all changes of one command happen or none does.",
     epilog=examples(
         "holdfast configs alter --topic t --add-config segment.ms=60000,cleanup.policy=[compact,delete]",
         "holdfast configs alter --topic orders --delete-config retention.ms",
-    ),
+    )
 )
 def alter(
     entity_type: EntityType = None,
@@ -100,6 +99,7 @@ def alter(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Change settings while the broker runs; all changes of one command happen or none does."""
     entity = choose_entity(entity_type, entity_name, entity_default, topic, broker, broker_defaults)
     if entity.name is None:
         raise UsageError("alter changes one entity: pass --entity-name, or --topic or --broker")

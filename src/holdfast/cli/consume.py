@@ -160,15 +160,13 @@ CONSUMER: Final = ConsumerFlags()
 
 
 @app.command(
-    help="Print the messages of topics. Without --group every partition is read and no offset is committed; with "
-    "it the partitions are shared with the group's other members, and what was printed is committed.",
     epilog=examples(
         "holdfast consume --topic orders --from-beginning --timeout-ms 5000",
         "holdfast consume --topic orders --partition 0 --offset 42 --max-messages 1 --output json",
         "holdfast consume --topic orders --group billing --from-beginning --isolation-level read_committed",
         "holdfast consume --include 'orders.*' --group audit --command-property group.protocol=consumer",
         "holdfast consume --topic orders --formatter-property print.key=true",
-    ),
+    )
 )
 def consume(
     what: WhatToRead = WHAT,
@@ -188,6 +186,9 @@ def consume(
     skip_message_on_error: Annotated[bool, flag("Report a message that cannot be read, and go on.")] = False,
     server: ConsumerFlags = CONSUMER,
 ) -> None:
+    """Print the messages of topics. Without --group every partition is read and no offset is committed; with it
+    the partitions are shared with the group's other members, and what was printed is committed.
+    """
     if isolation_level not in ISOLATION_LEVELS:
         raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
     write = printing.writer()

@@ -47,7 +47,6 @@ def dlq() -> None:
 
 @app.command(
     "list",
-    help="Count dead letters by where they came from and what went wrong. Reads the topics whole.",
     epilog=examples(
         "holdfast dlq list",
         "holdfast dlq list --topic orders-dlt --filter 'time>=2026-11-15T08:00'",
@@ -62,6 +61,7 @@ def list_letters(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Count dead letters by where they came from and what went wrong. Reads the topics whole."""
     matches = Filter(filters or ())
     pattern = name_pattern(topic)
     connection = server.connect()
@@ -132,13 +132,11 @@ def _counts(connection: Connection, topic: str, matches: Filter) -> list[dict[st
 
 
 @app.command(
-    "show",
-    help="Show dead letters: where they came from, what went wrong, and the message itself.",
     epilog=examples(
         "holdfast dlq show --topic orders-dlt --max 1",
         "holdfast dlq show --topic orders-dlt --partition 0 --offset 42 --stack",
         "holdfast dlq show --topic orders-dlt --filter error=ValueError --output json",
-    ),
+    )
 )
 def show(
     topic: Annotated[str, option("NAME", "The dead-letter topic.")],
@@ -152,6 +150,7 @@ def show(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show dead letters: where they came from, what went wrong, and the message itself."""
     if offset is not None and partition is None:
         raise UsageError("--offset needs --partition: each partition counts its own")
     matches = Filter(filters or ())
@@ -271,14 +270,11 @@ def _as_json_line(letter: Letter) -> str:
 
 
 @app.command(
-    "redrive",
-    help="Send dead letters back to the topics they came from, each once. Without --execute it is only told what "
-    "would be sent. Every group that reads the topic gets them, not only the one that failed.",
     epilog=examples(
         "holdfast dlq redrive --topic orders-dlt",
         "holdfast dlq redrive --topic orders-dlt --filter error=ConnectionError --rate 50 --execute",
         "holdfast dlq redrive --topic orders-dlt --to orders-repair --max 1 --execute",
-    ),
+    )
 )
 def redrive(
     topic: Annotated[str, option("NAME", "The dead-letter topic.")],
@@ -299,6 +295,9 @@ def redrive(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Send dead letters back to the topics they came from, each once. Without --execute it is only told what
+    would be sent. Every group that reads the topic gets them, not only the one that failed.
+    """
     if dry_run and execute:
         raise UsageError("choose one of --dry-run and --execute")
     if rate is not None and rate <= 0:

@@ -99,18 +99,13 @@ FixOption: TypeAlias = Annotated[bool, flag("Print the fixes alone; nothing is c
 
 
 @app.command(
-    help="Find what can lose a message, before it does: in client settings (with the defaults of the client named), "
-    "Python code, pipelines, broker settings and deployments, in a live cluster and its groups, and in their "
-    "combinations. Reads only, unless --apply is given.\n\nExit codes: 1 findings at or above --fail-on; else 4 if "
-    "anything was not examined, such as a file that is not recognised (each is named); else 0. 2 usage, 3 cannot "
-    "connect.",
     epilog=examples(
         "holdfast doctor docker-compose.yml k8s src",
         "holdfast doctor --producer producer.properties --consumer consumer.properties",
         "holdfast doctor --code src --fail-on error --output sarif > doctor.sarif",
         "holdfast doctor --producer settings.yaml --client aiokafka --fix",
         "holdfast doctor --bootstrap-server 127.0.0.1:9092 --group billing --history looks.jsonl",
-    ),
+    )
 )
 def doctor(
     paths: PathsArgument = None,
@@ -133,6 +128,13 @@ def doctor(
     apply: ApplyOption = False,
     yes: YesOption = False,
 ) -> None:
+    """Find what can lose a message, before it does: in client settings (with the defaults of the client named),
+    Python code, pipelines, broker settings and deployments, in a live cluster and its groups, and in their
+    combinations. Reads only, unless --apply is given.
+
+    Exit codes: 1 findings at or above --fail-on; else 4 if anything was not examined, such as a file that is
+    not recognised (each is named); else 0. 2 usage, 3 cannot connect.
+    """
     from holdfast.doctor.files import Asked, examine_files
     from holdfast.doctor.properties_files import client_named
 

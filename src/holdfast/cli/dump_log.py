@@ -29,12 +29,11 @@ class DumpOutput(StrEnum):
 
 
 @app.command(
-    help="Show what the files of a log hold, and every damage in them. Needs no broker and changes nothing.",
     epilog=examples(
         "holdfast dump-log --files data/orders-0/00000000000000000000.log --print-data-log",
         "holdfast dump-log --files data/orders-0 --verify",
         "holdfast dump-log --files data/__cluster_metadata-0 --cluster-metadata-decoder --output json",
-    ),
+    )
 )
 def dump_log(
     files: Annotated[str, option("PATH,…", "Files to read; a directory means all its files.")],
@@ -58,6 +57,7 @@ def dump_log(
         DumpOutput, choice("Lines as kafka-dump-log writes them, or JSON lines.")
     ] = DumpOutput.TEXT,
 ) -> None:
+    """Show what the files of a log hold, and every damage in them. Needs no broker and changes nothing."""
     decoders: list[Decoder] = [
         decoder
         for wanted, decoder in (

@@ -53,14 +53,12 @@ ENDINGS = {
 
 
 @app.command(
-    help="Write the records of a topic to a file: Parquet, Arrow, CSV or JSON lines. "
-    "The file appears when it is whole.",
     epilog=examples(
         "holdfast export orders --output orders.parquet",
         "holdfast export orders --from 2026-11-01 --to 2026-11-02T12:00 --output day.csv",
         "holdfast export orders --from 0:100,3:250 --output tail.jsonl",
         "holdfast export orders --format jsonl --partitions 0,2-4 --output - | head",
-    ),
+    )
 )
 def export(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
@@ -99,6 +97,9 @@ def export(
     ] = None,
     server: ServerFlags = SERVER,
 ) -> None:
+    """Write the records of a topic to a file: Parquet, Arrow, CSV or JSON lines. The file appears when it is
+    whole.
+    """
     if isolation_level not in ISOLATION_LEVELS:
         raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
     chosen = parse_partitions(partitions)

@@ -41,13 +41,11 @@ Kind = StrEnum("Kind", {name.upper(): name for name in KINDS})  # type: ignore[m
 
 
 @app.command(
-    help="Sample data for trying things out: orders, activity (of users), logs, changes (of a table's rows) or "
-    "payments. The same flags give the same bytes, and the summary says what results must come to.",
     epilog=examples(
         "holdfast generate orders --topic orders --count 100000 --malformed 0.01",
         "holdfast generate activity --to activity.jsonl --count 5000000 --late 0.02 --late-by 2h",
         "holdfast generate payments --topic payments --rate 200 --start now",
-    ),
+    )
 )
 def generate(
     kind: Annotated[Kind, typer.Argument(help="What to make.", show_default=False)],
@@ -76,6 +74,9 @@ def generate(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Sample data for trying things out: orders, activity (of users), logs, changes (of a table's rows) or
+    payments. The same flags give the same bytes, and the summary says what results must come to.
+    """
     if (topic is None) == (to is None):
         raise UsageError("give --topic, or --to and a file: one of the two")
     settings = GenerateSettings(

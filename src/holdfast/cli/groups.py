@@ -70,7 +70,6 @@ class _ListCommand(OptionalValues):
 @app.command(
     "list",
     cls=_ListCommand,
-    help="List groups, one name per line; with --state or --type a table.",
     epilog=examples("holdfast groups list", "holdfast groups list --state stable,empty --type consumer"),
 )
 def list_groups(
@@ -84,6 +83,7 @@ def list_groups(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """List groups, one name per line; with --state or --type a table."""
     states = _choices(state, STATE_NAMES, "--state")
     types = _choices(type_, TYPE_NAMES, "--type")
     connection = server.connect()
@@ -125,12 +125,11 @@ def _choices(text: str | None, known: Sequence[str], flag: str) -> set[str]:
 
 
 @app.command(
-    help="Show groups: the committed offsets and lag of every partition, or their members, or their state.",
     epilog=examples(
         "holdfast groups describe --group billing",
         "holdfast groups describe --group billing --members --verbose",
         "holdfast groups describe --all-groups --state",
-    ),
+    )
 )
 def describe(
     group: GroupNames = None,
@@ -143,6 +142,7 @@ def describe(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show groups: the committed offsets and lag of every partition, or their members, or their state."""
     if offsets + members + state > 1:
         raise UsageError("choose one of --offsets, --members, --state")
     _check_chosen(group, all_groups)
@@ -240,14 +240,12 @@ GOAL: Final = ResetGoal()
 
 
 @app.command(
-    "reset-offsets",
-    help="Reset the committed offsets of groups without active members. Without --execute the plan is only shown.",
     epilog=examples(
         "holdfast groups reset-offsets --group billing --topic orders --to-earliest --execute",
         "holdfast groups reset-offsets --group billing --all-topics --by-duration PT2H --dry-run",
         "holdfast groups reset-offsets --group billing --all-topics --to-current --export > plan.csv",
         "holdfast groups reset-offsets --group billing --from-file plan.csv --execute",
-    ),
+    )
 )
 def reset_offsets(
     group: GroupNames = None,
@@ -262,6 +260,7 @@ def reset_offsets(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Reset the committed offsets of groups without active members. Without --execute the plan is only shown."""
     target = goal.target()
     if dry_run and execute:
         raise UsageError("choose one of --dry-run and --execute")
@@ -307,10 +306,7 @@ def _check_scope(
     _check_chosen(groups, all_groups)
 
 
-@app.command(
-    help="Delete groups without active members, and with them their committed offsets.",
-    epilog=examples("holdfast groups delete --group billing --group audit"),
-)
+@app.command(epilog=examples("holdfast groups delete --group billing --group audit"))
 def delete(
     group: GroupNames = None,
     all_groups: AllGroups = False,
@@ -318,6 +314,7 @@ def delete(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Delete groups without active members, and with them their committed offsets."""
     _check_chosen(group, all_groups)
     admin = GroupAdmin(server.connect(), timeout_ms)
     names = admin.names() if all_groups else list(dict.fromkeys(group or []))
@@ -342,9 +339,7 @@ def _outcome(name: str, error: KafkaError | None) -> dict[str, Any]:
 
 
 @app.command(
-    "delete-offsets",
-    help="Delete the committed offsets of a group for topics that none of its members is subscribed to.",
-    epilog=examples("holdfast groups delete-offsets --group billing --topic orders --topic payments:0,1"),
+    epilog=examples("holdfast groups delete-offsets --group billing --topic orders --topic payments:0,1")
 )
 def delete_offsets(
     group: Annotated[str, option("ID", "The group.")],
@@ -353,6 +348,7 @@ def delete_offsets(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Delete the committed offsets of a group for topics that none of its members is subscribed to."""
     topics = parse_topics(topic)
     admin = GroupAdmin(server.connect(), timeout_ms)
     outcomes = admin.delete_offsets(group, places_to_delete(admin, group, topics))
@@ -379,16 +375,14 @@ def delete_offsets(
         raise Exit(ExitCode.FINDINGS)
 
 
-@app.command(
-    "validate-regex",
-    help="Say whether a regular expression can be subscribed to in the new group protocol, which has the "
-    "syntax of RE2. No broker is asked.",
-    epilog=examples("holdfast groups validate-regex --regex 'orders\\..*'"),
-)
+@app.command(epilog=examples("holdfast groups validate-regex --regex 'orders\\..*'"))
 def validate_regex(
     regex: Annotated[str, option("REGEX", "The regular expression.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Say whether a regular expression can be subscribed to in the new group protocol, which has the syntax of
+    RE2. No broker is asked.
+    """
     from holdfast.broker.groups.regex import check  # RE2 is loaded by this command alone
 
     try:

@@ -52,8 +52,9 @@ EngineOption = Annotated[
 ]
 
 
-@app.command("list", help="The experiments: what each shows, and on which engines.")
+@app.command("list")
 def list_experiments(output: OutputOption = Output.TABLE) -> None:
+    """The experiments: what each shows, and on which engines."""
     from holdfast.lab.experiments import EXPERIMENTS
 
     if output is Output.JSON:
@@ -90,14 +91,11 @@ def _described(each: Experiment) -> dict[str, object]:
 
 
 @app.command(
-    help="Run experiments: the unsafe half, the safe half, and what the checker says of both. Each brings its own "
-    "brokers on the loopback interface, in a temporary directory. Exit codes: 0 every claim held, 1 one did not, 2 "
-    "usage, 3 the machine lacks something, 4 void: nothing was proved.",
     epilog=examples(
         "holdfast lab run HF301",
         "holdfast lab run HF102 --engine kafka --seed 7 --page hf102.html",
         "holdfast lab run --all --results results",
-    ),
+    )
 )
 def run(
     ids: Annotated[list[str] | None, typer.Argument(metavar="[HFnnn]...", help="Which.")] = None,
@@ -119,6 +117,10 @@ def run(
     page: Annotated[str | None, option("FILE", "Write a page with timelines here.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Run experiments: the unsafe half, the safe half, and what the checker says of both. Each brings its own
+    brokers on the loopback interface, in a temporary directory. Exit codes: 0 every claim held, 1 one did not,
+    2 usage, 3 the machine lacks something, 4 void: nothing was proved.
+    """
     from holdfast.lab.engines import Engines
     from holdfast.lab.experiments import EXPERIMENTS
     from holdfast.lab.report import as_document, save_result
@@ -233,12 +235,13 @@ def _code(found: list[Result], missing: list[str], everything: bool) -> ExitCode
     return ExitCode.FINE
 
 
-@app.command(help="Write a table and a picture for each experiment from kept results.")
+@app.command()
 def report(
     results: Annotated[str, option("DIR", "What `lab run --results` kept.")],
     output: Annotated[str, option("DIR", "Where README.md and the pictures go.")],
     page: Annotated[str | None, option("FILE", "Write everything on one page here too.")] = None,
 ) -> None:
+    """Write a table and a picture for each experiment from kept results."""
     from holdfast.lab.experiments import EXPERIMENTS
     from holdfast.lab.report import headline, load_results, write_report
     from holdfast.lab.report import page as page_of

@@ -83,15 +83,20 @@ SERVER: Final = ServerFlags()
 
 
 class CommandGroup(typer.Typer):
-    """Commands whose options may stand together: a parameter that is a dataclass has its fields for options."""
+    """Commands whose help is their docstring and whose options may stand together.
+
+    A parameter that is a dataclass has its fields for options.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(add_completion=False, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
-        register = super().command(name, **settings)
-
         def add(function: F) -> F:
+            # rich would keep the line breaks of a docstring.
+            paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+            help_text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+            register = super(CommandGroup, self).command(name, **{"help": help_text, **settings})
             register(_with_single_options(function))
             return function
 

@@ -41,13 +41,11 @@ app = CommandGroup(
 SinkOption: TypeAlias = Annotated[list[str] | None, option("NAME", "Only this sink; may be repeated.")]
 
 
-@app.command(
-    help="Write a small pipeline that works: a definition, a Python step and how to try it.",
-    epilog=examples("holdfast pipeline init", "holdfast pipeline init my-pipeline"),
-)
+@app.command(epilog=examples("holdfast pipeline init", "holdfast pipeline init my-pipeline"))
 def init(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="Where; made when it is missing.")] = ".",
 ) -> None:
+    """Write a small pipeline that works: a definition, a Python step and how to try it."""
     from holdfast.pipeline.definition.example import write_example
 
     for path in write_example(directory):
@@ -55,14 +53,11 @@ def init(
 
 
 @app.command(
-    help="Find what is wrong with a pipeline without reading data: keys, names, types, SQL, Python, sinks. "
-    "With Java at hand, Spark follows the schema from step to step; no broker is asked. --against-running asks the "
-    "ledgers, and tells what changed since the last run: what is safe, what needs a rebuild, what is refused.",
     epilog=examples(
         "holdfast pipeline check orders.yaml",
         "holdfast pipeline check orders.yaml --no-spark --output json",
         "holdfast pipeline check orders.yaml --against-running",
-    ),
+    )
 )
 def check(
     file: FileArgument,
@@ -76,6 +71,10 @@ def check(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Find what is wrong with a pipeline without reading data: keys, names, types, SQL, Python, sinks. With
+    Java at hand, Spark follows the schema from step to step; no broker is asked. --against-running asks the
+    ledgers, and tells what changed since the last run: what is safe, what needs a rebuild, what is refused.
+    """
     require_extra()
     from holdfast.pipeline.definition.errors import DefinitionError
     from holdfast.pipeline.definition.fingerprint import fingerprint
@@ -143,11 +142,9 @@ def _tell_schema(file: str, columns: dict[str, str] | None) -> None:
 
 
 @app.command(
-    help="Show what each hop promises, from the topic through the steps to each sink, the weakest of them, and "
-    "the setting that would make it stronger. Secrets are not shown and not needed.",
     epilog=examples(
         "holdfast pipeline explain orders.yaml", "holdfast pipeline explain orders.yaml --ask-broker"
-    ),
+    )
 )
 def explain(
     file: FileArgument,
@@ -155,6 +152,9 @@ def explain(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show what each hop promises, from the topic through the steps to each sink, the weakest of them, and the
+    setting that would make it stronger. Secrets are not shown and not needed.
+    """
     loaded = load(file)
     from holdfast.cli.pipeline_output import print_explanation
     from holdfast.cli.pipeline_topics import ask_topics
@@ -170,15 +170,13 @@ def explain(
 
 
 @app.command(
-    help="Run a pipeline. It resumes where the sinks' ledgers stand; SIGTERM and Ctrl-C stop it after the batch "
-    "under way. Progress goes to standard error, the summary to standard output.",
     epilog=examples(
         "holdfast pipeline run orders.yaml",
         "holdfast pipeline run orders.yaml --bootstrap-server kafka:9092 --master 'local[4]'",
         "holdfast pipeline run orders.yaml --master spark://host:7077 --shared-filesystem",
         "holdfast pipeline run orders.yaml --once --output json",
         "holdfast pipeline run orders.yaml --accept-loss=parquet",
-    ),
+    )
 )
 def run(
     file: FileArgument,
@@ -195,6 +193,9 @@ def run(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Run a pipeline. It resumes where the sinks' ledgers stand; SIGTERM and Ctrl-C stop it after the batch
+    under way. Progress goes to standard error, the summary to standard output.
+    """
     loaded = load(file)
     _require_sinks(loaded, accept_loss)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
@@ -221,14 +222,14 @@ def run(
 
 
 @app.command(
-    help="Show where each sink stands, by its own ledger, and how far that is from the end. Needs no Spark.",
     epilog=examples(
         "holdfast pipeline status orders.yaml", "holdfast pipeline status orders.yaml --output json"
-    ),
+    )
 )
 def status(
     file: FileArgument, bootstrap_server: BootstrapOption = None, output: OutputOption = Output.TABLE
 ) -> None:
+    """Show where each sink stands, by its own ledger, and how far that is from the end. Needs no Spark."""
     loaded = load(file)
     from holdfast.cli.pipeline_output import print_status
     from holdfast.pipeline.engine.status import read_status
@@ -244,12 +245,9 @@ def status(
 
 
 @app.command(
-    help="Forget where sinks stand, so that the next run starts them anew: all of them where the definition says, "
-    "one of them where the others stand. Shows what would be replayed or left out, and asks. Rows that a sink "
-    "has stay there: what is replayed will be there twice, unless you remove them first or the sink is an upsert.",
     epilog=examples(
         "holdfast pipeline reset orders.yaml", "holdfast pipeline reset orders.yaml --sink parquet --yes"
-    ),
+    )
 )
 def reset(
     file: FileArgument,
@@ -257,6 +255,10 @@ def reset(
     yes: Annotated[bool, flag("Do it without asking.")] = False,
     bootstrap_server: BootstrapOption = None,
 ) -> None:
+    """Forget where sinks stand, so that the next run starts them anew: all of them where the definition says,
+    one of them where the others stand. Shows what would be replayed or left out, and asks. Rows that a sink has
+    stay there: what is replayed will be there twice, unless you remove them first or the sink is an upsert.
+    """
     loaded = load(file)
     _require_sinks(loaded, sink)
     from holdfast.pipeline.engine.resetting import perform_reset, plan_reset
@@ -275,13 +277,14 @@ def reset(
 
 
 @app.command(
-    help="Merge the small files of old batches in Parquet and Delta sinks, while the pipeline is not running. "
-    "Readers see the same rows before and after.",
     epilog=examples(
         "holdfast pipeline compact orders.yaml", "holdfast pipeline compact o.yaml --sink parquet"
-    ),
+    )
 )
 def compact(file: FileArgument, sink: SinkOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Merge the small files of old batches in Parquet and Delta sinks, while the pipeline is not running.
+    Readers see the same rows before and after.
+    """
     loaded = load(file)
     _require_sinks(loaded, sink)
     from holdfast.cli.pipeline_output import print_compacted
@@ -295,11 +298,9 @@ def compact(file: FileArgument, sink: SinkOption = None, output: OutputOption = 
     print_compacted(done, as_json=output is Output.JSON)
 
 
-@app.command(
-    help="Print the JSON Schema of definitions, for editors that complete and check YAML.",
-    epilog=examples("holdfast pipeline schema > pipeline.schema.json"),
-)
+@app.command(epilog=examples("holdfast pipeline schema > pipeline.schema.json"))
 def schema() -> None:
+    """Print the JSON Schema of definitions, for editors that complete and check YAML."""
     from holdfast.pipeline.definition.schema import json_schema_text
 
     sys.stdout.write(json_schema_text())

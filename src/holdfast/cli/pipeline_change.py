@@ -69,13 +69,10 @@ def print_judgement(found: Judgement) -> None:
 
 
 @app.command(
-    help="Make the state of a pipeline anew for its definition as it stands: the source is read again from where the "
-    "pipeline began to where its sinks stand, in the batches of then, as far as they are recorded. Sinks are not "
-    "touched. The pipeline must not be running.",
     epilog=examples(
         "holdfast pipeline rebuild orders.yaml",
         "holdfast pipeline rebuild orders.yaml --yes --from-available",
-    ),
+    )
 )
 def rebuild(
     file: FileArgument,
@@ -91,7 +88,10 @@ def rebuild(
     shared_filesystem: SharedOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-
+    """Make the state of a pipeline anew for its definition as it stands: the source is read again from where
+    the pipeline began to where its sinks stand, in the batches of then, as far as they are recorded. Sinks are
+    not touched. The pipeline must not be running.
+    """
     loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for
     from holdfast.pipeline.operations.rebuilding import perform_rebuild, plan_rebuild
@@ -124,13 +124,10 @@ def _ask(question: str, *, otherwise: str) -> None:
 
 
 @app.command(
-    help="Write one sink again from the log, up to where the other sinks stand: one that was lost, that was restored "
-    "from an older copy, or that is new and shall have the past too. The others are not touched. The pipeline must not "
-    "be running. Run again, it goes on where it stopped.",
     epilog=examples(
         "holdfast pipeline refill orders.yaml parquet",
         "holdfast pipeline refill orders.yaml parquet --yes --from-available",
-    ),
+    )
 )
 def refill(
     file: FileArgument,
@@ -147,6 +144,10 @@ def refill(
     shared_filesystem: SharedOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Write one sink again from the log, up to where the other sinks stand: one that was lost, that was
+    restored from an older copy, or that is new and shall have the past too. The others are not touched. The
+    pipeline must not be running. Run again, it goes on where it stopped.
+    """
     loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
     from holdfast.pipeline.operations.refilling import perform_refill, plan_refill
@@ -172,13 +173,10 @@ def refill(
 
 
 @app.command(
-    help="Run a range of the source through the definition once more, under a ledger of its own and into places of "
-    "their own: paths, tables and topics that carry NAME too. The live pipeline may run; nothing of it is touched. Run "
-    "again, it goes on where it stopped.",
     epilog=examples(
         "holdfast pipeline backfill orders.yaml --from 2026-01-01 --to 2026-02-01 --into january",
         "holdfast pipeline backfill orders.yaml --from earliest --to orders:0=1000,orders:1=990 --into first",
-    ),
+    )
 )
 def backfill(
     file: FileArgument,
@@ -204,7 +202,10 @@ def backfill(
     shared_filesystem: SharedOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-
+    """Run a range of the source through the definition once more, under a ledger of its own and into places of
+    their own: paths, tables and topics that carry NAME too. The live pipeline may run; nothing of it is
+    touched. Run again, it goes on where it stopped.
+    """
     loaded = load(file)
     from holdfast.cli.pipeline_progress import progress_for, summary_rows
     from holdfast.pipeline.operations.backfilling import plan_backfill, run_backfill
@@ -231,13 +232,10 @@ def backfill(
 
 
 @app.command(
-    help="Compare what two pipelines made of the same source, row by row and without Spark: run version two beside "
-    "version one under another name, compare, then switch. Exit code 0: equal; 1: different; 4: cannot be told yet, "
-    "because they do not stand at the same place.",
     epilog=examples(
         "holdfast pipeline compare orders.yaml orders-v2.yaml",
         "holdfast pipeline compare orders.yaml orders-v2.yaml --sink lake=lake2 --ignore loaded_at",
-    ),
+    )
 )
 def compare(
     file_a: Annotated[str, typer.Argument(metavar="A", help="The one pipeline.")],
@@ -255,7 +253,10 @@ def compare(
     bootstrap_server: BootstrapOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-
+    """Compare what two pipelines made of the same source, row by row and without Spark: run version two beside
+    version one under another name, compare, then switch. Exit code 0: equal; 1: different; 4: cannot be told
+    yet, because they do not stand at the same place.
+    """
     loaded_a, loaded_b = load(file_a), load(file_b)
     from holdfast.pipeline.operations.comparing import Verdict, compare_pipelines, overall
 

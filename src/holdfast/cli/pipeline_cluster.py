@@ -13,12 +13,9 @@ app = CommandGroup()
 
 
 @app.command(
-    help="Pack the Python parts that workers of a cluster need into one archive: holdfast, its libraries with their "
-    "native code, and the compiled decoders. `run --master` does it by itself. It is made for this Python's minor "
-    "version and this kind of system, kept, and made again only when something changed.",
     epilog=examples(
         "holdfast pipeline package", "holdfast pipeline package --to parts.tar.gz --with scikit-learn"
-    ),
+    )
 )
 def package(
     to: Annotated[str | None, option("FILE", "Where to put it, a .tar.gz (default: only the cache).")] = None,
@@ -32,6 +29,10 @@ def package(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Pack the Python parts that workers of a cluster need into one archive: holdfast, its libraries with their
+    native code, and the compiled decoders. `run --master` does it by itself. It is made for this Python's minor
+    version and this kind of system, kept, and made again only when something changed.
+    """
     from holdfast.pipeline.cluster.packaging import cache_directory, make_package, place_package
     from holdfast.pipeline.session import require_spark
 

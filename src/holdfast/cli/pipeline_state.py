@@ -22,13 +22,14 @@ app = CommandGroup(
 
 
 @app.command(
-    help="Show how much each step remembers, up to when, and how that grows; and where the watermark stands. May be "
-    "asked while the pipeline runs.",
     epilog=examples(
         "holdfast pipeline state show orders.yaml", "holdfast pipeline state show orders.yaml --output json"
-    ),
+    )
 )
 def show(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
+    """Show how much each step remembers, up to when, and how that grows; and where the watermark stands. May be
+    asked while the pipeline runs.
+    """
     from holdfast.pipeline.state.inspecting import step_sizes
 
     loaded = load(file)
@@ -66,13 +67,10 @@ def show(file: FileArgument, output: OutputOption = Output.TABLE) -> None:
 
 
 @app.command(
-    help="Write the rows a step remembers to a new file: Parquet, or CSV with bytes as base64 and what is nested as "
-    "JSON. They are as stored: a key may have several, which the step adds up when it reads them, and rows whose time "
-    "(_until, in milliseconds) is over may still be there.",
     epilog=examples(
         "holdfast pipeline state export orders.yaml --step totals --to totals.parquet",
         "holdfast pipeline state export orders.yaml --step totals --to totals.csv --version 41",
-    ),
+    )
 )
 def export(
     file: FileArgument,
@@ -82,6 +80,10 @@ def export(
         int | None, option("N", "Of the state (default: the newest; `show` tells which are kept).")
     ] = None,
 ) -> None:
+    """Write the rows a step remembers to a new file: Parquet, or CSV with bytes as base64 and what is nested as
+    JSON. They are as stored: a key may have several, which the step adds up when it reads them, and rows whose
+    time (_until, in milliseconds) is over may still be there.
+    """
     from holdfast.pipeline.definition.errors import nearest
     from holdfast.pipeline.state.inspecting import chosen_version, export_rows
 

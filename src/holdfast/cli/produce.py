@@ -147,11 +147,10 @@ PRODUCER: Final = ProducerFlags()
 
 
 @app.command(
-    help="Send lines of standard input to a topic. Each is confirmed by the broker or reported as failed.",
     epilog=examples(
         "echo hello | holdfast produce --topic orders",
         "holdfast produce --topic t --reader-property parse.key=true --reader-property key.separator=: < in",
-    ),
+    )
 )
 def produce(
     topic: Annotated[str, option("NAME", "The topic to send to.")],
@@ -160,6 +159,7 @@ def produce(
     server: ProducerFlags = PRODUCER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Send lines of standard input to a topic. Each is confirmed by the broker or reported as failed."""
     line_format = lines.line_format()
     connection = server.connect()
     defaults = server.defaults(connection.settings)

@@ -23,12 +23,10 @@ def sink() -> None:
 
 
 @app.command(
-    "migrate",
-    help="Create or update the tables that a sink keeps its positions in. May be run again at any time.",
     epilog=examples(
         "holdfast sink migrate --database postgresql://app@localhost/orders",
         "holdfast sink migrate --database sqlite:///orders.sqlite",
-    ),
+    )
 )
 def migrate(
     database: Annotated[
@@ -38,6 +36,7 @@ def migrate(
         ),
     ],
 ) -> None:
+    """Create or update the tables that a sink keeps its positions in. May be run again at any time."""
     opened = open_database(database)
     try:
         opened.connect()

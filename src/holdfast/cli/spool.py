@@ -55,14 +55,15 @@ def spool() -> None:
 
 
 @app.command(
-    help="Show the spools of a home: who uses them, what they hold, what waits for what, what was set aside, and any "
-    "damage. Changes nothing.",
     epilog=examples(
         "holdfast spool status --spool /var/spool/orders",
         "holdfast spool status --spool /var/spool/orders --output json",
-    ),
+    )
 )
 def status(directory: SpoolOption, spool_id: IdOption = None, output: OutputOption = Output.TABLE) -> None:
+    """Show the spools of a home: who uses them, what they hold, what waits for what, what was set aside, and
+    any damage. Changes nothing.
+    """
     home = _home(directory)
     states: list[SpoolState] = []
     has_problem = False
@@ -137,11 +138,10 @@ def _state_as_json(state: SpoolState) -> dict[str, Any]:
 
 
 @app.command(
-    help="Show messages: those that are still to be sent, or refused ones. Changes nothing, needs no broker.",
     epilog=examples(
         "holdfast spool inspect --spool /var/spool/orders --topic orders --max-messages 10",
         "holdfast spool inspect --spool /var/spool/orders --refused",
-    ),
+    )
 )
 def inspect(
     directory: SpoolOption,
@@ -152,6 +152,7 @@ def inspect(
     max_messages: Annotated[int | None, option("N", "Stop after so many messages.", min=1)] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show messages: those that are still to be sent, or refused ones. Changes nothing, needs no broker."""
     home = _home(directory)
     damages: list[Damage] = []
     documents = _documents(home, spool_id, topic, refused, everything, damages)
@@ -170,11 +171,10 @@ def inspect(
 
 
 @app.command(
-    help="Write messages as JSON lines, whole: also those of a damaged spool, as far as they can be read.",
     epilog=examples(
         "holdfast spool export --spool /var/spool/orders --file rescued.jsonl",
         "holdfast spool export --spool /var/spool/orders --refused | jq .reason",
-    ),
+    )
 )
 def export(
     directory: SpoolOption,
@@ -184,6 +184,7 @@ def export(
     everything: AllOption = False,
     file: Annotated[str, option("FILE", "Where to write; - is standard output.")] = "-",
 ) -> None:
+    """Write messages as JSON lines, whole: also those of a damaged spool, as far as they can be read."""
     home = _home(directory)
     damages: list[Damage] = []
     count = 0
@@ -211,11 +212,10 @@ def _writer(path: str) -> Iterator[IO[str]]:
 
 
 @app.command(
-    help="Deliver what spools hold whose owners are dead, in the way their owners did, and remove what is empty then.",
     epilog=examples(
         "holdfast spool drain --spool /var/spool/orders",
         "holdfast spool drain --spool /var/spool/orders --timeout-ms 60000",
-    ),
+    )
 )
 def drain(
     directory: SpoolOption,
@@ -224,18 +224,19 @@ def drain(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Deliver what spools hold whose owners are dead, in the way their owners did, and remove what is empty
+    then.
+    """
     home = _home(directory)
     connection = _connection(server)
     _deliver(home, _ids(home, spool_id), connection, timeout_ms, output)
 
 
 @app.command(
-    help="Send once more what was set aside, as new messages behind all others; and what else the spools hold. What is "
-    "refused again stays set aside. A spool in use is asked to, and does it within seconds.",
     epilog=examples(
         "holdfast spool retry --refused --spool /var/spool/orders",
         "holdfast spool retry --refused --spool /var/spool/orders --id 9a0c77d1e2f35b68",
-    ),
+    )
 )
 def retry(
     directory: SpoolOption,
@@ -247,6 +248,9 @@ def retry(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Send once more what was set aside, as new messages behind all others; and what else the spools hold. What
+    is refused again stays set aside. A spool in use is asked to, and does it within seconds.
+    """
     if not refused:
         raise UsageError("say --refused: messages that were set aside are sent once more")
     home = _home(directory)
@@ -307,13 +311,12 @@ def _deliver(
 # Saying what nobody else can know
 
 
-@app.command(
-    "accept-cluster",
-    help="Forget which cluster the messages of spools are for: the next one that takes a message is the right one. For "
-    "spools that wait because their cluster was replaced by another on purpose. No producer may use them meanwhile.",
-    epilog=examples("holdfast spool accept-cluster --spool /var/spool/orders"),
-)
+@app.command(epilog=examples("holdfast spool accept-cluster --spool /var/spool/orders"))
 def accept_cluster(directory: SpoolOption, spool_id: IdOption = None) -> None:
+    """Forget which cluster the messages of spools are for: the next one that takes a message is the right one.
+    For spools that wait because their cluster was replaced by another on purpose. No producer may use them
+    meanwhile.
+    """
     home = _home(directory)
     for owned in _taken(home, _ids(home, spool_id)):
         identity = read_identity(RealFileSystem(), owned.directory)
@@ -323,15 +326,14 @@ def accept_cluster(directory: SpoolOption, spool_id: IdOption = None) -> None:
         )
 
 
-@app.command(
-    help="Give a spool that is an older copy a new id, so that all it holds is sent: what was delivered after the copy "
-    "was taken, or before it was known, perhaps a second time. A producer must not use it meanwhile.",
-    epilog=examples("holdfast spool renew --spool /var/spool/orders --id 9a0c77d1e2f35b68"),
-)
+@app.command(epilog=examples("holdfast spool renew --spool /var/spool/orders --id 9a0c77d1e2f35b68"))
 def renew(
     directory: SpoolOption,
     spool_id: Annotated[str, option("ID", "The spool, by its 16 digits.", "--id")],
 ) -> None:
+    """Give a spool that is an older copy a new id, so that all it holds is sent: what was delivered after the
+    copy was taken, or before it was known, perhaps a second time. A producer must not use it meanwhile.
+    """
     home = _home(directory)
     for owned in _taken(home, _ids(home, spool_id)):
         print(f"spool {owned.id} is {home.rename(owned)} now")

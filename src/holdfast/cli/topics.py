@@ -49,11 +49,10 @@ ReplicaAssignment = Annotated[
 
 
 @app.command(
-    help="Create a topic; partitions and replication factor default to the cluster's own.",
     epilog=examples(
         "holdfast topics create --topic orders --partitions 6",
         "holdfast topics create --topic state --config cleanup.policy=compact --if-not-exists",
-    ),
+    )
 )
 def create(
     topic: TopicName,
@@ -69,6 +68,7 @@ def create(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Create a topic; partitions and replication factor default to the cluster's own."""
     settings = parse_assignments(config or [], "--config")
     arguments: dict[str, Any] = {
         "num_partitions": partitions or -1,
@@ -92,9 +92,7 @@ def create(
 
 
 @app.command(
-    "list",
-    help="List topics, one name per line.",
-    epilog=examples("holdfast topics list", "holdfast topics list --topic 'orders.*' --output json"),
+    "list", epilog=examples("holdfast topics list", "holdfast topics list --topic 'orders.*' --output json")
 )
 def list_topics(
     topic: TopicFilter = None,
@@ -102,6 +100,7 @@ def list_topics(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """List topics, one name per line."""
     pattern = name_pattern(topic)
     admin = _admin(server)
     names = select_topics(_all_names(admin), pattern)
@@ -116,11 +115,10 @@ def list_topics(
 
 
 @app.command(
-    help="Show topics and their partitions.",
     epilog=examples(
         "holdfast topics describe --topic orders",
         "holdfast topics describe --under-replicated-partitions",
-    ),
+    )
 )
 def describe(
     topic: TopicFilter = None,
@@ -141,6 +139,7 @@ def describe(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show topics and their partitions."""
     filters = {
         "--under-replicated-partitions": under_replicated_partitions,
         "--unavailable-partitions": unavailable_partitions,
@@ -175,10 +174,7 @@ PARTITION_FILTERS: Mapping[str, Callable[[TopicView, PartitionView], bool]] = {
 }
 
 
-@app.command(
-    help="Add partitions to topics. Settings are changed by 'holdfast configs alter'.",
-    epilog=examples("holdfast topics alter --topic orders --partitions 12"),
-)
+@app.command(epilog=examples("holdfast topics alter --topic orders --partitions 12"))
 def alter(
     topic: TopicToChange,
     partitions: Annotated[int, option("N", "How many partitions the topic shall have in all.", min=1)],
@@ -187,6 +183,7 @@ def alter(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Add partitions to topics. Settings are changed by 'holdfast configs alter'."""
     assignment = parse_replica_assignment(replica_assignment) if replica_assignment is not None else None
     if assignment is not None and len(assignment) != partitions:
         raise UsageError(
@@ -210,10 +207,9 @@ def alter(
 
 
 @app.command(
-    help="Delete topics and everything in them.",
     epilog=examples(
         "holdfast topics delete --topic orders", "holdfast topics delete --topic 'test-.*' --if-exists"
-    ),
+    )
 )
 def delete(
     topic: TopicToChange,
@@ -221,6 +217,7 @@ def delete(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Delete topics and everything in them."""
     pattern = pattern_to_change(topic)
     admin = _admin(server)
     names = select_topics(_all_names(admin), pattern)

@@ -47,16 +47,13 @@ RecordArgument: TypeAlias = Annotated[
 
 
 @app.command(
-    help="Show the life of one record: when it was sent and by which spool, how the log holds it and how its "
-    "transaction ended, and, with a pipeline, which batch took it, at which step it left or which file, row, record or "
-    "window holds it; or why it is gone. Reads only.",
     epilog=examples(
         "holdfast trace orders:3@4711",
         "holdfast trace orders:3@4711 orders.yaml",
         "holdfast trace --key c-118 --topic orders",
         "holdfast trace --key c-118 orders.yaml --output json",
     )
-    + "\n\nExit codes: 0 found or explained, 1 lost, duplicated or extra, 2 usage, 3 cannot be read, 4 not to be told.",
+    + "\n\nExit codes: 0 found or explained, 1 lost, duplicated or extra, 2 usage, 3 cannot be read, 4 not to be told."
 )
 def trace(
     arguments: RecordArgument = None,
@@ -76,6 +73,10 @@ def trace(
     command_config: CommandConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show the life of one record: when it was sent and by which spool, how the log holds it and how its
+    transaction ended, and, with a pipeline, which batch took it, at which step it left or which file, row,
+    record or window holds it; or why it is gone. Reads only.
+    """
     record, pipeline = _split(arguments or [], key, topic)
     own = _properties(command_config)
     if pipeline is None:

@@ -33,7 +33,6 @@ BrokerId = Annotated[int | None, option("ID", "Ask this broker, instead of each 
 
 @app.command(
     "list",
-    help="List transactional ids, with their producers and states.",
     epilog=examples(
         "holdfast transactions list",
         "holdfast transactions list --duration-filter 60000 --transactional-id-pattern 'billing-.*'",
@@ -50,6 +49,7 @@ def list_transactions(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """List transactional ids, with their producers and states."""
     states = [_state_name(each) for each in state or []]
     with _admin(server) as admin:
         found = admin.listings(states=states, duration_ms=duration_filter, pattern=transactional_id_pattern)
@@ -82,15 +82,13 @@ def _state_name(text: str) -> str:
     raise UsageError(f"--state {text}: there are {', '.join(STATES)}")
 
 
-@app.command(
-    help="Show what the coordinator knows of a transactional id.",
-    epilog=examples("holdfast transactions describe --transactional-id billing-1"),
-)
+@app.command(epilog=examples("holdfast transactions describe --transactional-id billing-1"))
 def describe(
     transactional_id: Annotated[str, option("ID", "The transactional id.")],
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show what the coordinator knows of a transactional id."""
     with _admin(server) as admin:
         found = admin.describe(transactional_id)
     if found is None:
@@ -138,11 +136,7 @@ def _transaction_as_json(found: Transaction, now_ms: int) -> dict[str, Any]:
     }
 
 
-@app.command(
-    "describe-producers",
-    help="Show the producers a partition remembers, and where their open transactions begin.",
-    epilog=examples("holdfast transactions describe-producers --topic orders --partition 0"),
-)
+@app.command(epilog=examples("holdfast transactions describe-producers --topic orders --partition 0"))
 def describe_producers(
     topic: TopicName,
     partition: PartitionNumber,
@@ -150,6 +144,7 @@ def describe_producers(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Show the producers a partition remembers, and where their open transactions begin."""
     with _admin(server) as admin:
         found = sorted(admin.producers([(topic, partition)], broker_id), key=lambda each: each.producer_id)
     if output is Output.JSON:
@@ -185,12 +180,10 @@ def _producer_as_json(producer: ActiveProducer) -> dict[str, Any]:
 
 
 @app.command(
-    help="Abort a transaction: the open one of a transactional id, whose producer is fenced; or a hanging one "
-    "in a partition, by the offset where it begins or by its producer.",
     epilog=examples(
         "holdfast transactions abort --transactional-id billing-1",
         "holdfast transactions abort --topic orders --partition 0 --start-offset 4711",
-    ),
+    )
 )
 def abort(
     transactional_id: Annotated[
@@ -210,6 +203,9 @@ def abort(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Abort a transaction: the open one of a transactional id, whose producer is fenced; or a hanging one in a
+    partition, by the offset where it begins or by its producer.
+    """
     by_producer = (producer_id, producer_epoch, coordinator_epoch)
     if transactional_id is not None:
         if any(flag is not None for flag in (topic, partition, start_offset, *by_producer)):
@@ -272,13 +268,10 @@ def _abort_id(admin: TransactionAdmin, transactional_id: str, output: Output) ->
 
 
 @app.command(
-    "find-hanging",
-    help="Find transactions that are open in a partition and that no coordinator will ever end. Exit code 1 "
-    "when there are any.",
     epilog=examples(
         "holdfast transactions find-hanging --topic orders",
         "holdfast transactions find-hanging --broker-id 1 --max-transaction-timeout 60",
-    ),
+    )
 )
 def find_hanging(
     broker_id: Annotated[int | None, option("ID", "Search the partitions of this broker.", min=0)] = None,
@@ -295,6 +288,9 @@ def find_hanging(
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Find transactions that are open in a partition and that no coordinator will ever end. Exit code 1 when
+    there are any.
+    """
     if topic is None and broker_id is None:
         raise UsageError("say where to search: --topic or --broker-id")
     if partition is not None and topic is None:

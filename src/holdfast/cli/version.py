@@ -16,8 +16,9 @@ app = CommandGroup()
 PARTS = ("confluent-kafka", "kio")
 
 
-@app.command(help="Show the version of holdfast, and of what it stands on.")
+@app.command()
 def version(output: OutputOption = Output.TABLE) -> None:
+    """Show the version of holdfast, and of what it stands on."""
     parts = {name: metadata.version(name) for name in PARTS}
     if output is Output.JSON:
         print_json({"holdfast": __version__, "python": platform.python_version(), **parts})
