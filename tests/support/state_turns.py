@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.core.ddl import HEADERS_DDL, ddl_schema
-from holdfast.pipeline.core.tally import Tally
-from holdfast.pipeline.digest import MASK, place_hash
+from holdfast.pipeline.core.sql import HEADERS_DDL, ddl_schema
+from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.state.operator import DUPLICATES, LATE, Held, Moment, Operator, Turn
 from holdfast.pipeline.state.segments import StepState

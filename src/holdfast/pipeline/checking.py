@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import StepError, spark_message
-from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.functions import FunctionMissing, load_function
 from holdfast.pipeline.definition.model import (

@@ -10,6 +10,7 @@ The digest proves a multiset of places up to chance (one in 2**64), not against 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,6 +22,17 @@ P2: Final = 0xC2B2AE3D27D4EB4F
 P3: Final = 0x165667B19E3779F9
 P4: Final = 0x85EBCA77C2B2AE63
 P5: Final = 0x27D4EB2F165667C5
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Rows, by number and by the digest of their places: so that two counts can be held against each other."""
+
+    rows: int = 0
+    digest: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.rows + other.rows, (self.digest + other.digest) & MASK)
 
 
 def place_hash(topic: str, partition: int, offset: int) -> int:

@@ -21,9 +21,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.pipeline.aside import DUPLICATE, FILTERED
-from holdfast.pipeline.core.tally import Tally
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition
-from holdfast.pipeline.digest import place_hash
+from holdfast.pipeline.digest import Tally, place_hash
 from holdfast.pipeline.engine import batches, running
 from holdfast.pipeline.engine.aside import Gathering, Part
 from holdfast.pipeline.engine.routing import Routed, Stream

@@ -115,7 +115,7 @@ def test_rows_noted_while_routes_are_counted_are_those_a_job_finds(
 
 
 def test_notes_that_are_not_complete_are_not_taken() -> None:
-    from holdfast.pipeline.core.tally import Tally
+    from holdfast.pipeline.digest import Tally
     from holdfast.pipeline.engine.aside import Gathering, Part, _noted
 
     def no_frame() -> Any:

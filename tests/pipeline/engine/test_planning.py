@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import examples
 
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.digest import Tally
 from holdfast.pipeline.engine.planning import (
     Limits,
     Log,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from holdfast.pipeline.core.pickling import pickled
+from holdfast.pipeline.core.frames import pickled
 from holdfast.pipeline.engine.python_steps import StepRaised, run_step
 
 

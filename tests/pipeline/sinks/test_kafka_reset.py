@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.sinks.base import SinkContext, SinkUnavailable

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.pipeline.core.ddl import ddl_schema
 from holdfast.pipeline.core.failures import StepError
+from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.state.aggregates import compile_aggregates
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.state_turns import GAMES, Played, Player, Record, placed
 
-from holdfast.pipeline.core.ddl import ddl_schema
 from holdfast.pipeline.core.failures import StepError
+from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.state import dedupe
 from holdfast.pipeline.state.dedupe import Chain, DedupeOperator

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.support.state_turns import GAMES, HF_DDL, Played, Player, Record, placed
 
-from holdfast.pipeline.core.ddl import ddl_schema
 from holdfast.pipeline.core.failures import StepError
+from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.definition.model import EventTime, Join
 from holdfast.pipeline.state.joins import LEFT, RIGHT, JoinOperator
 from holdfast.pipeline.state.watermarks import Clock

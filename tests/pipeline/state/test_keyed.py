@@ -11,8 +11,8 @@ import pytest
 from tests.support.state_turns import HF_DDL, Played, Player, Record
 
 from holdfast.errors import UsageError
-from holdfast.pipeline.core.ddl import ddl_schema
 from holdfast.pipeline.core.failures import StepError
+from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.definition.model import EventTime, Keyed
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.state import keyed, merging

@@ -24,7 +24,7 @@ from tests.support.state_turns import TOPIC_ID, Placed, Record, placed
 from tests.support.tiers import examples
 
 from holdfast.pipeline.core.failures import EnvironmentFails, StepError
-from holdfast.pipeline.core.pickling import pickled
+from holdfast.pipeline.core.frames import pickled
 from holdfast.pipeline.keyed import KeyState, each_row
 from holdfast.pipeline.positions import Place
 from holdfast.pipeline.state import keyed_files

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.state_turns import HF_DDL, Played, Player, Record
 
-from holdfast.pipeline.core.ddl import ddl_schema
 from holdfast.pipeline.core.failures import StepError
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.sql import ddl_schema
 from holdfast.pipeline.definition.model import EventTime, Window
-from holdfast.pipeline.digest import MASK, place_hash
+from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.state import merging, window_state, windows
 from holdfast.pipeline.state.operator import Held, Moment
 from holdfast.pipeline.state.segments import StepState

@@ -1,4 +1,5 @@
-"""Spark's frames where their own methods fall short: columns of any name, and a view that is somebody else's.
+"""Spark's frames where their own methods fall short: columns of any name, a view that is somebody else's, and functions
+of a definition on their way to workers.
 
 Spark's `mapInArrow` looks every column up as an expression, in which a dot and a backtick mean something: a record's
 field `user.id` would be looked for in a column `user`. Such frames go there under other names, and the function sees
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,3 +44,21 @@ def as_input(spark: SparkSession, frame: DataFrame) -> Iterator[None]:
             spark.catalog.dropTempView("input")
         else:
             owners.createOrReplaceTempView("input")
+
+
+def pickled(function: Callable[..., Any]) -> bytes:
+    """By value, whatever module it stands in: workers need not have its file."""
+    import sys
+
+    from pyspark import cloudpickle as untyped
+
+    cloudpickle: Any = untyped
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    is_ours = module is not None and module.__name__.split(".")[0] in ("holdfast", "builtins")
+    if module is None or is_ours or module.__name__ == "__main__":
+        return bytes(cloudpickle.dumps(function))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return bytes(cloudpickle.dumps(function))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

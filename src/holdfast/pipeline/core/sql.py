@@ -1,6 +1,21 @@
-"""Names and texts as Spark's SQL takes them, whatever characters they hold."""
+"""What rows are called in Spark's SQL: names and texts of any characters, schemas, and the column of lineage."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+LINEAGE: Final = "_hf"
+"""The column by which every row says which record it came from."""
+PLACE: Final = ("topic", "partition", "offset", "index")
+"""The fields of a row's lineage: the record, and which of the record's rows it is."""
+LINEAGE_TYPE: Final = "struct<topic:string,partition:int,offset:bigint,index:int>"
+PLACE_COLUMNS: Final = tuple(f"{LINEAGE}_{part}" for part in PLACE)
+"""The same as columns of their own."""
+PLACE_DDL: Final = "_hf_topic string, _hf_partition int, _hf_offset bigint, _hf_index int"
+HEADERS_DDL: Final = "array<struct<key:string,value:binary>>"
 
 
 def quoted(name: str) -> str:
@@ -16,3 +31,17 @@ def literal(text: str) -> str:
 def struct_of(names: list[str]) -> str:
     """A struct of these columns, which keep their names."""
     return f"named_struct({', '.join(f'{literal(name)}, {quoted(name)}' for name in names)})"
+
+
+def of_step(name: str, offset: str, index: str) -> str:
+    """The lineage of a row that a step makes out of many: the step stands for the topic."""
+    return f"named_struct('topic', {literal(name)}, 'partition', 0, 'offset', {offset}, 'index', {index}) AS {LINEAGE}"
+
+
+def ddl_schema(text: str) -> StructType:
+    """The schema that a text in Spark's words names."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromDDL(text)
+    assert isinstance(schema, StructType)
+    return schema

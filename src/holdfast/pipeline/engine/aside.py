@@ -42,10 +42,8 @@ from holdfast.pipeline.aside import (
     schema,
 )
 from holdfast.pipeline.core.failures import Unbalanced
-from holdfast.pipeline.core.lineage import LINEAGE, PLACE
-from holdfast.pipeline.core.sql import literal
-from holdfast.pipeline.core.tally import Tally
-from holdfast.pipeline.digest import MASK, digest_of_offsets
+from holdfast.pipeline.core.sql import LINEAGE, PLACE, literal
+from holdfast.pipeline.digest import MASK, Tally, digest_of_offsets
 from holdfast.pipeline.engine.walking import DUPLICATE as DUPLICATE_ROUTE
 from holdfast.pipeline.engine.walking import LATE as LATE_ROUTE
 from holdfast.pipeline.engine.walking import (

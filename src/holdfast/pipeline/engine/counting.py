@@ -14,10 +14,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.core.failures import RuleBroken, StepError, Unbalanced
-from holdfast.pipeline.core.lineage import LINEAGE, PLACE
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.sql import LINEAGE, PLACE
 from holdfast.pipeline.definition.model import Expect
-from holdfast.pipeline.digest import join_halves
+from holdfast.pipeline.digest import Tally, join_halves
 from holdfast.pipeline.engine.walking import (
     ALIVE,
     DUPLICATE,

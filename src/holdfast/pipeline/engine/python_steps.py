@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.pipeline.core.failures import StepError, spark_message
-from holdfast.pipeline.core.frames import map_in_arrow
-from holdfast.pipeline.core.lineage import LINEAGE, PLACE
-from holdfast.pipeline.core.pickling import pickled
+from holdfast.pipeline.core.frames import map_in_arrow, pickled
+from holdfast.pipeline.core.sql import LINEAGE, PLACE
 from holdfast.pipeline.definition.functions import load_function
 from holdfast.pipeline.definition.model import Python
 from holdfast.pipeline.engine.failures import step_failure
@@ -52,7 +51,7 @@ def output_schema(frame: DataFrame, step: Python) -> StructType:
     """`_hf` as it stands, and the columns the step says it returns."""
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.core.ddl import ddl_schema
+    from holdfast.pipeline.core.sql import ddl_schema
 
     if not step.schema.strip():
         return frame.schema

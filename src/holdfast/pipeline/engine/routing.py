@@ -27,12 +27,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.pipeline.core.failures import DefinitionWrong, StepError, Unbalanced, spark_message
 from holdfast.pipeline.core.inspection import Shape, inspect, quiet_spark, run_query
-from holdfast.pipeline.core.lineage import LINEAGE
-from holdfast.pipeline.core.sql import quoted
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.sql import LINEAGE, quoted
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, PipelineDefinition, Python, Sql, Step
-from holdfast.pipeline.digest import MASK, place_hash
+from holdfast.pipeline.digest import MASK, Tally, place_hash
 from holdfast.pipeline.engine.aside import Gathering, gather, route_digests
 from holdfast.pipeline.engine.counting import count_links
 from holdfast.pipeline.engine.lookups import Lookups

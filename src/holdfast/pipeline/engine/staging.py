@@ -28,11 +28,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.core.ddl import HEADERS_DDL, ddl_schema
 from holdfast.pipeline.core.failures import Unbalanced
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.sql import HEADERS_DDL, ddl_schema
 from holdfast.pipeline.definition.model import Expect, Lookup, PipelineDefinition, Source
-from holdfast.pipeline.digest import digest_of_offsets
+from holdfast.pipeline.digest import Tally, digest_of_offsets
 from holdfast.pipeline.engine.decoding import EVENT_DDL, Decodings, RowDecoder, decoded_ddl, record_times
 from holdfast.pipeline.ledger import Intake, Rejected
 from holdfast.pipeline.packing import Task, pack

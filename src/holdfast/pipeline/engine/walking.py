@@ -13,12 +13,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.pipeline.core.inspection import run_query
-from holdfast.pipeline.core.lineage import LINEAGE, PLACE
-from holdfast.pipeline.core.sql import literal, quoted, struct_of
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.sql import LINEAGE, PLACE, literal, quoted, struct_of
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import Expect, Filter, Lookup, Python, Sql, Step
-from holdfast.pipeline.digest import hash_sql
+from holdfast.pipeline.digest import Tally, hash_sql
 from holdfast.pipeline.engine.python_steps import apply_python
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.pipeline.core.lineage import LINEAGE, PLACE
+from holdfast.pipeline.core.sql import LINEAGE, PLACE
 from holdfast.pipeline.definition.model import (
     DeltaSink,
     KafkaSink,

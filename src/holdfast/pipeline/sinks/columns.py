@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from holdfast.pipeline.core.lineage import LINEAGE
-from holdfast.pipeline.core.sql import quoted
+from holdfast.pipeline.core.sql import LINEAGE, quoted
 from holdfast.pipeline.definition.model import SchemaChange
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import Problem, SchemaChanged

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.client.settings import shared_settings
-from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import KafkaSink
 from holdfast.pipeline.ledger import Entry, Rejected

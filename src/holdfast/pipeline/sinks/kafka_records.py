@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.sinks.base import SinkUnavailable
 from holdfast.pipeline.sinks.lineage import digest_of_lineage

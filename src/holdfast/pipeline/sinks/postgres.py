@@ -31,7 +31,7 @@ from psycopg import errors, sql
 from psycopg.types.json import Jsonb
 
 from holdfast.pipeline.core.frames import map_in_arrow
-from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.model import PostgresSink
 from holdfast.pipeline.digest import MASK

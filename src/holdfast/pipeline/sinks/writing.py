@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.core.frames import map_in_arrow
-from holdfast.pipeline.core.lineage import LINEAGE
+from holdfast.pipeline.core.sql import LINEAGE
 from holdfast.pipeline.digest import MASK
 from holdfast.pipeline.ledger import Rejected
 from holdfast.pipeline.sinks.base import RowsRejected, SinkError

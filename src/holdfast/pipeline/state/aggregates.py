@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.core.inspection import CHANGING, quiet_spark
-from holdfast.pipeline.core.lineage import PLACE
+from holdfast.pipeline.core.sql import PLACE
 from holdfast.pipeline.sinks.columns import column_named
 
 if TYPE_CHECKING:

@@ -29,12 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.pipeline.core.failures import StepError
 from holdfast.pipeline.core.frames import map_in_arrow
-from holdfast.pipeline.core.lineage import PLACE, PLACE_COLUMNS, PLACE_DDL
-from holdfast.pipeline.core.sql import quoted
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.sql import PLACE, PLACE_COLUMNS, PLACE_DDL, quoted
 from holdfast.pipeline.definition.model import Dedupe, EventTime
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.digest import hash_sql, join_halves
+from holdfast.pipeline.digest import Tally, hash_sql, join_halves
 from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import DUPLICATES, LATE, Held, Moment, Turn
 

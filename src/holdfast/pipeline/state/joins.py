@@ -27,15 +27,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from holdfast.pipeline.core.ddl import HEADERS_DDL
 from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.core.inspection import inspect
-from holdfast.pipeline.core.lineage import LINEAGE_TYPE, PLACE, of_step
-from holdfast.pipeline.core.sql import quoted, struct_of
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.sql import HEADERS_DDL, LINEAGE_TYPE, PLACE, of_step, quoted, struct_of
 from holdfast.pipeline.definition.model import EventTime, Join
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.digest import hash_sql, join_halves
+from holdfast.pipeline.digest import Tally, hash_sql, join_halves
 from holdfast.pipeline.state.merging import merged, write_segment
 from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
 
@@ -428,6 +425,6 @@ def _key_sql(form: _Form) -> str:
 
 
 def _place_type() -> DataType:
-    from holdfast.pipeline.core.ddl import ddl_schema
+    from holdfast.pipeline.core.sql import ddl_schema
 
     return ddl_schema(f"place {LINEAGE_TYPE}")["place"].dataType

@@ -24,18 +24,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.pipeline.core.ddl import HEADERS_DDL, ddl_schema
 from holdfast.pipeline.core.failures import StepError, Unbalanced, spark_message
-from holdfast.pipeline.core.frames import map_in_arrow
-from holdfast.pipeline.core.lineage import LINEAGE, LINEAGE_TYPE, PLACE_COLUMNS, of_step
-from holdfast.pipeline.core.pickling import pickled
-from holdfast.pipeline.core.sql import quoted
-from holdfast.pipeline.core.tally import Tally
+from holdfast.pipeline.core.frames import map_in_arrow, pickled
+from holdfast.pipeline.core.sql import (
+    HEADERS_DDL,
+    LINEAGE,
+    LINEAGE_TYPE,
+    PLACE_COLUMNS,
+    ddl_schema,
+    of_step,
+    quoted,
+)
 from holdfast.pipeline.definition.columns import KEY_PREFIX
 from holdfast.pipeline.definition.functions import load_function, name_of
 from holdfast.pipeline.definition.model import EventTime, Keyed
 from holdfast.pipeline.definition.units import parse_duration_ms
-from holdfast.pipeline.digest import hash_sql
+from holdfast.pipeline.digest import Tally, hash_sql
 from holdfast.pipeline.state.keyed_files import NEVER, NUMBERS, STATE, Passed, bucket_of, state_schema
 from holdfast.pipeline.state.keyed_worker import BUCKET, EVENT, HASH, OWN, PLACE, KeyedJob, run_buckets
 from holdfast.pipeline.state.merging import merged_tier, segments_to_merge, with_merged

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from holdfast.pipeline.core.tally import Tally
+    from holdfast.pipeline.digest import Tally
     from holdfast.pipeline.state.store import StateStore, StepState
 
 LATE = "late"

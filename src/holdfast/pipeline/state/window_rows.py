@@ -19,10 +19,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from holdfast.pipeline.core.ddl import HEADERS_DDL
 from holdfast.pipeline.core.failures import StepError
-from holdfast.pipeline.core.lineage import of_step
-from holdfast.pipeline.core.sql import quoted
+from holdfast.pipeline.core.sql import HEADERS_DDL, of_step, quoted
 from holdfast.pipeline.definition.model import Window
 from holdfast.pipeline.sinks.columns import JSON_OPTIONS
 from holdfast.pipeline.state.window_state import steady

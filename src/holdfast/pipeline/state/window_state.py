@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from holdfast.pipeline.core.sql import quoted
-from holdfast.pipeline.core.tally import Tally
-from holdfast.pipeline.digest import hash_sql, join_halves
+from holdfast.pipeline.digest import Tally, hash_sql, join_halves
 from holdfast.pipeline.state.aggregates import DIGEST, ORDER, Aggregation, state_schema
 from holdfast.pipeline.state.merging import (
     FILE_BYTES,

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.core.failures import StepError, spark_message
 from holdfast.pipeline.core.sql import quoted
-from holdfast.pipeline.core.tally import Tally
 from holdfast.pipeline.definition.model import EventTime, Window
+from holdfast.pipeline.digest import Tally
 from holdfast.pipeline.state.aggregates import compile_aggregates
 from holdfast.pipeline.state.merging import write_segment
 from holdfast.pipeline.state.operator import LATE, Held, Moment, Turn
