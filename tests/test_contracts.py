@@ -64,7 +64,7 @@ def test_an_untouched_copy_holds_as_well(package: Path) -> None:
         ("broker/log/scan.py", "import holdfast.broker.dump.path", "Inside the broker"),
         (
             "broker/node/intake.py",
-            "import holdfast.broker.node.handlers.k00_produce",
+            "import holdfast.broker.node.handlers.produce",
             "Nothing imports request",
         ),
         ("broker/log/scan.py", f"{FOR_TYPES}import holdfast.broker.node.timers", "Inside the broker"),

@@ -12,7 +12,7 @@ from tests.support.quiet_broker import QuietBroker
 from tests.support.tiers import examples
 
 from holdfast.broker.log.producer_state import Duplicate
-from holdfast.broker.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_offset
+from holdfast.broker.node.handlers.log_offsets import MAX_TIMESTAMP, find_offset
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.housekeeping import FIRST_CHECK_MS, roll
 from holdfast.broker.node.intake import FRESH_MS, admit

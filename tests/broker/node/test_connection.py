@@ -8,7 +8,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from holdfast.broker.node import dispatch, production
-from holdfast.broker.node.handlers import k18_api_versions
+from holdfast.broker.node.handlers import cluster
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault
 from holdfast.wire.batch import make_batch
@@ -151,7 +151,7 @@ def test_a_defect_in_a_handler_closes_one_connection_and_is_told(
     def broken(*_: object) -> None:
         raise KeyError("defect")
 
-    monkeypatch.setattr(k18_api_versions, "handle", broken)
+    monkeypatch.setattr(cluster, "api_versions", broken)
     monkeypatch.setattr(dispatch, "_handlers", {})
     client.begin(18, 3)
     assert client.closed

@@ -20,15 +20,9 @@ from holdfast.broker.node.checkpoints import Checkpoints
 from holdfast.broker.node.commit import GroupCommit
 from holdfast.broker.node.connection import Exchange
 from holdfast.broker.node.coordinator_partition import CoordinatorPartition
-from holdfast.broker.node.handlers import (
-    k00_produce,
-    k01_fetch,
-    k11_join_group,
-    k14_sync_group,
-    k22_init_producer_id,
-)
-from holdfast.broker.node.handlers.k01_fetch import Reading
-from holdfast.broker.node.handlers.k61_describe_producers import Describing
+from holdfast.broker.node.handlers import fetch, group_members, produce, transactions
+from holdfast.broker.node.handlers.fetch import Reading
+from holdfast.broker.node.handlers.transactions import Describing
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.intake import Intake
 from holdfast.broker.node.metadata_log import MetadataLog
@@ -73,12 +67,12 @@ PLACES: list[tuple[Any, str]] = [
     (CoordinatorPartition, "release"),
     (CoordinatorPartition, "when_durable"),
     (connection, "encode_response"),
-    (k00_produce.Producing, "produce_one"),
+    (produce.Producing, "produce_one"),
     (production, "failure"),
-    (k01_fetch, "pack_fetch_response"),
-    (k11_join_group, "_fields"),
-    (k14_sync_group, "_fields"),
-    (k22_init_producer_id, "_fields"),
+    (fetch, "pack_fetch_response"),
+    (group_members, "_join_fields"),
+    (group_members, "_sync_fields"),
+    (transactions, "_initialised"),
     (usual_produce, "pack_answer"),
     (SimulatedDisk, "flush_directory"),
     (SimulatedDisk, "open"),

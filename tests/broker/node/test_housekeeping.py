@@ -14,7 +14,7 @@ from holdfast.broker.log.log import Log
 from holdfast.broker.log.retention import Expired, expired
 from holdfast.broker.log.write_ahead import FLUSHES_MIN
 from holdfast.broker.node import housekeeping
-from holdfast.broker.node.handlers.k02_list_offsets import MAX_TIMESTAMP, find_offset
+from holdfast.broker.node.handlers.log_offsets import MAX_TIMESTAMP, find_offset
 from holdfast.broker.node.hosted import HostedPartition
 from holdfast.broker.node.housekeeping import FIRST_CHECK_MS, SPACE_CHECK_MS
 from holdfast.seams import Now

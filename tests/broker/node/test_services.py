@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.broker.node.connection import RequestServices
-from holdfast.broker.node.handlers.k10_find_coordinator import FindServices
+from holdfast.broker.node.handlers.group_admin import FindServices
 from holdfast.broker.node.node import Node
 from holdfast.broker.node.services import (
     ClusterServices,

@@ -18,7 +18,7 @@ from holdfast.broker.log.producer_state import ProducerStateMap
 from holdfast.broker.log.survey import Survey
 from holdfast.broker.metadata import changes
 from holdfast.broker.node.coordinator_partition import CoordinatorPartition
-from holdfast.broker.node.handlers import k27_write_txn_markers
+from holdfast.broker.node.handlers import transactions as transaction_handlers
 from holdfast.broker.transactions import rules
 from holdfast.broker.transactions.coordinator import TransactionCoordinator
 from holdfast.broker.transactions.model import ProducerIdentity, TransactionMetadata, TransactionState
@@ -178,7 +178,7 @@ def _stable_too_early() -> Iterator[None]:
 
 def _strangers_end_transactions() -> AbstractContextManager[Any]:
     """Whoever sends a marker is believed: also in a transaction that its coordinator is going to end."""
-    return patch.object(k27_write_txn_markers, "ends_hanging", lambda *arguments: True)
+    return patch.object(transaction_handlers, "ends_hanging", lambda *arguments: True)
 
 
 def _internal_topics_grow() -> AbstractContextManager[Any]:

@@ -15,63 +15,63 @@ from holdfast.wire.apis import API_VERSIONS, BY_KEY
 Handler = Callable[[Any, RequestContext, Any, Now], Answer]
 """Takes the parts of the broker that it needs (`services`), who asks, the decoded request and the time."""
 
-MODULES: Final = {
-    0: "k00_produce",
-    1: "k01_fetch",
-    2: "k02_list_offsets",
-    3: "k03_metadata",
-    8: "k08_offset_commit",
-    9: "k09_offset_fetch",
-    10: "k10_find_coordinator",
-    11: "k11_join_group",
-    12: "k12_heartbeat",
-    13: "k13_leave_group",
-    14: "k14_sync_group",
-    15: "k15_describe_groups",
-    16: "k16_list_groups",
-    18: "k18_api_versions",
-    19: "k19_create_topics",
-    20: "k20_delete_topics",
-    21: "k21_delete_records",
-    22: "k22_init_producer_id",
-    23: "k23_offset_for_leader_epoch",
-    24: "k24_add_partitions_to_txn",
-    25: "k25_add_offsets_to_txn",
-    26: "k26_end_txn",
-    27: "k27_write_txn_markers",
-    28: "k28_txn_offset_commit",
-    29: "k29_describe_acls",
-    32: "k32_describe_configs",
-    33: "k33_alter_configs",
-    35: "k35_describe_log_dirs",
-    37: "k37_create_partitions",
-    42: "k42_delete_groups",
-    43: "k43_elect_leaders",
-    44: "k44_incremental_alter_configs",
-    45: "k45_alter_partition_reassignments",
-    46: "k46_list_partition_reassignments",
-    47: "k47_offset_delete",
-    48: "k48_describe_client_quotas",
-    49: "k49_alter_client_quotas",
-    50: "k50_describe_user_scram_credentials",
-    55: "k55_describe_quorum",
-    57: "k57_update_features",
-    60: "k60_describe_cluster",
-    61: "k61_describe_producers",
-    65: "k65_describe_transactions",
-    66: "k66_list_transactions",
-    68: "k68_consumer_group_heartbeat",
-    69: "k69_consumer_group_describe",
-    74: "k74_list_config_resources",
-    75: "k75_describe_topic_partitions",
+HANDLERS: Final = {
+    0: "produce.produce",
+    1: "fetch.fetch",
+    2: "log_offsets.list_offsets",
+    3: "metadata.metadata",
+    8: "committed_offsets.offset_commit",
+    9: "committed_offsets.offset_fetch",
+    10: "group_admin.find_coordinator",
+    11: "group_members.join_group",
+    12: "group_members.heartbeat",
+    13: "group_members.leave_group",
+    14: "group_members.sync_group",
+    15: "group_admin.describe_groups",
+    16: "group_admin.list_groups",
+    18: "cluster.api_versions",
+    19: "topics.create_topics",
+    20: "topics.delete_topics",
+    21: "log_offsets.delete_records",
+    22: "transactions.init_producer_id",
+    23: "log_offsets.offset_for_leader_epoch",
+    24: "transactions.add_partitions_to_txn",
+    25: "transactions.add_offsets_to_txn",
+    26: "transactions.end_txn",
+    27: "transactions.write_txn_markers",
+    28: "committed_offsets.txn_offset_commit",
+    29: "cluster.describe_acls",
+    32: "configs.describe_configs",
+    33: "configs.alter_configs",
+    35: "cluster.describe_log_dirs",
+    37: "topics.create_partitions",
+    42: "group_admin.delete_groups",
+    43: "topics.elect_leaders",
+    44: "configs.incremental_alter_configs",
+    45: "topics.alter_partition_reassignments",
+    46: "topics.list_partition_reassignments",
+    47: "committed_offsets.offset_delete",
+    48: "cluster.describe_client_quotas",
+    49: "cluster.alter_client_quotas",
+    50: "cluster.describe_user_scram_credentials",
+    55: "cluster.describe_quorum",
+    57: "cluster.update_features",
+    60: "cluster.describe_cluster",
+    61: "transactions.describe_producers",
+    65: "transactions.describe_transactions",
+    66: "transactions.list_transactions",
+    68: "group_members.consumer_group_heartbeat",
+    69: "group_admin.consumer_group_describe",
+    74: "configs.list_config_resources",
+    75: "metadata.describe_topic_partitions",
 }
-"""API key to module of `holdfast.broker.node.handlers`; each has a function `handle`."""
+"""API key to module and function of `holdfast.broker.node.handlers`. A module is imported when it is first needed."""
 
 _handlers: dict[tuple[int, int], Handler] = {}
 
 
 def is_offered(api_key: int, version: int) -> bool:
-    return api_key in MODULES and BY_KEY[api_key].is_served(version)
+    return api_key in HANDLERS and BY_KEY[api_key].is_served(version)
 
 
 def find(context: RequestContext) -> Handler | None:
@@ -79,17 +79,18 @@ def find(context: RequestContext) -> Handler | None:
     key = (context.api_key, context.version)
     handler = _handlers.get(key)
     if handler is None and is_offered(*key):
-        handler = _handlers[key] = _module(context.api_key).handle
+        module, name = HANDLERS[context.api_key].split(".")
+        handler = _handlers[key] = getattr(_module(module), name)
     return handler
 
 
-def _module(api_key: int) -> ModuleType:
-    return import_module(f"holdfast.broker.node.handlers.{MODULES[api_key]}")
+def _module(name: str) -> ModuleType:
+    return import_module(f"holdfast.broker.node.handlers.{name}")
 
 
 def refuse(context: RequestContext) -> Answer:
     """What Kafka does: ApiVersions is answered in version 0, anything else closes the connection."""
     if context.api_key == API_VERSIONS:
-        answer: Answer = _module(API_VERSIONS).unsupported()
+        answer: Answer = _module("cluster").unsupported()
         return answer
     raise MalformedFrame(f"API {context.api_key} version {context.version} is not offered")

@@ -4,7 +4,7 @@ Clients that wait for each answer send nothing else, and the general way through
 several times what storing the batch does. `UsualProduce.begin` takes a request only if it is usual in every byte and
 will succeed: a partition led and online here under rules that need no look into records, a batch that is
 uncompressed, sound, within its bounds and next in its producer's sequence. Anything else it leaves alone, before
-anything has changed, and the general way (`handlers.k00_produce`) accepts it or says what is wrong. The tests hold
+anything has changed, and the general way (`handlers.produce`) accepts it or says what is wrong. The tests hold
 the two ways against each other, byte by byte.
 
 The order of effects is the node's: append, flush, high watermark, response.

@@ -1,1 +1,1 @@
-"""One request, one file: `kNN_name.py` answers API key NN."""
+"""Requests by family: a function answers each API (`dispatch.HANDLERS`), and begins with the versions it speaks."""

@@ -35,6 +35,7 @@ TOPIC_OPERATIONS: Final = _bits(READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DE
 CLUSTER_OPERATIONS: Final = _bits(
     CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE
 )
+GROUP_OPERATIONS: Final = _bits(READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS)
 
 
 def topic_operations(asked: bool) -> int:
@@ -43,6 +44,10 @@ def topic_operations(asked: bool) -> int:
 
 def cluster_operations(asked: bool) -> int:
     return CLUSTER_OPERATIONS if asked else OPERATIONS_NOT_ASKED
+
+
+def group_operations(asked: bool) -> int:
+    return GROUP_OPERATIONS if asked else OPERATIONS_NOT_ASKED
 
 
 def brokers_on(

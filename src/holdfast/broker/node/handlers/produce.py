@@ -2,7 +2,7 @@
 
 The usual request takes a shorter way (`holdfast.broker.node.usual_produce`). Both let batches in through
 `Intake.accept_batch`. Transactional batches may have to wait for the coordinator of their transaction: see
-`holdfast.broker.node.transactional`.
+`holdfast.broker.node.transactional_batches`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ZSTD_VERSION: Final = 7
 REFUSALS: Final = (ApiError, InvalidRecords, LogDirectoryOffline)
 
 
-def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Answer:
+def produce(node: DataServices, context: RequestContext, request: Any, now: Now) -> Answer:
     acks = request.acks
     if acks not in (ACKS_ALL, 0, 1):
         return _refuse_all(context.version, request, ErrorCode.invalid_required_acks)

@@ -191,7 +191,7 @@ def check_leader_epoch(hosted: HostedPartition, client_epoch: int) -> None:
         )
 
 
-def handle(node: DataServices, context: RequestContext, request: Any, now: Now) -> Answer:
+def fetch(node: DataServices, context: RequestContext, request: Any, now: Now) -> Answer:
     by_id = context.version >= FETCH_TOPIC_IDS
     if request.isolation_level not in (READ_UNCOMMITTED, READ_COMMITTED):
         # Guessing would show a client what it may have asked not to see.

@@ -12,7 +12,7 @@ from kio.schema.errors import ErrorCode
 from tests.support.tiers import examples
 
 from holdfast.broker.groups.consumer_model import ConsumerReply
-from holdfast.broker.node.handlers.k68_consumer_group_heartbeat import _fields, pack_nothing_new
+from holdfast.broker.node.handlers.group_members import _consumer_fields, pack_nothing_new
 from holdfast.testing.bare_node import BareClient, BareNode
 from holdfast.testing.disk import Fault
 from holdfast.wire.messages import encode_response
@@ -264,4 +264,4 @@ def test_the_answer_packed_by_hand_is_what_the_schema_says(
 ) -> None:
     reply = ConsumerReply(member_id, epoch, interval_ms)
     for version in (0, 1):
-        assert pack_nothing_new(reply) == encode_response(HEARTBEAT, version, _fields(reply))
+        assert pack_nothing_new(reply) == encode_response(HEARTBEAT, version, _consumer_fields(reply))

@@ -1,0 +1,199 @@
+"""Requests that describe and alter settings.
+
+What the two ways to alter settings have in common: one result per resource, each resource at most once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from holdfast.broker.metadata.changes import existing_topic
+from holdfast.broker.metadata.image import Resource, ResourceType
+from holdfast.broker.metadata.names import check_topic_name
+from holdfast.broker.metadata.settings import (
+    SettingChange,
+    alter_settings,
+    check_broker_name,
+    replace_settings,
+    resource_of,
+)
+from holdfast.broker.node.context import Fields, RequestContext
+from holdfast.broker.node.services import ClusterServices
+from holdfast.config.describe import (
+    ConfigEntry,
+    describe_all_brokers,
+    describe_broker,
+    describe_client_metrics,
+    describe_group,
+    describe_topic,
+)
+from holdfast.errors import ApiError
+from holdfast.seams import Now
+from holdfast.wire.metadata_records import MetadataRecord
+
+
+def describe_configs(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
+    """DescribeConfigs (32), versions 1 to 4: settings with value, source, synonyms, type and documentation.
+
+    Topics, this broker, all brokers (a broker without name), groups and client-metrics subscriptions. No names,
+    or an empty list of them, asks for every setting; names that do not exist are left out. Broker loggers exist
+    for Kafka's sake and have no levels to show.
+    """
+    documentation = context.version >= 3 and request.include_documentation
+    return {
+        "throttle_time": 0,
+        "results": [_describe(node, asked, request, documentation) for asked in request.resources],
+    }
+
+
+def _describe(node: ClusterServices, asked: Any, request: Any, documentation: bool) -> Fields:
+    result: Fields = {
+        "error_code": ErrorCode.none,
+        "error_message": "",
+        "resource_type": asked.resource_type,
+        "resource_name": asked.resource_name,
+        "configs": [],
+    }
+    try:
+        resource = resource_of(asked.resource_type, asked.resource_name)
+        entries = _entries(node, resource, asked.configuration_keys or None, documentation)
+    except ApiError as refused:
+        return {**result, "error_code": refused.code, "error_message": refused.message}
+    return {**result, "configs": [_entry_fields(entry, request.include_synonyms) for entry in entries]}
+
+
+def _entries(
+    node: ClusterServices, resource: Resource, names: tuple[str, ...] | None, documentation: bool
+) -> list[ConfigEntry]:
+    settings = node.metadata.image.settings(resource)
+    match resource.type:
+        case ResourceType.TOPIC:
+            check_topic_name(resource.name)
+            existing_topic(node.metadata.image, resource.name)
+            return describe_topic(node.settings.broker, settings, names, documentation=documentation)
+        case ResourceType.BROKER:
+            if not resource.name:
+                return describe_all_brokers(node.settings.broker, names, documentation=documentation)
+            _check_is_this_broker(node, resource.name)
+            return describe_broker(node.settings.broker, names, documentation=documentation)
+        case ResourceType.BROKER_LOGGER:
+            _check_is_this_broker(node, resource.name)
+            return []
+    if not resource.name:
+        raise ApiError(ErrorCode.invalid_request, "a group or client-metrics subscription must be named")
+    if resource.type is ResourceType.GROUP:
+        return describe_group(node.settings.broker, settings, names, documentation=documentation)
+    return describe_client_metrics(settings, names, documentation=documentation)
+
+
+def _check_is_this_broker(node: ClusterServices, name: str) -> None:
+    if check_broker_name(node.metadata.image, name) != node.identity.node_id:
+        raise ApiError(
+            ErrorCode.invalid_request, f"ask broker {name} itself; this is {node.identity.node_id}"
+        )
+
+
+def _entry_fields(entry: ConfigEntry, include_synonyms: bool) -> Fields:
+    fields = entry._asdict()
+    del fields["is_default"]  # of version 0, which is no longer offered
+    fields["synonyms"] = [synonym._asdict() for synonym in entry.synonyms] if include_synonyms else []
+    return fields
+
+
+def alter_each(
+    node: ClusterServices,
+    request: Any,
+    now: Now,
+    records_for: Callable[[Resource, Any], list[MetadataRecord]],
+) -> Fields:
+    times = Counter((asked.resource_type, asked.resource_name) for asked in request.resources)
+    responses = []
+    for asked in request.resources:
+        code, message = ErrorCode.none, None
+        try:
+            if times[asked.resource_type, asked.resource_name] > 1:
+                raise ApiError(ErrorCode.invalid_request, "a resource is named more than once in the request")
+            records = records_for(resource_of(asked.resource_type, asked.resource_name), asked)
+            if not request.validate_only:
+                node.metadata.append(records, now)
+        except ApiError as refused:
+            code, message = refused.code, refused.message
+        responses.append(
+            {
+                "error_code": code,
+                "error_message": message,
+                "resource_type": asked.resource_type,
+                "resource_name": asked.resource_name,
+            }
+        )
+    return {"throttle_time": 0, "responses": responses}
+
+
+def alter_configs(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
+    """AlterConfigs (33), versions 0 to 2: the settings given are all the resource has afterwards.
+
+    Kafka's older way, kept for older tools; IncrementalAlterConfigs changes single settings.
+    """
+    return alter_each(
+        node,
+        request,
+        now,
+        lambda resource, asked: replace_settings(
+            node.metadata.image,
+            resource,
+            [(config.name, config.value) for config in asked.configs],
+            node.settings.broker,
+        ),
+    )
+
+
+def incremental_alter_configs(
+    node: ClusterServices, context: RequestContext, request: Any, now: Now
+) -> Fields:
+    """IncrementalAlterConfigs (44), versions 0 and 1: set, delete, append to and subtract from single settings."""
+    return alter_each(
+        node,
+        request,
+        now,
+        lambda resource, asked: alter_settings(
+            node.metadata.image,
+            resource,
+            [SettingChange(config.name, config.config_operation, config.value) for config in asked.configs],
+            node.settings.broker,
+        ),
+    )
+
+
+def list_config_resources(node: ClusterServices, context: RequestContext, request: Any, now: Now) -> Fields:
+    """ListConfigResources (74), versions 0 and 1: whatever can have settings.
+
+    Version 0 asks for client-metrics subscriptions only; later, no types means all of them. Topics and brokers are
+    listed whether they have settings of their own or not, groups and subscriptions exist by having some.
+    """
+    wanted = request.resource_types if context.version >= 1 else (ResourceType.CLIENT_METRICS,)
+    known = {resource_type.value for resource_type in ResourceType}
+    if not known.issuperset(wanted):
+        return {"throttle_time": 0, "error_code": ErrorCode.unsupported_version, "config_resources": []}
+    types = [ResourceType(number) for number in dict.fromkeys(wanted)] or list(ResourceType)
+    return {
+        "throttle_time": 0,
+        "error_code": ErrorCode.none,
+        "config_resources": [
+            {"resource_name": name, "resource_type": resource_type}
+            for resource_type in types
+            for name in _names(node, resource_type)
+        ],
+    }
+
+
+def _names(node: ClusterServices, resource_type: ResourceType) -> list[str]:
+    match resource_type:
+        case ResourceType.TOPIC:
+            return list(node.metadata.image.topics)
+        case ResourceType.BROKER | ResourceType.BROKER_LOGGER:
+            return [str(broker_id) for broker_id in sorted(node.metadata.image.brokers)]
+    return sorted(resource.name for resource in node.metadata.image.configs if resource.type is resource_type)
