@@ -16,8 +16,7 @@ from holdfast.admin.errors import Unreachable, UnsupportedBroker
 from holdfast.doctor.findings import DoctorError
 from holdfast.doctor.live import judge
 from holdfast.doctor.live_collect import collect
-from holdfast.doctor.live_history import append_looks, read_looks
-from holdfast.doctor.live_snapshot import Look
+from holdfast.doctor.live_snapshot import Look, append_looks, read_looks
 from holdfast.wire.api_keys import (
     DESCRIBE_CLUSTER,
     DESCRIBE_CONFIGS,

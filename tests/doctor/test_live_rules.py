@@ -13,7 +13,7 @@ from holdfast.doctor.files import Asked, examine_files
 from holdfast.doctor.findings import ConfigChange, Gap, Severity
 from holdfast.doctor.live import changes_of, judge
 from holdfast.doctor.live_cluster_rules import cluster_findings, spell
-from holdfast.doctor.live_group_rules import group_findings
+from holdfast.doctor.live_group_rules import group_findings, transaction_findings
 from holdfast.doctor.live_snapshot import (
     Bounds,
     BrokerFacts,
@@ -27,7 +27,6 @@ from holdfast.doctor.live_snapshot import (
     Snapshot,
     TransactionFacts,
 )
-from holdfast.doctor.live_transaction_rules import transaction_findings
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

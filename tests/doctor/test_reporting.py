@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.doctor.findings import Examination, Fix, Place, Severity, Suppressed, finding
-from holdfast.doctor.reporting import Format, as_json, as_junit, as_text, fixes, rendered, summary
-from holdfast.doctor.reporting_sarif import as_sarif
+from holdfast.doctor.reporting import Format, as_json, as_junit, as_sarif, as_text, fixes, rendered, summary
 
 
 def examination() -> Examination:

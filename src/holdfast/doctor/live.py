@@ -19,10 +19,8 @@ from holdfast.doctor.findings import ConfigChange, Examination, Finding, Severit
 from holdfast.doctor.live_ask import Cluster, alter_configs
 from holdfast.doctor.live_cluster_rules import cluster_findings
 from holdfast.doctor.live_collect import collect
-from holdfast.doctor.live_group_rules import group_findings, new_partitions
-from holdfast.doctor.live_history import append_looks, read_looks
-from holdfast.doctor.live_snapshot import Look, Snapshot
-from holdfast.doctor.live_transaction_rules import transaction_findings
+from holdfast.doctor.live_group_rules import group_findings, new_partitions, transaction_findings
+from holdfast.doctor.live_snapshot import Look, Snapshot, append_looks, read_looks
 
 __all__ = ["apply_fixes", "changes_of", "examine_cluster", "judge"]
 

@@ -22,8 +22,17 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.admin.errors import ClusterError, UnsupportedBroker
 from holdfast.doctor.findings import Gap, GapKind
-from holdfast.doctor.live_ask import DENIED, RESOURCE_TYPES, Asker, chunks, described
-from holdfast.doctor.live_hidden import UNSEEN, WITHOUT_DESCRIBE, hidden_topics, may_describe
+from holdfast.doctor.live_ask import (
+    DENIED,
+    RESOURCE_TYPES,
+    UNSEEN,
+    WITHOUT_DESCRIBE,
+    Asker,
+    chunks,
+    described,
+    hidden_topics,
+    may_describe,
+)
 from holdfast.doctor.live_snapshot import (
     Bounds,
     BrokerFacts,
@@ -223,7 +232,7 @@ class _Collector:
                     self._miss(what, f"those of {name}-{number}", why, "connection")
 
     def authority(self) -> None:
-        """Lists leave out in silence what may not be seen: see `live_hidden`."""
+        """Lists leave out in silence what may not be seen: see `live_ask`."""
         fields = {
             "include_cluster_authorized_operations": True,
             "endpoint_type": 1,
