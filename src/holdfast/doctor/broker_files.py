@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.doctor.client_settings import Setting, shown, spelled
+from holdfast.doctor.client_settings import Setting, WrittenSettings, shown, spelled
 from holdfast.doctor.combinations import TopicFacts
 from holdfast.doctor.findings import Finding, Fix, Place, Severity, finding
 from holdfast.doctor.properties_files import Documents
@@ -40,11 +40,9 @@ BROKER_NAMES: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class BrokerSettings:
+class BrokerSettings(WrittenSettings):
     place: Place
-    """The file, the container or the resource as a whole."""
     settings: Mapping[str, Setting]
-    """By Kafka's names."""
     is_topic: bool = False
     """Settings of one topic; else of a broker."""
     name: str = "the topic"
@@ -62,9 +60,6 @@ class BrokerSettings:
     def number(self, name: str) -> int | None:
         value = self.value(name)
         return int(value) if value is not None and re.fullmatch(r"-?\d+", value) else None
-
-    def place_of(self, *names: str) -> Place:
-        return next((self.settings[name].place for name in names if name in self.settings), self.place)
 
     def said(self, name: str) -> str:
         written = self.settings.get(name)
@@ -127,48 +122,30 @@ def _replication(file: BrokerSettings) -> Iterator[Finding]:
     name = "replication.factor" if file.is_topic else "default.replication.factor"
     factor, minimum = file.number(name), file.number("min.insync.replicas")
     if factor is not None and 0 < factor < 3:
-        yield finding(
-            "HF201",
-            file.place_of(name),
-            file.said(name),
-            fix=Fix("3 replicas; holdfast topics create --replication-factor 3, or a reassignment", "advice"),
-        )
+        more = Fix("3 replicas; holdfast topics create --replication-factor 3, or a reassignment", "advice")
+        yield file.finding("HF201", name, "", fix=more)
     if minimum is None or factor is None or factor < 2:
         return
     if minimum == 1:
-        yield finding(
-            "HF202",
-            file.place_of("min.insync.replicas"),
-            f"{file.said('min.insync.replicas')} with {file.said(name)}",
-            fix=file.set_to("min.insync.replicas", "2"),
-            related=("HF209",),
+        yield file.finding(
+            "HF202", "min.insync.replicas", f" with {file.said(name)}", "2", related=("HF209",)
         )
     elif minimum >= factor:
-        yield finding(
+        yield file.finding(
             "HF203",
-            file.place_of("min.insync.replicas"),
-            f"{file.said('min.insync.replicas')} with {file.said(name)}: one broker down stops every write",
+            "min.insync.replicas",
+            f" with {file.said(name)}: one broker down stops every write",
+            str(max(1, factor - 1)),
             severity=Severity.ERROR if minimum > factor else Severity.WARNING,
-            fix=file.set_to("min.insync.replicas", str(max(1, factor - 1))),
         )
 
 
 def _elections(file: BrokerSettings) -> Iterator[Finding]:
     if file.value("unclean.leader.election.enable") == "true":
-        yield finding(
-            "HF204",
-            file.place_of("unclean.leader.election.enable"),
-            file.said("unclean.leader.election.enable"),
-            fix=file.set_to("unclean.leader.election.enable", "false"),
-        )
+        yield file.finding("HF204", "unclean.leader.election.enable", "", "false")
     if file.value("holdfast.flush") == "os":
-        yield finding(
-            "HF205",
-            file.place_of("holdfast.flush"),
-            "holdfast.flush=os: acknowledged before it is on disk, on a single node",
-            severity=Severity.WARNING,
-            fix=file.set_to("holdfast.flush", "group"),
-        )
+        why = ": acknowledged before it is on disk, on a single node"
+        yield file.finding("HF205", "holdfast.flush", why, "group", severity=Severity.WARNING)
 
 
 def _disk(file: BrokerSettings) -> Iterator[Finding]:
@@ -196,23 +173,17 @@ def _disk(file: BrokerSettings) -> Iterator[Finding]:
 def _cluster(file: BrokerSettings) -> Iterator[Finding]:
     created = file.value("auto.create.topics.enable")
     if created == "true" and ("auto.create.topics.enable" in file.settings or not file.is_embedded):
-        yield finding(
-            "HF207",
-            file.place_of("auto.create.topics.enable"),
-            file.said("auto.create.topics.enable"),
-            fix=file.set_to("auto.create.topics.enable", "false"),
-        )
+        yield file.finding("HF207", "auto.create.topics.enable", "", "false")
     for name in ("offsets.topic.replication.factor", "transaction.state.log.replication.factor"):
         factor = file.number(name)
         if factor is not None and factor < 3 and not file.is_embedded:
-            yield finding("HF211", file.place_of(name), file.said(name), fix=file.set_to(name, "3"))
+            yield file.finding("HF211", name, "", "3")
     fetched, accepted = file.number("replica.fetch.max.bytes"), file.number("message.max.bytes")
     if fetched is not None and accepted is not None and fetched < accepted:
-        yield finding(
+        yield file.finding(
             "HF208",
-            file.place_of("replica.fetch.max.bytes"),
-            f"{file.said('replica.fetch.max.bytes')} is less than {file.said('message.max.bytes')}: "
-            "followers fetch a large message alone, and fall behind",
+            "replica.fetch.max.bytes",
+            f" is less than {file.said('message.max.bytes')}: followers fetch a large message alone, and fall behind",
+            str(accepted),
             severity=Severity.NOTE,
-            fix=file.set_to("replica.fetch.max.bytes", str(accepted)),
         )

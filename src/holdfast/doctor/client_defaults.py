@@ -28,12 +28,7 @@ class Client(StrEnum):
 
     @property
     def words(self) -> str:
-        return {
-            Client.JAVA: "the Java client",
-            Client.LIBRDKAFKA: "librdkafka",
-            Client.KAFKA_PYTHON: "kafka-python",
-            Client.AIOKAFKA: "aiokafka",
-        }[self]
+        return "the Java client" if self is Client.JAVA else self.value
 
 
 INFINITE: Final = 2**31 - 1
@@ -43,32 +38,78 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_JAVA_BOTH: Final = _names(
-    """bootstrap.servers client.dns.lookup client.id config.providers connections.max.idle.ms enable.metrics.push
-    interceptor.classes metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy
-    metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms receive.buffer.bytes
-    reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms retry.backoff.max.ms retry.backoff.ms
-    security.protocol security.providers send.buffer.bytes socket.connection.setup.timeout.max.ms
-    socket.connection.setup.timeout.ms auto.include.jmx.reporter"""
-)
-_JAVA_PRODUCER: Final = _names(
-    """acks batch.size buffer.memory compression.gzip.level compression.lz4.level compression.type
+_OWN: Final[Mapping[tuple[Client, Role], frozenset[str]]] = {
+    (Client.JAVA, "producer"): _names(
+        """acks batch.size buffer.memory compression.gzip.level compression.lz4.level compression.type
     compression.zstd.level delivery.timeout.ms enable.idempotence key.serializer linger.ms max.block.ms
     max.in.flight.requests.per.connection max.request.size metadata.max.idle.ms
     partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms partitioner.class
     partitioner.ignore.keys retries transaction.timeout.ms transaction.two.phase.commit.enable transactional.id
     value.serializer"""
-)
-_JAVA_CONSUMER: Final = _names(
-    """allow.auto.create.topics auto.commit.interval.ms auto.offset.reset check.crcs client.rack
+    ),
+    (Client.JAVA, "consumer"): _names(
+        """allow.auto.create.topics auto.commit.interval.ms auto.offset.reset check.crcs client.rack
     default.api.timeout.ms enable.auto.commit exclude.internal.topics fetch.max.bytes fetch.max.wait.ms
     fetch.min.bytes group.id group.instance.id group.protocol group.remote.assignor heartbeat.interval.ms
     isolation.level key.deserializer max.partition.fetch.bytes max.poll.interval.ms max.poll.records
     partition.assignment.strategy session.timeout.ms share.acknowledgement.mode share.acquire.mode
     value.deserializer"""
-)
-_RDKAFKA_BOTH: Final = _names(
-    """builtin.features client.id metadata.broker.list bootstrap.servers message.max.bytes message.copy.max.bytes
+    ),
+    (Client.LIBRDKAFKA, "producer"): _names(
+        """transactional.id transaction.timeout.ms enable.idempotence enable.gapless.guarantee
+    queue.buffering.max.messages queue.buffering.max.kbytes queue.buffering.max.ms linger.ms
+    message.send.max.retries retries queue.buffering.backpressure.threshold compression.codec compression.type
+    batch.num.messages batch.size delivery.report.only.error dr_cb dr_msg_cb on_delivery
+    sticky.partitioning.linger.ms request.required.acks acks request.timeout.ms message.timeout.ms
+    delivery.timeout.ms queuing.strategy produce.offset.report partitioner partitioner_cb msg_order_cmp
+    compression.level key.serializer value.serializer"""
+    ),
+    (Client.LIBRDKAFKA, "consumer"): _names(
+        """group.id group.instance.id partition.assignment.strategy session.timeout.ms heartbeat.interval.ms
+    group.protocol.type group.protocol group.remote.assignor coordinator.query.interval.ms max.poll.interval.ms
+    enable.auto.commit auto.commit.enable auto.commit.interval.ms enable.auto.offset.store queued.min.messages
+    queued.max.messages.kbytes fetch.wait.max.ms fetch.queue.backoff.ms fetch.message.max.bytes
+    max.partition.fetch.bytes fetch.max.bytes fetch.min.bytes fetch.error.backoff.ms offset.store.method
+    isolation.level consume_cb rebalance_cb offset_commit_cb on_commit enable.partition.eof check.crcs
+    auto.offset.reset offset.store.path offset.store.sync.interval.ms consume.callback.max.messages
+    max.poll.records share.acknowledgement.mode key.deserializer value.deserializer"""
+    ),
+    (Client.KAFKA_PYTHON, "producer"): _names(
+        """key_serializer value_serializer enable_idempotence transactional_id transaction_timeout_ms
+    delivery_timeout_ms acks compression_type retries batch_size linger_ms partitioner max_block_ms
+    max_request_size buffer_memory"""
+    ),
+    (Client.KAFKA_PYTHON, "consumer"): _names(
+        """client_rack group_id group_instance_id key_deserializer value_deserializer
+    enable_incremental_fetch_sessions fetch_max_wait_ms fetch_min_bytes fetch_max_bytes
+    max_partition_fetch_bytes auto_offset_reset enable_auto_commit auto_commit_interval_ms
+    default_offset_commit_callback check_crcs isolation_level partition_assignment_strategy max_poll_records
+    max_poll_interval_ms session_timeout_ms heartbeat_interval_ms consumer_timeout_ms exclude_internal_topics
+    metric_group_prefix leave_group_on_close"""
+    ),
+    (Client.AIOKAFKA, "producer"): _names(
+        """acks key_serializer value_serializer compression_type max_batch_size partitioner max_request_size linger_ms
+    enable_idempotence transactional_id transaction_timeout_ms"""
+    ),
+    (Client.AIOKAFKA, "consumer"): _names(
+        """group_id group_instance_id key_deserializer value_deserializer fetch_max_wait_ms fetch_max_bytes
+    fetch_min_bytes max_partition_fetch_bytes auto_offset_reset enable_auto_commit auto_commit_interval_ms
+    check_crcs partition_assignment_strategy max_poll_interval_ms rebalance_timeout_ms session_timeout_ms
+    heartbeat_interval_ms consumer_timeout_ms max_poll_records exclude_internal_topics isolation_level
+    client_rack"""
+    ),
+}
+_BOTH: Final[Mapping[Client, frozenset[str]]] = {
+    Client.JAVA: _names(
+        """bootstrap.servers client.dns.lookup client.id config.providers connections.max.idle.ms enable.metrics.push
+    interceptor.classes metadata.max.age.ms metadata.recovery.rebootstrap.trigger.ms metadata.recovery.strategy
+    metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms receive.buffer.bytes
+    reconnect.backoff.max.ms reconnect.backoff.ms request.timeout.ms retry.backoff.max.ms retry.backoff.ms
+    security.protocol security.providers send.buffer.bytes socket.connection.setup.timeout.max.ms
+    socket.connection.setup.timeout.ms auto.include.jmx.reporter"""
+    ),
+    Client.LIBRDKAFKA: _names(
+        """builtin.features client.id metadata.broker.list bootstrap.servers message.max.bytes message.copy.max.bytes
     receive.message.max.bytes max.in.flight.requests.per.connection max.in.flight metadata.recovery.strategy
     metadata.recovery.rebootstrap.trigger.ms topic.metadata.refresh.interval.ms metadata.max.age.ms
     topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.fast.cnt topic.metadata.refresh.sparse
@@ -84,28 +125,9 @@ _RDKAFKA_BOTH: Final = _names(
     plugin.library.paths interceptors client.rack client.dns.lookup enable.metrics.push retry.backoff.ms
     retry.backoff.max.ms oauth_cb oauthbearer_token_refresh_cb enable.sasl.oauthbearer.unsecure.jwt logger
     https.ca.location https.ca.pem"""
-)
-_RDKAFKA_PRODUCER: Final = _names(
-    """transactional.id transaction.timeout.ms enable.idempotence enable.gapless.guarantee
-    queue.buffering.max.messages queue.buffering.max.kbytes queue.buffering.max.ms linger.ms
-    message.send.max.retries retries queue.buffering.backpressure.threshold compression.codec compression.type
-    batch.num.messages batch.size delivery.report.only.error dr_cb dr_msg_cb on_delivery
-    sticky.partitioning.linger.ms request.required.acks acks request.timeout.ms message.timeout.ms
-    delivery.timeout.ms queuing.strategy produce.offset.report partitioner partitioner_cb msg_order_cmp
-    compression.level key.serializer value.serializer"""
-)
-_RDKAFKA_CONSUMER: Final = _names(
-    """group.id group.instance.id partition.assignment.strategy session.timeout.ms heartbeat.interval.ms
-    group.protocol.type group.protocol group.remote.assignor coordinator.query.interval.ms max.poll.interval.ms
-    enable.auto.commit auto.commit.enable auto.commit.interval.ms enable.auto.offset.store queued.min.messages
-    queued.max.messages.kbytes fetch.wait.max.ms fetch.queue.backoff.ms fetch.message.max.bytes
-    max.partition.fetch.bytes fetch.max.bytes fetch.min.bytes fetch.error.backoff.ms offset.store.method
-    isolation.level consume_cb rebalance_cb offset_commit_cb on_commit enable.partition.eof check.crcs
-    auto.offset.reset offset.store.path offset.store.sync.interval.ms consume.callback.max.messages
-    max.poll.records share.acknowledgement.mode key.deserializer value.deserializer"""
-)
-_KAFKA_PYTHON_BOTH: Final = _names(
-    """bootstrap_servers client_id connections_max_idle_ms metadata_max_age_ms retry_backoff_ms request_timeout_ms
+    ),
+    Client.KAFKA_PYTHON: _names(
+        """bootstrap_servers client_id connections_max_idle_ms metadata_max_age_ms retry_backoff_ms request_timeout_ms
     receive_buffer_bytes receive_message_max_bytes send_buffer_bytes socket_options reconnect_backoff_ms
     reconnect_backoff_max_ms max_in_flight_requests_per_connection security_protocol ssl_context
     ssl_check_hostname ssl_cafile ssl_certfile ssl_keyfile ssl_crlfile ssl_password ssl_ciphers api_version
@@ -113,53 +135,13 @@ _KAFKA_PYTHON_BOTH: Final = _names(
     metrics_sample_window_ms selector sasl_mechanism sasl_plain_username sasl_plain_password
     sasl_kerberos_name sasl_kerberos_service_name sasl_kerberos_domain_name sasl_oauth_token_provider proxy_url
     socks5_proxy kafka_client client_dns_lookup allow_auto_create_topics"""
-)
-_KAFKA_PYTHON_PRODUCER: Final = _names(
-    """key_serializer value_serializer enable_idempotence transactional_id transaction_timeout_ms
-    delivery_timeout_ms acks compression_type retries batch_size linger_ms partitioner max_block_ms
-    max_request_size buffer_memory"""
-)
-_KAFKA_PYTHON_CONSUMER: Final = _names(
-    """client_rack group_id group_instance_id key_deserializer value_deserializer
-    enable_incremental_fetch_sessions fetch_max_wait_ms fetch_min_bytes fetch_max_bytes
-    max_partition_fetch_bytes auto_offset_reset enable_auto_commit auto_commit_interval_ms
-    default_offset_commit_callback check_crcs isolation_level partition_assignment_strategy max_poll_records
-    max_poll_interval_ms session_timeout_ms heartbeat_interval_ms consumer_timeout_ms exclude_internal_topics
-    metric_group_prefix leave_group_on_close"""
-)
-_AIOKAFKA_BOTH: Final = _names(
-    """loop bootstrap_servers client_id metadata_max_age_ms request_timeout_ms api_version retry_backoff_ms
+    ),
+    Client.AIOKAFKA: _names(
+        """loop bootstrap_servers client_id metadata_max_age_ms request_timeout_ms api_version retry_backoff_ms
     security_protocol ssl_context connections_max_idle_ms sasl_mechanism sasl_plain_password
     sasl_plain_username sasl_kerberos_service_name sasl_kerberos_domain_name
     sasl_oauth_token_provider"""
-)
-_AIOKAFKA_PRODUCER: Final = _names(
-    """acks key_serializer value_serializer compression_type max_batch_size partitioner max_request_size linger_ms
-    enable_idempotence transactional_id transaction_timeout_ms"""
-)
-_AIOKAFKA_CONSUMER: Final = _names(
-    """group_id group_instance_id key_deserializer value_deserializer fetch_max_wait_ms fetch_max_bytes
-    fetch_min_bytes max_partition_fetch_bytes auto_offset_reset enable_auto_commit auto_commit_interval_ms
-    check_crcs partition_assignment_strategy max_poll_interval_ms rebalance_timeout_ms session_timeout_ms
-    heartbeat_interval_ms consumer_timeout_ms max_poll_records exclude_internal_topics isolation_level
-    client_rack"""
-)
-
-_OWN: Final[Mapping[tuple[Client, Role], frozenset[str]]] = {
-    (Client.JAVA, "producer"): _JAVA_PRODUCER,
-    (Client.JAVA, "consumer"): _JAVA_CONSUMER,
-    (Client.LIBRDKAFKA, "producer"): _RDKAFKA_PRODUCER,
-    (Client.LIBRDKAFKA, "consumer"): _RDKAFKA_CONSUMER,
-    (Client.KAFKA_PYTHON, "producer"): _KAFKA_PYTHON_PRODUCER,
-    (Client.KAFKA_PYTHON, "consumer"): _KAFKA_PYTHON_CONSUMER,
-    (Client.AIOKAFKA, "producer"): _AIOKAFKA_PRODUCER,
-    (Client.AIOKAFKA, "consumer"): _AIOKAFKA_CONSUMER,
-}
-_BOTH: Final[Mapping[Client, frozenset[str]]] = {
-    Client.JAVA: _JAVA_BOTH,
-    Client.LIBRDKAFKA: _RDKAFKA_BOTH,
-    Client.KAFKA_PYTHON: _KAFKA_PYTHON_BOTH,
-    Client.AIOKAFKA: _AIOKAFKA_BOTH,
+    ),
 }
 SECURITY_PREFIXES: Final = ("ssl.", "sasl.", "ssl_", "sasl_")
 """Names below these are the business of security; whether they are spelt right shows when the client connects."""
@@ -255,108 +237,65 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
 )
 """Settings the rules look at, and how their values are read; everything else is text."""
 
-DEFAULTS: Final[Mapping[tuple[Client, Role], Mapping[str, str | int | bool | None]]] = {
-    (Client.JAVA, "producer"): {
-        "acks": "all",
-        "enable.idempotence": True,
-        "retries": INFINITE,
-        "delivery.timeout.ms": 120_000,
-        "request.timeout.ms": 30_000,
-        "max.in.flight.requests.per.connection": 5,
-        "linger.ms": 5,
-        "batch.size": 16_384,
-        "buffer.memory": 33_554_432,
-        "max.block.ms": 60_000,
-        "max.request.size": 1_048_576,
-        "transaction.timeout.ms": 60_000,
-        "partitioner": "murmur2",
-    },
-    (Client.JAVA, "consumer"): {
-        "enable.auto.commit": True,
-        "auto.commit.interval.ms": 5_000,
-        "auto.offset.reset": "latest",
-        "isolation.level": "read_uncommitted",
-        "session.timeout.ms": 45_000,
-        "heartbeat.interval.ms": 3_000,
-        "max.poll.interval.ms": 300_000,
-        "max.poll.records": 500,
-        "fetch.max.bytes": 52_428_800,
-        "max.partition.fetch.bytes": 1_048_576,
-    },
+_Values = Mapping[str, str | int | bool | None]
+
+_PRODUCER: Final[_Values] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "retries": INFINITE,
+    "request.timeout.ms": 30_000,
+    "linger.ms": 0,
+    "batch.size": 16_384,
+    "max.request.size": 1_048_576,
+    "transaction.timeout.ms": 60_000,
+    "partitioner": "murmur2",
+}
+_BOUNDED_PRODUCER: Final[_Values] = {
+    **_PRODUCER,
+    "delivery.timeout.ms": 120_000,
+    "max.in.flight.requests.per.connection": 5,
+    "max.block.ms": 60_000,
+}
+_CONSUMER: Final[_Values] = {
+    "enable.auto.commit": True,
+    "auto.commit.interval.ms": 5_000,
+    "auto.offset.reset": "latest",
+    "isolation.level": "read_uncommitted",
+    "session.timeout.ms": 45_000,
+    "heartbeat.interval.ms": 3_000,
+    "max.poll.interval.ms": 300_000,
+    "fetch.max.bytes": 52_428_800,
+    "max.partition.fetch.bytes": 1_048_576,
+}
+DEFAULTS: Final[Mapping[tuple[Client, Role], _Values]] = {
+    (Client.JAVA, "producer"): {**_BOUNDED_PRODUCER, "linger.ms": 5, "buffer.memory": 33_554_432},
+    (Client.JAVA, "consumer"): {**_CONSUMER, "max.poll.records": 500},
     (Client.LIBRDKAFKA, "producer"): {
-        "acks": "all",
+        **_PRODUCER,
         "enable.idempotence": False,
-        "retries": INFINITE,
         "delivery.timeout.ms": 300_000,
-        "request.timeout.ms": 30_000,
         "max.in.flight.requests.per.connection": 1_000_000,
         "linger.ms": 5,
         "batch.size": 1_000_000,
         "queue.buffering.max.messages": 100_000,
         "queue.buffering.max.kbytes": 1_048_576,
         "max.request.size": 1_000_000,
-        "transaction.timeout.ms": 60_000,
         "partitioner": "consistent_random",
     },
     (Client.LIBRDKAFKA, "consumer"): {
-        "enable.auto.commit": True,
+        **_CONSUMER,
         "enable.auto.offset.store": True,
-        "auto.commit.interval.ms": 5_000,
-        "auto.offset.reset": "latest",
         "isolation.level": "read_committed",
-        "session.timeout.ms": 45_000,
-        "heartbeat.interval.ms": 3_000,
-        "max.poll.interval.ms": 300_000,
-        "fetch.max.bytes": 52_428_800,
-        "max.partition.fetch.bytes": 1_048_576,
         "receive.message.max.bytes": 100_000_000,
     },
-    (Client.KAFKA_PYTHON, "producer"): {
-        "acks": "all",
-        "enable.idempotence": True,
-        "retries": INFINITE,
-        "delivery.timeout.ms": 120_000,
-        "request.timeout.ms": 30_000,
-        "max.in.flight.requests.per.connection": 5,
-        "linger.ms": 0,
-        "batch.size": 16_384,
-        "max.block.ms": 60_000,
-        "max.request.size": 1_048_576,
-        "transaction.timeout.ms": 60_000,
-        "partitioner": "murmur2",
-    },
-    (Client.KAFKA_PYTHON, "consumer"): {
-        "enable.auto.commit": True,
-        "auto.commit.interval.ms": 5_000,
-        "auto.offset.reset": "latest",
-        "isolation.level": "read_uncommitted",
-        "session.timeout.ms": 45_000,
-        "heartbeat.interval.ms": 3_000,
-        "max.poll.interval.ms": 300_000,
-        "max.poll.records": 500,
-        "fetch.max.bytes": 52_428_800,
-        "max.partition.fetch.bytes": 1_048_576,
-    },
+    (Client.KAFKA_PYTHON, "producer"): _BOUNDED_PRODUCER,
+    (Client.KAFKA_PYTHON, "consumer"): {**_CONSUMER, "max.poll.records": 500},
     (Client.AIOKAFKA, "producer"): {
+        **_PRODUCER,
         "acks": "1",
         "enable.idempotence": False,
-        "retries": INFINITE,
         "request.timeout.ms": 40_000,
-        "linger.ms": 0,
-        "batch.size": 16_384,
-        "max.request.size": 1_048_576,
-        "transaction.timeout.ms": 60_000,
-        "partitioner": "murmur2",
     },
-    (Client.AIOKAFKA, "consumer"): {
-        "enable.auto.commit": True,
-        "auto.commit.interval.ms": 5_000,
-        "auto.offset.reset": "latest",
-        "isolation.level": "read_uncommitted",
-        "session.timeout.ms": 10_000,
-        "heartbeat.interval.ms": 3_000,
-        "max.poll.interval.ms": 300_000,
-        "fetch.max.bytes": 52_428_800,
-        "max.partition.fetch.bytes": 1_048_576,
-    },
+    (Client.AIOKAFKA, "consumer"): {**_CONSUMER, "session.timeout.ms": 10_000},
 }
+"""What a client does where nothing is said; what they have in common stands above."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -72,14 +73,58 @@ def spelled(spelling: str, name: str, value: str) -> str:
 Style = Literal["properties", "yaml", "json", "python", "spring"]
 
 
+class WrittenSettings(ABC):
+    """Settings of a client or a broker that stand somewhere: rules judge one at a time."""
+
+    place: Place
+    """The file, the container, the resource or the line of the code, as a whole."""
+    settings: Mapping[str, Setting]
+    """By Kafka's names."""
+
+    def place_of(self, *names: str) -> Place:
+        """Where the first of these that was written stands, or the whole."""
+        return next((self.settings[name].place for name in names if name in self.settings), self.place)
+
+    @abstractmethod
+    def said(self, name: str) -> str:
+        """A setting as it is written, or its default with whose that is."""
+
+    @abstractmethod
+    def set_to(self, name: str, value: str) -> Fix:
+        """The line that sets it."""
+
+    def finding(
+        self,
+        risk_id: str,
+        name: str,
+        why: str,
+        to: str | None = None,
+        *,
+        at: Sequence[str] = (),
+        severity: Severity | None = None,
+        loses: str | None = None,
+        fix: Fix | None = None,
+        related: Iterable[str] = (),
+    ) -> Finding:
+        """What one setting does: `why` follows on what it says, `to` is its better value, and it stands where the first
+        of `at` does, or it itself."""
+        return finding(
+            risk_id,
+            self.place_of(*(at or (name,))),
+            self.said(name) + why,
+            severity=severity,
+            loses=loses,
+            fix=fix if to is None else self.set_to(name, to),
+            related=related,
+        )
+
+
 @dataclass(frozen=True)
-class ClientSettings:
+class ClientSettings(WrittenSettings):
     role: Role
     client: Client
     place: Place
-    """The file, or the line of the code, as a whole."""
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    """By Kafka's names."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What a framework sets where nothing is said, over the client's own."""
     style: Style = "properties"
@@ -92,13 +137,6 @@ class ClientSettings:
 
     def written(self, name: str) -> bool:
         return name in self.settings
-
-    def place_of(self, *names: str) -> Place:
-        """Where the first of these that was written stands, or the whole."""
-        for name in names:
-            if name in self.settings:
-                return self.settings[name].place
-        return self.place
 
     def value(self, name: str) -> Any:
         """As the client takes it: typed, the default when nothing was said, UNKNOWN when nobody can say."""

@@ -87,12 +87,12 @@ def _aborted_is_read(
         return
     for consumer in consumers:
         if consumer.text("isolation.level") == "read_uncommitted":
-            yield finding(
+            yield consumer.finding(
                 "HF310",
-                consumer.place_of("isolation.level"),
-                f"{consumer.said('isolation.level')}, and {transactional[0].place} writes in transactions",
+                "isolation.level",
+                f", and {transactional[0].place} writes in transactions",
+                "read_committed",
                 severity=Severity.WARNING if _belong_together(consumer, transactional) else Severity.NOTE,
-                fix=consumer.set_to("isolation.level", "read_committed"),
             )
 
 
@@ -114,13 +114,13 @@ def _keys_apart(producers: Sequence[ClientSettings]) -> Iterator[Finding]:
     if len(hashes) < 2:
         return
     crc, murmur = hashes["crc32"], hashes["murmur2"]
-    yield finding(
+    yield crc.finding(
         "HF000",
-        crc.place_of("partitioner"),
-        f"{crc.said('partitioner')} and {murmur.place} ({murmur.client.words}) send a key to different partitions: "
-        "its order is lost where both write to one topic",
+        "partitioner",
+        f" and {murmur.place} ({murmur.client.words}) send a key to different partitions: its order is lost where both "
+        "write to one topic",
+        "murmur2_random",
         severity=Severity.NOTE,
-        fix=crc.set_to("partitioner", "murmur2_random"),
     )
 
 
@@ -134,13 +134,13 @@ def _too_large_to_receive(
         for producer in producers:
             size = producer.number("max.request.size")
             if size is not None and size > receive:
-                yield finding(
+                yield consumer.finding(
                     "HF208",
-                    consumer.place_of("receive.message.max.bytes"),
-                    f"{consumer.said('receive.message.max.bytes')}, but {producer.said('max.request.size')} "
-                    f"at {producer.place_of('max.request.size')}: a message may be too large to receive",
+                    "receive.message.max.bytes",
+                    f", but {producer.said('max.request.size')} at {producer.place_of('max.request.size')}: "
+                    "a message may be too large to receive",
+                    str(size + 1024 * 1024),
                     severity=Severity.ERROR,
-                    fix=consumer.set_to("receive.message.max.bytes", str(size + 1024 * 1024)),
                 )
 
 
@@ -173,13 +173,8 @@ def _replicas_and_minimum(topic: TopicFacts, clients: Sequence[ClientSettings]) 
         )
     ignoring = [client for client in producers if client.text("acks") in ("0", "1")]
     if minimum > 1 and ignoring:
-        yield finding(
-            "HF102",
-            ignoring[0].place_of("acks"),
-            f"{ignoring[0].said('acks')}: min.insync.replicas={minimum} of {topic.name} counts for acks=all only",
-            fix=ignoring[0].set_to("acks", "all"),
-            related=("HF202",),
-        )
+        why = f": min.insync.replicas={minimum} of {topic.name} counts for acks=all only"
+        yield ignoring[0].finding("HF102", "acks", why, "all", related=("HF202",))
 
 
 def _size(producer: ClientSettings, topic: TopicFacts) -> Iterator[Finding]:
@@ -191,13 +186,9 @@ def _size(producer: ClientSettings, topic: TopicFacts) -> Iterator[Finding]:
     if not producer.written("max.request.size") and limit >= BROKER_MESSAGE_BYTES_MAX:
         return
     if size > limit:
-        yield finding(
-            "HF208",
-            producer.place_of("max.request.size"),
-            f"{producer.said('max.request.size')} is more than {topic.name} takes (max.message.bytes={limit})",
-            fix=_alter(topic, "max.message.bytes", str(size)),
-            related=("HF107",),
-        )
+        why = f" is more than {topic.name} takes (max.message.bytes={limit})"
+        fix = _alter(topic, "max.message.bytes", str(size))
+        yield producer.finding("HF208", "max.request.size", why, fix=fix, related=("HF107",))
 
 
 def _no_key(producer: ClientSettings, topic: TopicFacts) -> Iterator[Finding]:
@@ -208,13 +199,12 @@ def _no_key(producer: ClientSettings, topic: TopicFacts) -> Iterator[Finding]:
     if producer.client is Client.AIOKAFKA or in_flight is None or in_flight <= 1:
         return
     if producer.flag("enable.idempotence") is False and not producer.written("transactional.id"):
-        yield finding(
+        yield producer.finding(
             "HF106",
-            producer.place_of("enable.idempotence"),
-            f"{producer.said('enable.idempotence')}, and {topic.name} is compacted: a reordered retry keeps the "
-            "older value of a key for good",
+            "enable.idempotence",
+            f", and {topic.name} is compacted: a reordered retry keeps the older value of a key for good",
+            "true",
             severity=Severity.ERROR,
-            fix=producer.set_to("enable.idempotence", "true"),
             related=("HF210",),
         )
 

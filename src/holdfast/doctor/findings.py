@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from holdfast.doctor.risks import RISKS, Risk
 from holdfast.errors import UsageError
@@ -26,7 +26,7 @@ class DoctorError(UsageError):
 
 
 class Severity(StrEnum):
-    """How bad; compared by `rank`."""
+    """How bad, the least first; compared by `rank`."""
 
     NOTE = "note"
     WARNING = "warning"
@@ -34,10 +34,7 @@ class Severity(StrEnum):
 
     @property
     def rank(self) -> int:
-        return _RANKS[self]
-
-
-_RANKS: Final = {Severity.NOTE: 0, Severity.WARNING: 1, Severity.ERROR: 2}
+        return list(Severity).index(self)
 
 
 @dataclass(frozen=True, order=True)
@@ -150,9 +147,6 @@ class Gap:
     what: str
     why: str
     kind: GapKind = "unreadable"
-
-    def as_json(self) -> dict[str, Any]:
-        return {"what": self.what, "why": self.why, "kind": self.kind}
 
 
 @dataclass(frozen=True)

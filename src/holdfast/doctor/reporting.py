@@ -16,6 +16,7 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import quote
@@ -100,7 +101,7 @@ def as_json(examination: Examination, see: See = what_there_is) -> dict[str, Any
         "counts": {severity.value: examination.count(severity) for severity in Severity},
         "findings": [{**found.as_json(), "see": list(see(found.id))} for found in examination.in_order()],
         "suppressed": [each.as_json() for each in examination.suppressed],
-        "notExamined": [gap.as_json() for gap in examination.gaps],
+        "notExamined": [asdict(gap) for gap in examination.gaps],
         "examined": list(examination.examined),
     }
 

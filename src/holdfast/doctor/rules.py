@@ -71,10 +71,10 @@ def refused_idempotence(client: ClientSettings) -> Iterator[Finding]:
     against = list(_against_idempotence(client))
     if against and (explicit or client.written("transactional.id")):
         name = "enable.idempotence" if explicit else "transactional.id"
-        yield finding(
+        yield client.finding(
             "HF000",
-            client.place_of(name),
-            f"{client.said(name)} cannot be had with {' and '.join(against)}: the producer refuses to start",
+            name,
+            f" cannot be had with {' and '.join(against)}: the producer refuses to start",
             severity=Severity.ERROR,
             fix=Fix(f"remove {' and '.join(against)}", "advice"),
             related=("HF102", "HF106"),
@@ -102,14 +102,8 @@ def acks(client: ClientSettings) -> Iterator[Finding]:
         else ""
     )
     related = ("HF101", "HF209") if asked == "0" else ("HF209",)
-    yield finding(
-        "HF102",
-        client.place_of("acks"),
-        f"{client.said('acks')}: {who}{silently}",
-        fix=client.set_to("acks", "all"),
-        loses="messages the leader never stored, without any error" if asked == "0" else None,
-        related=related,
-    )
+    loses = "messages the leader never stored, without any error" if asked == "0" else None
+    yield client.finding("HF102", "acks", f": {who}{silently}", "all", loses=loses, related=related)
 
 
 def gives_up_early(client: ClientSettings) -> Iterator[Finding]:
@@ -118,23 +112,17 @@ def gives_up_early(client: ClientSettings) -> Iterator[Finding]:
     timeout_ms = client.number(name)
     endless = client.client is Client.LIBRDKAFKA and timeout_ms == 0
     if timeout_ms is not None and timeout_ms < DELIVERY_TIMEOUT_MS_MIN and not endless:
-        yield finding(
-            "HF103",
-            client.place_of(name),
-            f"{client.said(name)}: given up after {timeout_ms / 1000:g} s, sooner than a broker is replaced",
-            fix=client.set_to(name, str(_delivery_timeout_ms(client))),
-        )
+        why = f": given up after {timeout_ms / 1000:g} s, sooner than a broker is replaced"
+        yield client.finding("HF103", name, why, str(_delivery_timeout_ms(client)))
     retries = client.number("retries")
     if client.written("retries") and retries is not None and 0 <= retries < 3:
-        yield finding(
+        attempts = f"{retries + 1} attempt{'s' * (retries > 0)}"
+        bound = own_name(client.client, "delivery.timeout.ms")
+        yield client.finding(
             "HF103",
-            client.place_of("retries"),
-            f"{client.said('retries')}: a message is given up after {retries + 1} attempt{'s' * (retries > 0)}, "
-            "within a second of a leader's change",
-            fix=Fix(
-                f"remove {client.said('retries')}: {own_name(client.client, 'delivery.timeout.ms')} bounds them",
-                "advice",
-            ),
+            "retries",
+            f": a message is given up after {attempts}, within a second of a leader's change",
+            fix=Fix(f"remove {client.said('retries')}: {bound} bounds them", "advice"),
         )
 
 
@@ -153,14 +141,8 @@ def outlives_transaction(client: ClientSettings) -> Iterator[Finding]:
     if not client.written("delivery.timeout.ms") or delivery is None or transaction is None:
         return
     if delivery > transaction:
-        yield finding(
-            "HF000",
-            client.place_of("delivery.timeout.ms"),
-            f"{client.said('delivery.timeout.ms')} is more than {client.said('transaction.timeout.ms')}: "
-            "the producer refuses to start",
-            severity=Severity.ERROR,
-            fix=client.set_to("delivery.timeout.ms", str(transaction)),
-        )
+        why = f" is more than {client.said('transaction.timeout.ms')}: the producer refuses to start"
+        yield client.finding("HF000", "delivery.timeout.ms", why, str(transaction), severity=Severity.ERROR)
 
 
 def contradictory_times(client: ClientSettings) -> Iterator[Finding]:
@@ -173,13 +155,13 @@ def contradictory_times(client: ClientSettings) -> Iterator[Finding]:
         return
     if not client.written("delivery.timeout.ms"):
         return  # raised by itself when only the other two were given
-    yield finding(
+    together = f"{client.said('linger.ms')} and {client.said('request.timeout.ms')} together"
+    yield client.finding(
         "HF000",
-        client.place_of("delivery.timeout.ms"),
-        f"{client.said('delivery.timeout.ms')} is less than {client.said('linger.ms')} and "
-        f"{client.said('request.timeout.ms')} together: the producer refuses to start",
+        "delivery.timeout.ms",
+        f" is less than {together}: the producer refuses to start",
+        "120000",
         severity=Severity.ERROR,
-        fix=client.set_to("delivery.timeout.ms", "120000"),
         related=("HF103",),
     )
 
@@ -189,11 +171,11 @@ def lingering(client: ClientSettings) -> Iterator[Finding]:
     linger, timeout_ms = client.number("linger.ms"), client.number("delivery.timeout.ms")
     if client.client is not Client.LIBRDKAFKA or linger is None or not timeout_ms or linger < timeout_ms:
         return
-    yield finding(
+    yield client.finding(
         "HF000",
-        client.place_of("linger.ms", "delivery.timeout.ms"),
-        f"{client.said('linger.ms')} is not less than {client.said('delivery.timeout.ms')}: "
-        "a message's time is over before it is sent",
+        "linger.ms",
+        f" is not less than {client.said('delivery.timeout.ms')}: a message's time is over before it is sent",
+        at=("linger.ms", "delivery.timeout.ms"),
         severity=Severity.ERROR,
         related=("HF103",),
     )
@@ -202,12 +184,8 @@ def lingering(client: ClientSettings) -> Iterator[Finding]:
 def full_buffer(client: ClientSettings) -> Iterator[Finding]:
     max_block_ms = client.number("max.block.ms")
     if max_block_ms is not None and client.written("max.block.ms") and max_block_ms < MAX_BLOCK_MS_MIN:
-        yield finding(
-            "HF105",
-            client.place_of("max.block.ms"),
-            f"{client.said('max.block.ms')}: send fails at once when the buffer is full or a leader is unknown",
-            fix=client.set_to("max.block.ms", "60000"),
-        )
+        why = ": send fails at once when the buffer is full or a leader is unknown"
+        yield client.finding("HF105", "max.block.ms", why, "60000")
 
 
 def unnumbered(client: ClientSettings) -> Iterator[Finding]:
@@ -240,13 +218,13 @@ def transaction_times(client: ClientSettings) -> Iterator[Finding]:
     if timeout_ms is None or not client.written("transaction.timeout.ms"):
         return
     if timeout_ms > TRANSACTION_TIMEOUT_MS_MAX:
-        yield finding(
+        yield client.finding(
             "HF411",
-            client.place_of("transaction.timeout.ms"),
-            f"{client.said('transaction.timeout.ms')} is more than a broker allows by default (900000): it is refused, "
-            "or a producer that hangs holds readers back that long",
+            "transaction.timeout.ms",
+            " is more than a broker allows by default (900000): it is refused, or a producer that hangs holds readers "
+            "back that long",
+            "60000",
             severity=Severity.WARNING,
-            fix=client.set_to("transaction.timeout.ms", "60000"),
         )
 
 
@@ -267,10 +245,10 @@ def auto_commit(client: ClientSettings) -> Iterator[Finding]:
     instead = "commit() after handling"
     if client.client is Client.LIBRDKAFKA:
         instead += "; or enable.auto.offset.store=false instead, and store_offsets() after handling"
-    yield finding(
+    yield client.finding(
         "HF301",
-        client.place_of("enable.auto.commit"),
-        f"{client.said('enable.auto.commit')}: {how}",
+        "enable.auto.commit",
+        f": {how}",
         severity=severity,
         fix=Fix(
             client.line("enable.auto.commit", "false") + "\n# and " + instead,
@@ -284,24 +262,14 @@ def starts_at_the_end(client: ClientSettings) -> Iterator[Finding]:
     reset = client.text("auto.offset.reset")
     if reset not in ("latest", "by_duration"):
         return
-    yield finding(
-        "HF305",
-        client.place_of("auto.offset.reset"),
-        f"{client.said('auto.offset.reset')}: where there is no valid position, what is in the topic is skipped",
-        fix=client.set_to("auto.offset.reset", "earliest"),
-        related=("HF304",),
-    )
+    why = ": where there is no valid position, what is in the topic is skipped"
+    yield client.finding("HF305", "auto.offset.reset", why, "earliest", related=("HF304",))
 
 
 def reads_aborted(client: ClientSettings) -> Iterator[Finding]:
     if client.written("isolation.level") and client.text("isolation.level") == "read_uncommitted":
-        yield finding(
-            "HF310",
-            client.place_of("isolation.level"),
-            f"{client.said('isolation.level')}: messages of aborted transactions are delivered",
-            severity=Severity.NOTE,
-            fix=client.set_to("isolation.level", "read_committed"),
-        )
+        why = ": messages of aborted transactions are delivered"
+        yield client.finding("HF310", "isolation.level", why, "read_committed", severity=Severity.NOTE)
 
 
 def membership_times(client: ClientSettings) -> Iterator[Finding]:
@@ -310,43 +278,31 @@ def membership_times(client: ClientSettings) -> Iterator[Finding]:
         for name in ("session.timeout.ms", "heartbeat.interval.ms", "max.poll.interval.ms")
     )
     if session is not None and client.written("session.timeout.ms") and session < SESSION_TIMEOUT_MS_MIN:
-        yield finding(
-            "HF000",
-            client.place_of("session.timeout.ms"),
-            f"{client.said('session.timeout.ms')} is less than a broker allows by default (6000): refused",
-            fix=client.set_to("session.timeout.ms", "45000"),
-            related=("HF307",),
-        )
+        why = " is less than a broker allows by default (6000): refused"
+        yield client.finding("HF000", "session.timeout.ms", why, "45000", related=("HF307",))
     if session is not None and heartbeat is not None and heartbeat * 3 > session:
         refused = heartbeat >= session
-        yield finding(
+        what = (
+            "no heartbeat arrives in time" if refused else "one heartbeat that is late loses the partitions"
+        )
+        yield client.finding(
             "HF307",
-            client.place_of("heartbeat.interval.ms", "session.timeout.ms"),
-            f"{client.said('heartbeat.interval.ms')} with {client.said('session.timeout.ms')}: "
-            + (
-                "no heartbeat arrives in time"
-                if refused
-                else "one heartbeat that is late loses the partitions"
-            ),
+            "heartbeat.interval.ms",
+            f" with {client.said('session.timeout.ms')}: {what}",
+            str(max(1, session // 3)),
+            at=("heartbeat.interval.ms", "session.timeout.ms"),
             severity=Severity.ERROR if refused else Severity.WARNING,
-            fix=client.set_to("heartbeat.interval.ms", str(max(1, session // 3))),
         )
     if interval is None or not client.written("max.poll.interval.ms"):
         return
     if interval < POLL_INTERVAL_MS_MIN:
-        yield finding(
-            "HF308",
-            client.place_of("max.poll.interval.ms"),
-            f"{client.said('max.poll.interval.ms')}: handling that takes {interval / 1000:g} s loses the partitions",
-            fix=client.set_to("max.poll.interval.ms", "300000"),
-            related=("HF307",),
-        )
+        why = f": handling that takes {interval / 1000:g} s loses the partitions"
+        yield client.finding("HF308", "max.poll.interval.ms", why, "300000", related=("HF307",))
     if client.client is Client.LIBRDKAFKA and session is not None and interval < session:
-        yield finding(
+        yield client.finding(
             "HF000",
-            client.place_of("max.poll.interval.ms"),
-            f"{client.said('max.poll.interval.ms')} is less than {client.said('session.timeout.ms')}: "
-            "the consumer refuses to start",
+            "max.poll.interval.ms",
+            f" is less than {client.said('session.timeout.ms')}: the consumer refuses to start",
             severity=Severity.ERROR,
             related=("HF308",),
         )
@@ -357,13 +313,9 @@ def fetch_sizes(client: ClientSettings) -> Iterator[Finding]:
     if not client.written("receive.message.max.bytes") or receive is None or fetch is None:
         return
     if client.client is Client.LIBRDKAFKA and receive < fetch + 512:
-        yield finding(
-            "HF208",
-            client.place_of("receive.message.max.bytes"),
-            f"{client.said('receive.message.max.bytes')} is not 512 above {client.said('fetch.max.bytes')}: "
-            "the consumer refuses to start",
-            severity=Severity.ERROR,
-            fix=client.set_to("receive.message.max.bytes", str(fetch + 512)),
+        why = f" is not 512 above {client.said('fetch.max.bytes')}: the consumer refuses to start"
+        yield client.finding(
+            "HF208", "receive.message.max.bytes", why, str(fetch + 512), severity=Severity.ERROR
         )
 
 
