@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.config_flags import Entity, choose_entity, parse_additions, parse_removals
+from holdfast.cli.configs import Entity, choose_entity, parse_additions, parse_removals
 from holdfast.errors import UsageError
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.cli.dlq_filter import Filter, Letter
+from holdfast.cli.dlq_reading import Filter, Letter
 from holdfast.client.dead_letter_dialects import Failure
 from holdfast.errors import UsageError
 

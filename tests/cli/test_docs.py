@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from holdfast.cli import line_format, message_format
 from holdfast.cli.app import COMMANDS, root
+from holdfast.cli.formats import LineFormat, MessageFormat
 from holdfast.cli.serve import build_parser
 from holdfast.errors import ExitCode
 
@@ -103,8 +103,8 @@ def test_properties_are_those_documented() -> None:
         cells = first_cells(SECTIONS[title])
         return {match[1] for cell in cells if (match := re.fullmatch(r" `([a-z.]+)` ", cell))}
 
-    assert names("holdfast produce") == {*line_format.FLAGS, *line_format.TEXTS}
-    assert names("holdfast consume") == {*message_format.FLAGS, *message_format.TEXTS}
+    assert names("holdfast produce") == {*LineFormat.property_names()}
+    assert names("holdfast consume") == {*MessageFormat.property_names()}
 
 
 def test_exit_codes_are_those_documented() -> None:

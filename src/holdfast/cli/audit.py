@@ -168,7 +168,7 @@ def audit(
         return
     loaded = load(pipeline)
     from holdfast.audit.pipeline_audit import AuditOptions
-    from holdfast.cli.client_settings import read_properties
+    from holdfast.cli.client import read_properties
 
     settings = {} if command_config is None else read_properties(command_config)
     tell = _tell if sys.stderr.isatty() else None

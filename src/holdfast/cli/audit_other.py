@@ -264,7 +264,7 @@ def audit_other(other: Other, bootstrap: str | None, config: str | None) -> Repo
     """The report of whatever the flags name."""
     from holdfast.admin.errors import ClusterError
     from holdfast.audit.model import AuditError
-    from holdfast.cli.client_settings import read_properties
+    from holdfast.cli.client import read_properties
 
     given = {} if config is None else read_properties(config)
     servers = bootstrap or given.get("bootstrap.servers") or os.environ.get("HOLDFAST_BOOTSTRAP_SERVER")
@@ -339,7 +339,7 @@ def _audit_group(other: Other, settings: Mapping[str, str], theirs: Mapping[str,
 
 def _their_settings(other: Other, settings: Mapping[str, str]) -> dict[str, str]:
     """How the cluster of the copy or of the sink is reached: as the source's where nothing else is said."""
-    from holdfast.cli.client_settings import read_properties
+    from holdfast.cli.client import read_properties
 
     if other.to_bootstrap is None and other.to_config is None:
         return dict(settings)

@@ -2,13 +2,23 @@
 
 librdkafka retries a connection for ever and prints each failure. Here its log lines go nowhere, its last
 reason is kept, and `Connection.reach` gives up after `connect_timeout_ms` with that reason in one line.
+
+Client settings: properties files, `name=value` flags, and Kafka's names in librdkafka's words.
+
+Users bring the settings of Kafka's Java client. Most names are the same in librdkafka; the tables below
+translate the rest. A name that means nothing outside the JVM is accepted and said so; a name nobody knows is
+a usage error, raised by librdkafka itself when the client is made.
+
+What to do about a broker's refusal: one line per error, naming the thing it is about.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +30,8 @@ from confluent_kafka.admin import AdminClient, ClusterMetadata
 from holdfast.admin.brokers import Brokers
 from holdfast.admin.errors import Unreachable
 from holdfast.admin.settings import ConnectionSettings, parse_settings
-from holdfast.cli.client_settings import read_properties, translate
 from holdfast.cli.exits import CannotConnect, CommandFailed
+from holdfast.config.properties import parse_properties
 from holdfast.errors import ConfigError
 
 T = TypeVar("T")
@@ -181,3 +191,133 @@ def in_background(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=work, daemon=True).start()
     return future
+
+
+RENAMED: Mapping[str, str] = {
+    "fetch.max.wait.ms": "fetch.wait.max.ms",
+    "max.request.size": "message.max.bytes",
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "ssl.truststore.location": "ssl.ca.location",
+}
+"""Java's name to librdkafka's, where the value keeps its unit."""
+
+MEANINGLESS_HERE = frozenset(
+    {
+        "default.api.timeout.ms",
+        "key.deserializer",
+        "key.serializer",
+        "max.block.ms",
+        "max.poll.records",
+        "ssl.truststore.type",
+        "value.deserializer",
+        "value.serializer",
+    }
+)
+"""Settings of the Java client that have no counterpart; accepted with one line each."""
+
+_JAAS_FIELD = re.compile(r'(username|password)\s*=\s*"([^"]*)"')
+
+
+def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, str]:
+    """`name=value` of a repeatable flag; the value is taken as it stands: a separator may be a blank."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
+        settings[name.strip()] = value
+    return settings
+
+
+def read_properties(path: str) -> dict[str, str]:
+    """A Java properties file, as Kafka's tools read it."""
+    try:
+        with open(path, "rb") as file:
+            return dict(parse_properties(file.read(), path))
+    except OSError as error:
+        raise ConfigError(f"cannot read the properties file {path}: {error.strerror}") from error
+
+
+def translate(settings: Mapping[str, str]) -> dict[str, str]:
+    """Kafka's client settings as librdkafka takes them; the last writer of a name wins."""
+    translated: dict[str, str] = {}
+    for name, value in settings.items():
+        if name in MEANINGLESS_HERE:
+            print(f"holdfast: {name} has no effect in this client", file=sys.stderr)
+        elif name == "sasl.jaas.config":
+            found = dict(_JAAS_FIELD.findall(value))
+            if found.keys() != {"username", "password"}:
+                raise ConfigError('sasl.jaas.config needs username="…" and password="…"')
+            translated |= {f"sasl.{field}": text for field, text in found.items()}
+        elif name == "buffer.memory":
+            translated["queue.buffering.max.kbytes"] = str(max(1, _integer(name, value) // 1024))
+        else:
+            translated[RENAMED.get(name, name)] = value
+    return translated
+
+
+def whole_number(settings: Mapping[str, str], name: str, default: int) -> int:
+    """A setting that we need to know ourselves."""
+    return _integer(name, settings[name]) if name in settings else default
+
+
+def _integer(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"{name}={value!r} is not a whole number") from None
+
+
+ADVICE: Mapping[int, str] = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "create it with 'holdfast topics create --topic {name}', "
+    "or see 'holdfast topics list'",
+    KafkaError.TOPIC_ALREADY_EXISTS: "choose another name, or pass --if-not-exists",
+    KafkaError.TOPIC_EXCEPTION: "a name has up to 249 letters, digits, '.', '_' and '-'",
+    KafkaError.INVALID_PARTITIONS: "partitions can be added, never removed: pass a larger --partitions",
+    KafkaError.INVALID_REPLICATION_FACTOR: "pass a --replication-factor no larger than the number of brokers",
+    KafkaError.INVALID_REPLICA_ASSIGNMENT: "name brokers that exist, each once per partition",
+    KafkaError.INVALID_CONFIG: "'holdfast configs describe --topic NAME --all' lists names and values",
+    KafkaError.INVALID_REQUEST: "see what the broker says, and the command's --help",
+    KafkaError.POLICY_VIOLATION: "the cluster's own policy forbids this; ask who runs it",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "this user may not do that to '{name}'; see --command-config",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "this user may not do that; see --command-config",
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of '{name}' and max.request.size of the producer",
+    KafkaError._MSG_TIMED_OUT: "no broker confirmed it within delivery.timeout.ms; it may be stored all the same",
+    KafkaError.NON_EMPTY_GROUP: "stop its members first; "
+    "'holdfast groups describe --group {name} --members' names them",
+    KafkaError.GROUP_ID_NOT_FOUND: "'holdfast groups list' shows which there are",
+    KafkaError.INVALID_GROUP_ID: "a group's name has at least one character",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "this user may not do that to '{name}'; see --command-config",
+    KafkaError.UNKNOWN_MEMBER_ID: "the group has active members; stop them first",
+    KafkaError.COORDINATOR_NOT_AVAILABLE: "the cluster has no coordinator for it at the moment; try again",
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS: "its coordinator is still reading its log; try again",
+    KafkaError.NOT_ENOUGH_REPLICAS: "too few replicas are in sync; 'holdfast topics describe --topic {name}'",
+}
+
+
+def describe_error(error: KafkaError, name: str) -> str:
+    """What the broker said and what to do about it."""
+    advice = ADVICE.get(error.code())
+    said = f"{error.str().removeprefix('Broker: ').rstrip('.')} ({error.name()})"
+    return f"{said}; {advice.format(name=name)}" if advice else said
+
+
+def failure(exception: KafkaException, subject: str, name: str) -> CommandFailed:
+    """An exception that ends the command: `subject` says what was attempted, `name` on what."""
+    error: KafkaError = exception.args[0]
+    message = f"{subject}: {describe_error(error, name)}"
+    return CannotConnect(message) if error.code() in UNREACHABLE else CommandFailed(message)
+
+
+def no_such_topic(topic: str) -> CommandFailed:
+    advice = ADVICE[KafkaError.UNKNOWN_TOPIC_OR_PART].format(name=topic)
+    return CommandFailed(f"topic '{topic}' does not exist; {advice}")
+
+
+def no_topic_to_change(topic: str) -> CommandFailed:
+    """For commands that would change or delete it, and have --if-exists."""
+    return CommandFailed(
+        f"topic '{topic}' does not exist; 'holdfast topics list' shows which there are, and with --if-exists "
+        "this is no failure"
+    )

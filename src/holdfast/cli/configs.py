@@ -1,9 +1,18 @@
-"""`holdfast configs describe|alter`, with the flags of kafka-configs, for topics and brokers."""
+"""`holdfast configs describe|alter`, with the flags of kafka-configs, for topics and brokers.
+
+The flags of kafka-configs that need more than a type: which entity, which settings to add and remove.
+
+The dynamic default of all brokers, which librdkafka has no way to address.
+
+Kafka names it by an empty broker name; librdkafka refuses that before anything is sent. So these two requests
+are said directly, to any bootstrap server: brokers of a cluster pass them on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
@@ -14,14 +23,13 @@ from confluent_kafka.admin import (
     ConfigSource,
 )
 
-from holdfast.cli.advice import failure, no_such_topic
-from holdfast.cli.broker_defaults import change_defaults, read_defaults
-from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection
-from holdfast.cli.config_flags import Entity, choose_entity, parse_additions, parse_removals
+from holdfast.admin.errors import check
+from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection, failure, no_such_topic, read_properties
 from holdfast.cli.exits import CommandFailed
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, print_json, print_table
-from holdfast.errors import UsageError
+from holdfast.errors import ConfigError, UsageError
+from holdfast.wire.api_keys import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 
 app = CommandGroup(no_args_is_help=True, help="Show and change the settings of topics and brokers.")
 
@@ -230,3 +238,132 @@ def _print_entity(entity: Entity, entries: list[Any], show_all: bool) -> None:
         for entry in entries
     ]
     print_table(("Name", "Value", "Source", "Read-only"), rows, title=title)
+
+
+_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
+
+ENTITY_TYPES = ("topics", "brokers")
+
+
+class Entity(NamedTuple):
+    """What the settings belong to; `name` None is every entity of the kind, "" the default of all brokers."""
+
+    kind: str
+    name: str | None
+
+    @property
+    def is_broker_default(self) -> bool:
+        return self.name == ""
+
+    def __str__(self) -> str:
+        if self.is_broker_default:
+            return "the default of all brokers"
+        return f"{self.kind.removesuffix('s')} {self.name}"
+
+
+def choose_entity(
+    entity_type: str | None,
+    entity_name: str | None,
+    entity_default: bool,
+    topic: str | None,
+    broker: str | None,
+    broker_defaults: bool,
+) -> Entity:
+    """One entity from Kafka's two ways to name it: --entity-type with a name, or --topic and --broker."""
+    short = [
+        Entity(kind, name)
+        for kind, name in (
+            ("topics", topic),
+            ("brokers", broker),
+            ("brokers", "" if broker_defaults else None),
+        )
+        if name is not None
+    ]
+    if len(short) + (entity_type is not None) != 1:
+        raise UsageError(
+            "name one entity: --topic, --broker, --broker-defaults, or --entity-type with --entity-name"
+        )
+    if short:
+        if entity_name is not None or entity_default:
+            raise UsageError("--entity-name and --entity-default belong to --entity-type")
+        entity = short[0]
+    else:
+        assert entity_type is not None
+        if entity_type not in ENTITY_TYPES:
+            raise UsageError(f"--entity-type {entity_type!r} is not one of {', '.join(ENTITY_TYPES)}")
+        if entity_default and (entity_name is not None or entity_type != "brokers"):
+            raise UsageError("--entity-default goes with --entity-type brokers and without --entity-name")
+        entity = Entity(entity_type, "" if entity_default else entity_name)
+    if entity.kind == "brokers" and entity.name and not entity.name.isdecimal():
+        raise UsageError(f"a broker is named by its id, a number, not {entity.name!r}")
+    return entity
+
+
+def parse_additions(texts: Sequence[str], config_path: str | None) -> dict[str, str]:
+    """--add-config 'k1=v1,k2=[a,b]' and --add-config-file; brackets keep commas together."""
+    additions = read_properties(config_path) if config_path is not None else {}
+    for text in texts:
+        for pair in _COMMA_OUTSIDE_BRACKETS.split(text):
+            if not pair.strip():
+                continue
+            name, equals, value = pair.partition("=")
+            if not equals or not name.strip():
+                raise ConfigError(
+                    f"--add-config {pair!r} is not NAME=VALUE; put values with commas in brackets, k=[a,b]"
+                )
+            value = value.strip()
+            if value.startswith("[") and value.endswith("]"):
+                value = value[1:-1]
+            additions[name.strip()] = value
+    return additions
+
+
+def parse_removals(texts: Sequence[str]) -> list[str]:
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
+
+
+BROKER: Final[int] = ConfigResource.Type.BROKER.value
+
+
+def read_defaults(connection: Connection) -> dict[str, ConfigEntry]:
+    """The settings of the default, by name."""
+    request = {
+        "resources": [{"resource_type": BROKER, "resource_name": "", "configuration_keys": None}],
+        "include_synonyms": True,
+        "include_documentation": False,
+    }
+    with connection.brokers() as brokers:
+        (result,) = brokers.ask_any(DESCRIBE_CONFIGS, request).results
+    check(result.error_code, "cannot read the default settings of all brokers", result.error_message)
+    return {entry.name: _entry(entry) for entry in result.configs}
+
+
+def change_defaults(connection: Connection, additions: Mapping[str, str], removals: Sequence[str]) -> None:
+    changes = [
+        {"name": name, "config_operation": AlterConfigOpType.SET.value, "value": value}
+        for name, value in additions.items()
+    ]
+    changes += [
+        {"name": name, "config_operation": AlterConfigOpType.DELETE.value, "value": None} for name in removals
+    ]
+    request = {
+        "resources": [{"resource_type": BROKER, "resource_name": "", "configs": changes}],
+        "validate_only": False,
+    }
+    with connection.brokers() as brokers:
+        (result,) = brokers.ask_any(INCREMENTAL_ALTER_CONFIGS, request).responses
+    check(result.error_code, "cannot change the default settings of all brokers", result.error_message)
+
+
+def _entry(entry: Any) -> ConfigEntry:
+    return ConfigEntry(
+        entry.name,
+        entry.value,
+        source=entry.config_source,
+        is_read_only=entry.read_only,
+        is_sensitive=entry.is_sensitive,
+        synonyms={
+            synonym.name: ConfigEntry(synonym.name, synonym.value, source=synonym.source)
+            for synonym in entry.synonyms
+        },
+    )

@@ -11,23 +11,11 @@ from typing import Annotated, Any, Final
 from confluent_kafka import Consumer, Message
 from typer.exceptions import Exit
 
-from holdfast.cli.client import Connection
-from holdfast.cli.client_settings import parse_assignments, read_properties, whole_number
+from holdfast.cli.client import Connection, parse_assignments, read_properties, whole_number
 from holdfast.cli.consuming import REFRESH_MS, MessageReader, Selection, parse_start
-from holdfast.cli.exits import complain, stop_when_unread
-from holdfast.cli.interrupts import Interrupts
-from holdfast.cli.message_format import MessageFormat, as_json_line
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandGroup,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-    flag,
-    option,
-)
+from holdfast.cli.exits import Interrupts, complain, stop_when_unread
+from holdfast.cli.formats import MessageFormat, as_json_line
+from holdfast.cli.options import CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output
 from holdfast.errors import ExitCode, UsageError
 
@@ -121,14 +109,18 @@ class Printing:
     def writer(self) -> Callable[[Message], bytes]:
         properties = read_properties(self.formatter_config) if self.formatter_config is not None else {}
         properties |= parse_assignments(self.formatter_property or [], "--formatter-property")
-        message_format = MessageFormat.from_properties(properties)
+        message_format = MessageFormat.from_properties(properties, "--formatter-property")
         return as_json_line if self.output is Output.JSON else message_format.as_text
 
 
 @dataclass(frozen=True)
-class ConsumerFlags:
+class ConsumerFlags(ServerFlags):
     """Which cluster is asked, and the consumer's own settings."""
 
+    command_config: Annotated[
+        str | None,
+        option("FILE", "A properties file for the consumer.", "--command-config", "--consumer.config"),
+    ] = None
     command_property: Annotated[
         list[str] | None,
         option(
@@ -138,20 +130,6 @@ class ConsumerFlags:
             "--consumer-property",
         ),
     ] = None
-    command_config: Annotated[
-        str | None,
-        option("FILE", "A properties file for the consumer.", "--command-config", "--consumer.config"),
-    ] = None
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
-
-    def connect(self) -> Connection:
-        return Connection.from_flags(
-            self.bootstrap_server,
-            self.connect_timeout_ms,
-            self.command_config,
-            parse_assignments(self.command_property or [], "--command-property"),
-        )
 
 
 WHAT: Final = WhatToRead()
@@ -192,7 +170,7 @@ def consume(
     if isolation_level not in ISOLATION_LEVELS:
         raise UsageError(f"--isolation-level {isolation_level!r} is not one of {', '.join(ISOLATION_LEVELS)}")
     write = printing.writer()
-    connection = server.connect()
+    connection = server.connect(parse_assignments(server.command_property or [], "--command-property"))
     what = what.within(connection.settings)
     selection = what.selection()
     defaults = _consumer_defaults(connection, what.group, isolation_level)

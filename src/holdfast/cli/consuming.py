@@ -33,10 +33,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from holdfast.cli.advice import describe_error, failure, no_such_topic
-from holdfast.cli.client import UNREACHABLE, Connection, in_background
-from holdfast.cli.exits import CannotConnect, CommandFailed, complain
-from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.client import UNREACHABLE, Connection, describe_error, failure, in_background, no_such_topic
+from holdfast.cli.exits import CannotConnect, CommandFailed, Interrupts, complain
 from holdfast.cli.start_positions import GroupMember, Logs, Place, tell_gone
 
 POLL_S = 0.1

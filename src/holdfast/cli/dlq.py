@@ -10,14 +10,12 @@ from typing import Annotated, Any
 from typer.exceptions import Exit
 
 from holdfast.cli.client import Connection
-from holdfast.cli.dlq_filter import Filter, Letter
-from holdfast.cli.dlq_reading import TopicGone, TopicScan, make_reader
-from holdfast.cli.exits import CommandFailed, complain, stop_when_unread
-from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.dlq_reading import Filter, Letter, TopicGone, TopicScan, make_reader
+from holdfast.cli.exits import CommandFailed, Interrupts, complain, stop_when_unread
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
-from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
+from holdfast.cli.output import Output, bytes_as_json, content_as_json, json_line, print_json, print_table
 from holdfast.cli.redriving import Plan, Redrive, Redriven, default_group, read_progress
-from holdfast.cli.topic_admin import name_pattern, select_topics
+from holdfast.cli.topics import name_pattern, select_topics
 from holdfast.client.dead_letter_dialects import PREFIXES
 from holdfast.errors import ExitCode, UsageError
 
@@ -233,23 +231,13 @@ def _as_text(letter: Letter, with_stack: bool) -> str:
 
 def _as_json_line(letter: Letter) -> str:
     failure = letter.failure
-    key, key_encoding = bytes_as_json(letter.key)
-    value, value_encoding = bytes_as_json(letter.value)
-    headers = []
-    for name, data in letter.headers:
-        text, encoding = bytes_as_json(data)
-        headers.append({"key": name, "value": text, "value_encoding": encoding})
     return json_line(
         {
             "topic": letter.topic,
             "partition": letter.partition,
             "offset": letter.offset,
             "timestamp_ms": letter.timestamp_ms,
-            "key": key,
-            "key_encoding": key_encoding,
-            "value": value,
-            "value_encoding": value_encoding,
-            "headers": headers,
+            **content_as_json(letter.key, letter.value, letter.headers),
             "redrives": letter.redrives,
             "failure": {
                 "dialect": failure.dialect,

@@ -13,16 +13,23 @@ No traceback reaches the user; set HOLDFAST_TRACEBACK=1 to see one.
 
 Nobody has to read what a command prints: when the reader of standard output or standard error goes away (`| head`), the
 command does all of its work and its exit code is the same. Commands that only print, without an end, stop instead.
+
+Ctrl-C and SIGTERM for commands that must finish what they began: a signal sets a flag, raising nothing.
+
+`KeyboardInterrupt` can strike between reading a line and sending it, and the line is lost without a trace. A
+command inside `Interrupts` looks at the flag where it is safe to stop.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 from holdfast.errors import ExitCode, HoldfastError, UsageError
@@ -139,3 +146,27 @@ def not_installed(module: str) -> str:
 def complain(message: str) -> None:
     with suppress(OSError):  # a full disk behind standard error, for one; the exit code tells too
         print(f"holdfast: {message}", file=sys.stderr, flush=True)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    def __init__(self) -> None:
+        self.count = 0
+        """One asks to finish in order, two to finish at once."""
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in SIGNALS:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from holdfast.atomic import parent_of
-from holdfast.cli.client_settings import parse_assignments, read_properties
+from holdfast.cli.client import parse_assignments, read_properties
 from holdfast.cli.consume import ISOLATION_LEVELS
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain, stop_when_unread
 from holdfast.cli.options import SERVER, CommandGroup, ServerFlags, choice, examples, flag, option

@@ -17,10 +17,8 @@ import typer
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from typer.exceptions import Exit
 
-from holdfast.cli.advice import describe_error, no_such_topic
-from holdfast.cli.client import Connection
-from holdfast.cli.exits import complain, stop_when_unread
-from holdfast.cli.interrupts import Interrupts
+from holdfast.cli.client import Connection, describe_error, no_such_topic
+from holdfast.cli.exits import Interrupts, complain, stop_when_unread
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, print_json
 from holdfast.demo.generate.kinds import KINDS

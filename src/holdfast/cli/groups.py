@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from confluent_kafka import KafkaError
 from typer.exceptions import Exit
 
-from holdfast.cli.advice import describe_error
+from holdfast.cli.client import describe_error
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.groups_admin import STATE_NAMES, TYPE_NAMES, Group, GroupAdmin
 from holdfast.cli.groups_output import (

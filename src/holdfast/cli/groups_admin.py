@@ -24,8 +24,7 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.admin.brokers import committed_offsets
 from holdfast.admin.errors import Refused, check, refused
-from holdfast.cli.advice import describe_error, failure, no_such_topic
-from holdfast.cli.client import Connection
+from holdfast.cli.client import Connection, describe_error, failure, no_such_topic
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.wire.api_keys import CONSUMER_GROUP_DESCRIBE, OFFSET_DELETE
 

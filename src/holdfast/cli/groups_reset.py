@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from holdfast.cli.advice import describe_error
+from holdfast.cli.client import describe_error
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain
 from holdfast.cli.groups_admin import CommittedOffset, Group, GroupAdmin, Place
 from holdfast.errors import UsageError

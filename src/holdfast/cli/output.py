@@ -62,3 +62,24 @@ def bytes_as_json(data: bytes | None) -> tuple[str | None, str | None]:
         return data.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:
         return base64.b64encode(data).decode("ascii"), "base64"
+
+
+def content_as_json(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Iterable[tuple[str, bytes | None]],
+    header_name: str = "key",
+) -> dict[str, Any]:
+    """What a message holds, as every command's JSON has it."""
+    key_text, key_encoding = bytes_as_json(key)
+    value_text, value_encoding = bytes_as_json(value)
+    pairs = [(name, *bytes_as_json(data)) for name, data in headers]
+    return {
+        "key": key_text,
+        "key_encoding": key_encoding,
+        "value": value_text,
+        "value_encoding": value_encoding,
+        "headers": [
+            {header_name: name, "value": text, "value_encoding": encoding} for name, text, encoding in pairs
+        ],
+    }

@@ -198,7 +198,7 @@ def run(
     """
     loaded = load(file)
     _require_sinks(loaded, accept_loss)
-    from holdfast.cli.pipeline_progress import progress_for, summary_rows
+    from holdfast.cli.pipeline_output import progress_for, summary_rows
     from holdfast.pipeline.engine.running import run_pipeline
 
     name = loaded.definition.name

@@ -93,7 +93,7 @@ def rebuild(
     not touched. The pipeline must not be running.
     """
     loaded = load(file)
-    from holdfast.cli.pipeline_progress import progress_for
+    from holdfast.cli.pipeline_output import progress_for
     from holdfast.pipeline.operations.rebuilding import perform_rebuild, plan_rebuild
 
     with located(loaded):
@@ -149,7 +149,7 @@ def refill(
     pipeline must not be running. Run again, it goes on where it stopped.
     """
     loaded = load(file)
-    from holdfast.cli.pipeline_progress import progress_for, summary_rows
+    from holdfast.cli.pipeline_output import progress_for, summary_rows
     from holdfast.pipeline.operations.refilling import perform_refill, plan_refill
 
     name = loaded.definition.name
@@ -207,7 +207,7 @@ def backfill(
     touched. Run again, it goes on where it stopped.
     """
     loaded = load(file)
-    from holdfast.cli.pipeline_progress import progress_for, summary_rows
+    from holdfast.cli.pipeline_output import progress_for, summary_rows
     from holdfast.pipeline.operations.backfilling import plan_backfill, run_backfill
 
     with located(loaded):

@@ -8,9 +8,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from holdfast.cli.advice import no_such_topic
-from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection, interruptible
-from holdfast.cli.client_settings import translate
+from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection, interruptible, no_such_topic, translate
 from holdfast.cli.options import DEFAULT_CONNECT_TIMEOUT_MS
 from holdfast.pipeline.definition.explaining import TopicFacts
 from holdfast.pipeline.definition.model import KafkaSink, PipelineDefinition

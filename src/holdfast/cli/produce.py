@@ -15,23 +15,10 @@ from typing import Annotated, Any, Final
 from confluent_kafka import Producer
 from typer.exceptions import Exit
 
-from holdfast.cli.advice import no_such_topic
-from holdfast.cli.client import Connection
-from holdfast.cli.client_settings import parse_assignments, read_properties, whole_number
-from holdfast.cli.exits import complain
-from holdfast.cli.interrupts import Interrupts
-from holdfast.cli.line_format import LineFormat
-from holdfast.cli.options import (
-    DEFAULT_BOOTSTRAP_SERVER,
-    DEFAULT_CONNECT_TIMEOUT_MS,
-    BootstrapServerOption,
-    CommandGroup,
-    ConnectTimeoutOption,
-    OutputOption,
-    examples,
-    flag,
-    option,
-)
+from holdfast.cli.client import Connection, no_such_topic, parse_assignments, read_properties, whole_number
+from holdfast.cli.exits import Interrupts, complain
+from holdfast.cli.formats import LineFormat
+from holdfast.cli.options import CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, json_line
 from holdfast.cli.producing import Deliveries, LineProducer
 from holdfast.errors import ExitCode, UsageError
@@ -64,13 +51,17 @@ class LineFlags:
     def line_format(self) -> LineFormat:
         properties = read_properties(self.reader_config) if self.reader_config is not None else {}
         properties |= parse_assignments(self.reader_property or [], "--reader-property")
-        return LineFormat.from_properties(properties)
+        return LineFormat.from_properties(properties, "--reader-property")
 
 
 @dataclass(frozen=True)
-class ProducerFlags:
+class ProducerFlags(ServerFlags):
     """Which cluster is sent to, and the producer's own settings."""
 
+    command_config: Annotated[
+        str | None,
+        option("FILE", "A properties file for the producer.", "--command-config", "--producer.config"),
+    ] = None
     command_property: Annotated[
         list[str] | None,
         option(
@@ -79,10 +70,6 @@ class ProducerFlags:
             "--command-property",
             "--producer-property",
         ),
-    ] = None
-    command_config: Annotated[
-        str | None,
-        option("FILE", "A properties file for the producer.", "--command-config", "--producer.config"),
     ] = None
     compression_codec: Annotated[
         str | None, option("CODEC", "none, gzip, snappy, lz4 or zstd (default: none).")
@@ -108,16 +95,6 @@ class ProducerFlags:
     max_memory_bytes: Annotated[
         int | None, option("BYTES", "Memory for lines not yet confirmed.", min=1024)
     ] = None
-    bootstrap_server: BootstrapServerOption = DEFAULT_BOOTSTRAP_SERVER
-    connect_timeout_ms: ConnectTimeoutOption = DEFAULT_CONNECT_TIMEOUT_MS
-
-    def connect(self) -> Connection:
-        return Connection.from_flags(
-            self.bootstrap_server,
-            self.connect_timeout_ms,
-            self.command_config,
-            parse_assignments(self.command_property or [], "--command-property"),
-        )
 
     def defaults(self, given: Mapping[str, str]) -> dict[str, Any]:
         """Safe settings with the flags' over them; acks among the given settings decide as the flag does."""
@@ -161,7 +138,7 @@ def produce(
 ) -> None:
     """Send lines of standard input to a topic. Each is confirmed by the broker or reported as failed."""
     line_format = lines.line_format()
-    connection = server.connect()
+    connection = server.connect(parse_assignments(server.command_property or [], "--command-property"))
     defaults = server.defaults(connection.settings)
     producer = connection.make(Producer, defaults)
     if topic not in connection.reach(producer).topics:

@@ -16,7 +16,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
-from holdfast.cli.output import Output, bytes_as_json, json_line, print_json, print_table
+from holdfast.cli.output import Output, content_as_json, json_line, print_json, print_table
 from holdfast.client.spool.format import Message
 from holdfast.client.spool.home import OwnedSpool, SpoolHome
 from holdfast.client.spool.identity import read_identity, write_identity
@@ -274,7 +274,7 @@ def _deliver(
     *,
     retry_refused: bool = False,
 ) -> None:
-    from holdfast.cli.interrupts import Interrupts
+    from holdfast.cli.exits import Interrupts
     from holdfast.client.settings import spool_settings
     from holdfast.client.spool.drain import Drain
 
@@ -403,23 +403,13 @@ def _documents(
 
 
 def _message_as_json(spool_id: str, message: Message) -> dict[str, Any]:
-    key, key_encoding = bytes_as_json(message.key)
-    value, value_encoding = bytes_as_json(message.value)
-    headers = []
-    for name, data in message.headers:
-        text, encoding = bytes_as_json(data)
-        headers.append({"name": name, "value": text, "value_encoding": encoding})
     return {
         "spool": spool_id,
         "topic": message.topic,
         "partition": message.partition if message.partition >= 0 else None,
         "sequence": message.sequence,
         "timestamp_ms": message.timestamp_ms,
-        "key": key,
-        "key_encoding": key_encoding,
-        "value": value,
-        "value_encoding": value_encoding,
-        "headers": headers,
+        **content_as_json(message.key, message.value, message.headers, "name"),
     }
 
 

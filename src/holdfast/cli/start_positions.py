@@ -21,8 +21,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from holdfast.cli.advice import failure
-from holdfast.cli.client import Connection
+from holdfast.cli.client import Connection, failure
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain
 
 NOT_YET = frozenset(

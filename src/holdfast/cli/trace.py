@@ -123,7 +123,7 @@ def _split(
 
 
 def _properties(command_config: str | None) -> dict[str, str]:
-    from holdfast.cli.client_settings import read_properties
+    from holdfast.cli.client import read_properties
 
     return {} if command_config is None else read_properties(command_config)
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from holdfast.broker.dump.decoders import Undecodable, decode_offsets, decode_transactions
-from holdfast.cli.dump_text import as_line
+from holdfast.cli.dump_log import as_line
 from holdfast.wire.consumer_protocol import ConsumerAssignment, ConsumerSubscription, OwnedPartitions
 from holdfast.wire.coordinator_records import (
     ClassicMemberMetadata,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.client_settings import parse_assignments, read_properties, translate
-from holdfast.cli.topic_admin import name_pattern, parse_replica_assignment, pattern_to_change, select_topics
+from holdfast.cli.client import parse_assignments, read_properties, translate
+from holdfast.cli.topics import name_pattern, parse_replica_assignment, pattern_to_change, select_topics
 from holdfast.errors import ConfigError, UsageError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.redrive_progress import METADATA_BYTES_MAX, Progress
+from holdfast.cli.redriving import METADATA_BYTES_MAX, Progress
 
 
 @given(st.integers(0, 2**40), st.lists(st.integers(0, 300)), st.lists(st.booleans()))

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.line_format import LineFormat, MalformedLine, ParsedLine
-from holdfast.cli.line_source import Line, read_lines
+from holdfast.cli.formats import LineFormat, MalformedLine, ParsedLine
+from holdfast.cli.producing import Line, read_lines
 from holdfast.errors import ConfigError
 
 
 def line_format(**properties: str) -> LineFormat:
-    return LineFormat.from_properties({name.replace("_", "."): value for name, value in properties.items()})
+    return LineFormat.from_properties(
+        {name.replace("_", "."): value for name, value in properties.items()}, "--reader-property"
+    )
 
 
 def test_a_plain_line_is_a_value() -> None:

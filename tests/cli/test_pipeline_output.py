@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from holdfast.cli.pipeline_progress import JsonProgress, LiveProgress, PlainProgress, summary_rows
+from holdfast.cli.pipeline_output import JsonProgress, LiveProgress, PlainProgress, summary_rows
 from holdfast.pipeline.engine.progress import (
     BatchDone,
     Event,
