@@ -13,7 +13,7 @@ import yaml
 from holdfast.pipeline import Pipeline
 from holdfast.pipeline.definition.fingerprint import fingerprint
 from holdfast.pipeline.definition.loading import parse_yaml
-from holdfast.pipeline.definition.table import PIPELINE, SINK, SOURCE, STEP
+from holdfast.pipeline.definition.model import PIPELINE, SINK, SOURCE, STEP
 from holdfast.pipeline.keyed import KeyState
 
 GUIDES = Path(__file__).parents[3] / "docs" / "guides"

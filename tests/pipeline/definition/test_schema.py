@@ -17,8 +17,7 @@ from holdfast.pipeline.definition.documents import Findings, from_yaml
 from holdfast.pipeline.definition.errors import DefinitionError
 from holdfast.pipeline.definition.example import DEFINITION
 from holdfast.pipeline.definition.loading import from_document
-from holdfast.pipeline.definition.schema import json_schema, json_schema_text
-from holdfast.pipeline.definition.table import PIPELINE
+from holdfast.pipeline.definition.model import PIPELINE, json_schema, json_schema_text
 
 DOCS = Path(__file__).parents[3] / "docs"
 LEAST: dict[str, Any] = {"pipeline": "p", "source": {"topics": ["t"]}, "sinks": [{"parquet": "out"}]}

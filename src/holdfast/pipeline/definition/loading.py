@@ -14,13 +14,18 @@ from typing import Any, Final
 
 from holdfast.pipeline.definition.documents import Findings, Node, from_values, from_yaml
 from holdfast.pipeline.definition.errors import DefinitionError, Finding, Path
-from holdfast.pipeline.definition.model import Decoding, PipelineDefinition, Source, Step
+from holdfast.pipeline.definition.model import (
+    PIPELINE,
+    UNNAMED,
+    Decoding,
+    PipelineDefinition,
+    SchemaFile,
+    Source,
+    Step,
+)
 from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules import check_rules
 from holdfast.pipeline.definition.shapes import WRONG
-from holdfast.pipeline.definition.table import PIPELINE
-from holdfast.pipeline.definition.table_source import SchemaFile
-from holdfast.pipeline.definition.table_words import UNNAMED
 
 COMPILED_SCHEMAS: Final = (".desc", ".pb", ".binpb")
 """Files of protoc's descriptor sets; a definition holds them in Base64."""

@@ -7,25 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from holdfast.pipeline.definition.model import (
-    DeadLetter,
-    Dedupe,
-    DeltaSink,
-    Expect,
-    Filter,
-    Join,
-    KafkaSink,
-    Keyed,
-    Lookup,
-    ParquetSink,
-    PipelineDefinition,
-    PostgresSink,
-    Python,
-    SinkDefinition,
-    Sql,
-    Step,
-    Window,
-)
+from holdfast.pipeline.definition.model import DeadLetter, PipelineDefinition, SinkDefinition, Step
 
 NAME: Final = re.compile(r"(?=.{1,100}\Z)[A-Za-z0-9]+([._-][A-Za-z0-9]+)*")
 """No two separators meet, so that names joined by two of them can be told apart again."""
@@ -37,37 +19,12 @@ BOOTSTRAP_VARIABLE: Final = "HOLDFAST_BOOTSTRAP_SERVER"
 
 
 def kind_of_step(step: Step) -> str:
-    match step:
-        case Expect():
-            return "expect"
-        case Filter():
-            return "filter"
-        case Sql():
-            return "sql"
-        case Python():
-            return "python"
-        case Dedupe():
-            return "dedupe"
-        case Lookup():
-            return "lookup"
-        case Window():
-            return "window"
-        case Keyed():
-            return "keyed"
-        case Join():
-            return "join"
+    """A step's class is called as definitions call the step."""
+    return type(step).__name__.lower()
 
 
 def kind_of_sink(sink: SinkDefinition) -> str:
-    match sink:
-        case ParquetSink():
-            return "parquet"
-        case DeltaSink():
-            return "delta"
-        case PostgresSink():
-            return "postgres"
-        case KafkaSink():
-            return "kafka"
+    return type(sink).__name__.removesuffix("Sink").lower()
 
 
 def home_of(definition: PipelineDefinition) -> str:

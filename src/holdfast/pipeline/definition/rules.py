@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from holdfast.pipeline.core.spark_settings import changed
 from holdfast.pipeline.definition.errors import Finding, Path
 from holdfast.pipeline.definition.model import (
-    Decoding,
     DeltaSink,
     KafkaSink,
-    Lookup,
     ParquetSink,
     PipelineDefinition,
     PostgresSink,
@@ -40,7 +38,7 @@ from holdfast.pipeline.definition.rules_shared import (
 )
 from holdfast.pipeline.definition.rules_source import check_source
 from holdfast.pipeline.definition.rules_steps import check_steps
-from holdfast.pipeline.definition.secrets import check_references
+from holdfast.pipeline.definition.secrets import incomplete_references
 
 
 def check_rules(definition: PipelineDefinition) -> list[Finding]:
@@ -53,7 +51,7 @@ def check_rules(definition: PipelineDefinition) -> list[Finding]:
         *_sinks(definition),
         *check_rows(definition),
         *_topics_apart(definition),
-        *_references(definition),
+        *incomplete_references(definition),
     ]
 
 
@@ -198,44 +196,3 @@ def _topics_apart(definition: PipelineDefinition) -> Iterator[Finding]:
     for each in written:
         if each.bootstrap == dead_letter.bootstrap and each.topic == dead_letter.topic:
             yield Finding(each.path, f"{each.topic!r} is the dead letter topic; rows need one of their own")
-
-
-def _references(definition: PipelineDefinition) -> Iterator[Finding]:
-    """References must be whole; whether they lead anywhere shows when a run begins."""
-    for path, text in _referring(definition):
-        wrong = check_references(text)
-        if wrong is not None:
-            yield Finding(path, wrong)
-
-
-def _referring(definition: PipelineDefinition) -> Iterator[tuple[Path, str]]:
-    source = definition.source
-    for index, topic in enumerate(source.topics):
-        yield ("source", "topics", index), topic
-    yield ("source", "bootstrap"), source.bootstrap or ""
-    yield ("home",), definition.home
-    yield from ((("source", "settings", name), text) for name, text in source.settings.items())
-    decodings: list[tuple[Path, Decoding]] = [(("value",), source.value), (("key",), source.key)]
-    decodings += [(("values", topic), decoding) for topic, decoding in source.values.items()]
-    for part, decoding in decodings:
-        for name, text in (decoding.registry or {}).items():
-            yield ("source", *part, "registry", name), text
-    for index, step in enumerate(definition.steps):
-        if isinstance(step, Lookup):
-            yield ("steps", index, "lookup", "table"), step.table
-    for index, sink in enumerate(definition.sinks):
-        path: Path = ("sinks", index, kind_of_sink(sink))
-        match sink:
-            case ParquetSink() | DeltaSink():
-                yield (*path, "path"), sink.path
-            case PostgresSink():
-                yield (*path, "url"), sink.url
-                yield (*path, "table"), sink.table
-            case KafkaSink():
-                yield (*path, "topic"), sink.topic
-                yield (*path, "bootstrap"), sink.bootstrap or ""
-                yield from (((*path, "settings", name), text) for name, text in sink.settings.items())
-    if definition.dead_letter:
-        yield ("dead_letter", "topic"), definition.dead_letter.topic
-        for name, text in definition.dead_letter.settings.items():
-            yield ("dead_letter", "settings", name), text

@@ -15,25 +15,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
+from types import UnionType
+from typing import Any, Final, get_args, get_type_hints
 from urllib.parse import quote, quote_plus
 
 from holdfast.pipeline.definition.errors import DefinitionError, Finding, Path
-from holdfast.pipeline.definition.model import (
-    DeadLetter,
-    Decoding,
-    DeltaSink,
-    KafkaSink,
-    Lookup,
-    ParquetSink,
-    PipelineDefinition,
-    PostgresSink,
-    SinkDefinition,
-    Step,
-)
-from holdfast.pipeline.definition.naming import kind_of_sink
+from holdfast.pipeline.definition.model import Lookup, PipelineDefinition, Setting, SinkDefinition, Step
+from holdfast.pipeline.definition.naming import kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.shapes import Expansion
 
 REFERENCE: Final = re.compile(r"\$\$\{|\$\{(?P<inside>[^}]*)(?P<end>\}?)")
 VARIABLE: Final = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
@@ -143,50 +134,100 @@ def expand(
     return REFERENCE.sub(value_of, text)
 
 
-class _Expansion:
-    """One pass over a definition; all references that lead nowhere are found before anything is said."""
+class _References:
+    """One pass over the texts of a definition that may hold references; those that are not whole are found."""
+
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+
+    def text(self, text: str, where: Path) -> str:
+        if (wrong := check_references(text)) is not None:
+            self.found.append(Finding(where, wrong))
+        return text
+
+    def secret(self, text: str, where: Path) -> str:
+        return self.text(text, where)
+
+    def walk(self, value: Any, hint: Any, where: Path) -> Any:
+        """The value, with what `text` and `secret` make of every text that the model marks as one to expand."""
+        marks = getattr(hint, "__metadata__", ())
+        inner = get_args(hint)
+        if isinstance(value, str):
+            if Expansion.SECRET in marks:
+                return self.secret(value, where)
+            return self.text(value, where) if Expansion.VARIABLES in marks else value
+        if is_dataclass(value):
+            return self._parts(value, where)
+        if value is not None and (marks or isinstance(hint, UnionType)):
+            return self.walk(value, inner[0], where)
+        if isinstance(value, Mapping):
+            return {
+                self.walk(key, inner[0], (*where, key)): self.walk(each, inner[1], (*where, key))
+                for key, each in value.items()
+            }
+        if isinstance(value, tuple):
+            return tuple(self.walk(each, inner[0], (*where, index)) for index, each in enumerate(value))
+        return value
+
+    def _parts(self, value: Any, where: Path) -> Any:
+        hints = get_type_hints(type(value), include_extras=True)
+        if isinstance(value, Step):
+            where = (*where, kind_of_step(value))
+        elif isinstance(value, SinkDefinition):
+            where = (*where, kind_of_sink(value))
+        if isinstance(value, Lookup) and value.query is not None:
+            hints["table"] = Setting  # the address of a database
+        return replace(
+            value,
+            **{name: self.walk(getattr(value, name), hint, (*where, name)) for name, hint in hints.items()},
+        )
+
+
+def incomplete_references(definition: PipelineDefinition) -> list[Finding]:
+    """References must be whole; whether they lead anywhere shows when a run begins."""
+    work = _References()
+    work.walk(definition, PipelineDefinition, ())
+    return work.found
+
+
+class _Expansion(_References):
+    """Expands; all references that lead nowhere are found before anything is said."""
 
     def __init__(self, environment: Mapping[str, str], directory: str) -> None:
+        super().__init__()
         self.environment = environment
         self.directory = directory
         self.redactor = Redactor()
-        self.missing: list[Finding] = []
 
     def text(self, text: str, where: Path) -> str:
         try:
             return expand(text, self.environment, where=where, redactor=self.redactor)
         except SecretMissing as error:
-            self.missing.extend(error.findings)
+            self.found.extend(error.findings)
             return text
-
-    def optional(self, text: str | None, where: Path) -> str | None:
-        return None if text is None else self.text(text, where)
 
     def secret(self, text: str, where: Path) -> str:
         """A text in which `file:` is understood."""
         expanded = self.text(text, where)
-        if not text.startswith(FILE_PREFIX):
-            return expanded
-        file = expanded.removeprefix(FILE_PREFIX).removeprefix("//")
+        if text.startswith(FILE_PREFIX):
+            return self._content(text, expanded.removeprefix(FILE_PREFIX).removeprefix("//"), where)
+        if expanded == text and SECRET_NAME.match(str(where[-1])):
+            self.redactor.add(text, "***")  # written in the file itself; no reason to show it to others
+        return expanded
+
+    def _content(self, text: str, file: str, where: Path) -> str:
         try:
             with open(os.path.join(self.directory, os.path.expanduser(file)), encoding="utf-8") as opened:
                 content = opened.read(SECRET_BYTES_MAX).removesuffix("\n").removesuffix("\r")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            self.missing.append(Finding(where, f"the secret's file {file!r} cannot be read: {reason}"))
+            self.found.append(Finding(where, f"the secret's file {file!r} cannot be read: {reason}"))
             return text
         if not content:
-            self.missing.append(Finding(where, f"the secret's file {file!r} is empty"))
+            self.found.append(Finding(where, f"the secret's file {file!r} is empty"))
             return text
         self.redactor.add(content, text)
         return content
-
-    def settings(self, settings: Mapping[str, str], where: Path) -> dict[str, str]:
-        expanded = {name: self.secret(value, (*where, name)) for name, value in settings.items()}
-        for name, value in expanded.items():
-            if SECRET_NAME.match(name) and value == settings[name]:
-                self.redactor.add(value, "***")  # written in the file itself; no reason to show it to others
-        return expanded
 
 
 def expand_definition(
@@ -194,76 +235,7 @@ def expand_definition(
 ) -> tuple[PipelineDefinition, Redactor]:
     """The definition a run uses, and what keeps its secrets out of texts. SQL and code are left as they are."""
     work = _Expansion(environment, definition.directory)
-    source = definition.source
-    at: Callable[..., Path] = lambda *parts: ("source", *parts)  # noqa: E731
-    expanded = replace(
-        definition,
-        source=replace(
-            source,
-            topics=tuple(work.text(topic, at("topics", index)) for index, topic in enumerate(source.topics)),
-            pattern=work.optional(source.pattern, at("pattern")),
-            bootstrap=work.optional(source.bootstrap, at("bootstrap")),
-            settings=work.settings(source.settings, at("settings")),
-            value=_decoding(work, source.value, at("value")),
-            key=_decoding(work, source.key, at("key")),
-            values={
-                work.text(topic, at("values", topic)): _decoding(work, decoding, at("values", topic))
-                for topic, decoding in source.values.items()
-            },
-            starting=work.text(source.starting, at("starting")),
-        ),
-        steps=tuple(_step(work, index, step) for index, step in enumerate(definition.steps)),
-        sinks=tuple(_sink(work, index, sink) for index, sink in enumerate(definition.sinks)),
-        dead_letter=None if definition.dead_letter is None else _dead_letter(work, definition.dead_letter),
-        home=work.text(definition.home, ("home",)),
-        monitoring_group=work.optional(definition.monitoring_group, ("monitoring_group",)),
-        spark=work.settings(definition.spark, ("spark",)),
-    )
-    if work.missing:
-        raise SecretMissing(work.missing)
+    expanded = work.walk(definition, PipelineDefinition, ())
+    if work.found:
+        raise SecretMissing(work.found)
     return expanded, work.redactor
-
-
-def _decoding(work: _Expansion, decoding: Decoding, where: Path) -> Decoding:
-    if decoding.registry is None:
-        return decoding
-    return replace(decoding, registry=work.settings(decoding.registry, (*where, "registry")))
-
-
-def _step(work: _Expansion, index: int, step: Step) -> Step:
-    """Of steps, a lookup's table alone can need a secret: a database's address, where there is a query for it."""
-    if not isinstance(step, Lookup):
-        return step
-    expand_table = work.text if step.query is None else work.secret
-    return replace(step, table=expand_table(step.table, ("steps", index, "lookup", "table")))
-
-
-def _sink(work: _Expansion, index: int, sink: SinkDefinition) -> SinkDefinition:
-    where: Path = ("sinks", index, kind_of_sink(sink))
-    match sink:
-        case ParquetSink() | DeltaSink():
-            return replace(sink, path=work.text(sink.path, (*where, "path")))
-        case PostgresSink():
-            return replace(
-                sink,
-                url=work.secret(sink.url, (*where, "url")),
-                table=work.text(sink.table, (*where, "table")),
-                schema_name=work.text(sink.schema_name, (*where, "schema_name")),
-            )
-        case KafkaSink():
-            return replace(
-                sink,
-                topic=work.text(sink.topic, (*where, "topic")),
-                bootstrap=work.optional(sink.bootstrap, (*where, "bootstrap")),
-                settings=work.settings(sink.settings, (*where, "settings")),
-            )
-
-
-def _dead_letter(work: _Expansion, dead_letter: DeadLetter) -> DeadLetter:
-    where: Path = ("dead_letter",)
-    return replace(
-        dead_letter,
-        topic=work.text(dead_letter.topic, (*where, "topic")),
-        bootstrap=work.optional(dead_letter.bootstrap, (*where, "bootstrap")),
-        settings=work.settings(dead_letter.settings, (*where, "settings")),
-    )

@@ -1,19 +1,36 @@
 """What may stand at a place of a definition, as values that can both read it and describe it.
 
 Each shape turns a document's node into a value, or adds a finding and returns `WRONG`; and each gives its JSON Schema,
-so that the file an editor checks with and the check itself are one table (`table.py`). Reading goes on after an error,
-and gives what could be read without it: an author sees all errors at once, those of the rules that come after too.
+so that the file an editor checks with and the check itself are one table, which `model.py` is: a field's type means a
+shape (`shape_of`), or carries one (`Annotated`), and its description makes it a key (`Record.of`). Reading goes on
+after an error, and gives what could be read without it: an author sees all errors at once, those of the rules that come
+after too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import Enum
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from holdfast.pipeline.definition.documents import Findings, Node
 from holdfast.pipeline.definition.errors import Path, nearest
 from holdfast.pipeline.definition.units import DURATION_PATTERN, SIZE_PATTERN, parse_duration_ms, parse_size
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.definition.documents import Findings, Node
 
 
 class _Wrong:
@@ -162,11 +179,12 @@ class ListOf:
     """A single element may stand without its list."""
     stand_in: Callable[[int], Any] | None = None
     """Takes the place of an element that cannot be read, so that the others keep theirs and are checked too."""
+    make: Callable[[tuple[Any, ...]], Any] = tuple
 
     def read(self, node: Node, path: Path, findings: Findings) -> Any:
         if self.lone and node.kind == "text":
             value = self.element.read(node, path, findings)
-            return WRONG if value is WRONG else (value,)
+            return WRONG if value is WRONG else self.make((value,))
         if node.kind != "list":
             return expected("a list", node, path, findings)
         for index, each in enumerate(node.elements):
@@ -176,7 +194,7 @@ class ListOf:
         ]
         if self.stand_in is not None:
             values = [self.stand_in(index) if value is WRONG else value for index, value in enumerate(values)]
-        return WRONG if any(value is WRONG for value in values) else tuple(values)
+        return WRONG if any(value is WRONG for value in values) else self.make(tuple(values))
 
     def schema(self) -> dict[str, Any]:
         inner = self.element.schema()
@@ -189,7 +207,7 @@ class MapOf:
     """Keys of the author's choice."""
 
     element: Shape
-    make: Callable[[dict[str, Any], Path, Findings], Any] = lambda values, path, findings: values
+    make: Callable[[dict[str, Any]], Any] = dict
 
     def read(self, node: Node, path: Path, findings: Findings) -> Any:
         if node.kind != "map":
@@ -200,7 +218,7 @@ class MapOf:
             values[item.key] = self.element.read(item.node, (*path, item.key), findings)
         if any(value is WRONG for value in values.values()):
             return WRONG
-        return self.make(values, path, findings)
+        return self.make(values)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": self.element.schema()}
@@ -292,6 +310,21 @@ class Record:
             return WRONG
         return self._made({name: value for name, value in values.items() if value is not WRONG})
 
+    @classmethod
+    def of(
+        cls,
+        what: str,
+        model: type,
+        shorthand: str | None = None,
+        *,
+        make: Callable[..., Any] | None = None,
+        extra: Iterable[Key] = (),
+    ) -> Record:
+        """The keys that a class of the model has: those of its fields that are described."""
+        hints = get_type_hints(model, include_extras=True)
+        keys = [_key(each, hints[each.name]) for each in fields(model) if _notes(hints[each.name], str)]
+        return cls(what, (*keys, *extra), make or model, shorthand, inspect.getdoc(model) or "")
+
     def _made(self, values: dict[str, Any]) -> Any:
         absent = {key.attribute or key.name: key.absent for key in self.keys if key.absent is not None}
         return self.make(**{**absent, **values})
@@ -357,6 +390,97 @@ class Variants:
             "maxProperties": 1,
             "properties": properties,
         }
+
+
+def listed_columns(values: Mapping[str, str]) -> str:
+    """Columns given as a mapping, in Spark's one-line form."""
+    columns = {name: text.strip().removesuffix("?").strip() for name, text in values.items()}
+    return ", ".join(f"{_quoted(name)} {text}" for name, text in columns.items())
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) else f"`{name}`"
+
+
+def pairs(other: str) -> Either:
+    """Columns with those they must equal; what is called the same on both sides may be listed."""
+    same = ListOf(Text("a column"), lone=True, make=lambda columns: dict(zip(columns, columns, strict=True)))
+    return Either(same, MapOf(Text(other)))
+
+
+def selected(select: Sequence[str]) -> Mapping[str, str]:
+    """`l.id` is called `id`, `l.id AS order_id` as it says.
+
+    What has no name of its own, or one that is taken, is called by its text, which the rules refuse.
+    """
+    named: dict[str, str] = {}
+    for text in select:
+        given = re.fullmatch(r"(?s)\s*(.+?)\s+[aA][sS]\s+(?:`([^`]+)`|(\w+))\s*", text)
+        column = re.fullmatch(r"\s*[lr]\.(?:`([^`]+)`|(\w+))\s*", text)
+        name, sql = text.strip(), text.strip()
+        if given:
+            name, sql = given[2] or given[3], given[1]
+        elif column:
+            name = column[1] or column[2]
+        named[text.strip() if name in named else name] = sql
+    return named
+
+
+class Expansion(Enum):
+    """What a text of the model may hold that `secrets` expands when a run begins."""
+
+    VARIABLES = "${…}"
+    SECRET = "${…}, or file: and where it is"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a key is in a document, where its field in the model does not tell."""
+
+    key: str = ""
+    """What the document calls it."""
+    required: bool = False
+    absent: Any = None
+    shown: Any = ...
+    """The default that the schema shows, if not the field's own."""
+
+
+def _notes(hint: Any, kind: type) -> list[Any]:
+    """What a type carries of this kind, the outermost last."""
+    return [each for each in getattr(hint, "__metadata__", ()) if isinstance(each, kind)]
+
+
+def _key(field: Field[Any], hint: Any) -> Key:
+    given = (_notes(hint, Given) or [Given()])[-1]
+    is_required = field.default is MISSING and field.default_factory is MISSING and given.absent is None
+    shown = field.default if given.shown is ... else given.shown
+    return Key(
+        given.key or field.name,
+        shape_of(hint),
+        _notes(hint, str)[-1],
+        is_required or given.required,
+        shown if isinstance(shown, str | int) and shown != "" and not given.required else None,
+        field.name if given.key else "",
+        given.absent,
+    )
+
+
+def shape_of(hint: Any) -> Shape:
+    """What a document holds for values of a type: the shape that it carries, else the one that it means."""
+    if get_origin(hint) is Annotated:
+        carried = [each for each in hint.__metadata__ if hasattr(each, "read")]
+        return carried[-1] if carried else shape_of(hint.__origin__)
+    arguments = [each for each in get_args(hint) if each is not type(None)]
+    if get_origin(hint) is Literal:
+        return Choice(tuple(arguments))
+    if get_origin(hint) is tuple:
+        return ListOf(shape_of(arguments[0]), lone=True)
+    if get_origin(hint) is Mapping:
+        return MapOf(shape_of(arguments[1]))
+    if arguments:
+        return shape_of(arguments[0])
+    plain: Mapping[type, Shape] = {str: Text(), bool: Truth(), int: Count()}
+    return plain[hint]
 
 
 def _remember(findings: Findings, path: Path, node: Node) -> None:
