@@ -23,10 +23,11 @@ from holdfast.audit.model import Verdict
 from holdfast.audit.pipeline_audit import audit_pipeline
 from holdfast.testing.postgres import PostgresServer
 
-TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS") or by_tier(quick=40, check=200, long=1000))
 ONLY = os.environ.get("HOLDFAST_AUDIT_TRIAL")
 PARTS = 4
 MUTATIONS = all_mutations()
+TRIALS = int(os.environ.get("HOLDFAST_AUDIT_TRIALS") or by_tier(quick=40, check=len(MUTATIONS), long=1000))
+"""`make check` tries every mutation once."""
 
 
 @pytest.fixture(scope="module")

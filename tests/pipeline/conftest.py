@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,12 +28,27 @@ def connector() -> list[Path] | str:
         return str(missing)
 
 
+def remembering(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Py4J asks the JVM at every `jvm.org.apache.spark`, which looks through two hundred jars for a class of that name:
+    an eighth of what a query over a handful of rows costs. A package or class that was found once stays found."""
+
+    def found(self: Any, name: str) -> Any:
+        self.__dict__[name] = look_up(self, name)
+        return self.__dict__[name]
+
+    return found
+
+
 @pytest.fixture(scope="session")
 def spark(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, connector: list[Path] | str
 ) -> Iterator[SparkSession]:
+    from py4j.java_gateway import JavaPackage, JVMView  # type: ignore[import-untyped]
+
     from holdfast.pipeline.session import spark_session
 
+    for kind in (JavaPackage, JVMView):
+        kind.__getattr__ = remembering(kind.__getattr__)
     settings = {} if pytestconfig.getoption("--long") else dict(STAGES_AS_THEY_ARE)
     if not isinstance(connector, str):
         settings["spark.jars"] = ",".join(map(str, connector))

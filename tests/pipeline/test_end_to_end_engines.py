@@ -110,7 +110,7 @@ class Orders:
         return [row for batch in read(self.bootstrap, name) for row in batch.to_pylist()]
 
 
-@pytest.fixture(params=["holdfast", "apache"])
+@pytest.fixture(params=[pytest.param("holdfast", marks=pytest.mark.long), "apache"])
 def make_orders(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Any:
     if request.param == "apache":
         kafka = request.getfixturevalue("apache_kafka")

@@ -49,7 +49,7 @@ def test_an_example_finds_what_was_generated(
             except NoPostgres as missing:
                 pytest.skip(str(missing))
             monkeypatch.setenv("DATABASE_URL", server.url)
-        is_right = program.run(name, 1500, 7, tmp_path, holdfast_broker.bootstrap_servers, spark)
+        is_right = program.run(name, 400, 7, tmp_path, holdfast_broker.bootstrap_servers, spark)
     told = capsys.readouterr().out
     assert is_right, told
     assert "should be" not in told

@@ -11,7 +11,7 @@ from typing import Final
 from hypothesis import HealthCheck, settings
 
 TIERS: Final = ("quick", "check", "long")
-EXAMPLES_SHARE: Final = {"quick": 0.2, "check": 1.0, "long": 3.0}
+EXAMPLES_SHARE: Final = {"quick": 0.2, "check": 0.5, "long": 3.0}
 EXAMPLES_LEAST: Final = 5
 
 _current = "check"
@@ -44,5 +44,5 @@ def by_tier(*, quick: int, check: int, long: int) -> int:
 
 
 def examples(usual: int) -> int:
-    """How many examples of a property this run tries; `make check` tries the usual number."""
+    """How many examples of a property this run tries; `make check` tries half the usual number."""
     return max(min(EXAMPLES_LEAST, usual), round(usual * EXAMPLES_SHARE[_current]))

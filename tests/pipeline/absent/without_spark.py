@@ -2,7 +2,8 @@
 
 Starts, plans, ledgers, the state's store, reading and staging, the sinks' prepare and commit and what their tasks do
 are the pipeline's own. In the place of Spark's frames are Arrow tables, and in that of the steps three of their kind: a
-filter, a lookup that reads the pinned version, a deduplication that reads and adds to the state.
+filter, a lookup that reads the pinned version, a deduplication that reads and adds to the state. A `PlainRouter` is for
+definitions without steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import Row, StructType
 
 from holdfast.pipeline.aside import DUPLICATE, FILTERED
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition
@@ -70,6 +71,9 @@ class Frame:
 
         return SimpleNamespace(collect=collect)
 
+    def collect(self) -> list[Row]:
+        return [Row(**row) for row in self.table.to_pylist()]
+
     @property
     def tally(self) -> Tally:
         places = self.table.column("_hf").to_pylist()
@@ -101,19 +105,11 @@ class Router:
     def _routed(self, staged: Staged, turns: Round, versions: Mapping[str, str]) -> Routed:
         path = lookups._snapshot(self._lookup, versions[self._lookup.name], self._home)
         cities = {row["login"]: row["city"] for row in pq.read_table(path).to_pylist()}
-        rows = [row for path in staged.files for row in pq.read_table(path).to_pylist()]
         seen = self._remembered(turns)
         main, letters, filtered, again = [], [], [], []
-        for row in rows:
-            place = {
-                "topic": row["_topic"],
-                "partition": row["_partition"],
-                "offset": row["_offset"],
-                "index": 0,
-            }
+        for row, place in _placed(staged):
             if row["_error"] is not None:
-                error = {"value": row["_raw"], "timestamp_ms": 0, "reason": "parse", "error": row["_error"]}
-                letters.append({"_hf": place, "key": row["_key"], **error})
+                letters.append(_letter(row, place))
             elif row["amount"] <= 0:
                 filtered.append(place)
             elif row["id"] in seen:
@@ -158,6 +154,53 @@ class Router:
         known = () if held is None else held.segments
         state = replace(held or StepState(), segments=(*known, *([segment] if segment else [])))
         turns.turns["once"] = Turn(rows, state, rows.tally, Tally(), Tally(len(again)), rows.tally.rows)  # type: ignore[arg-type]
+
+
+class PlainRouter:
+    """No steps: what can be read goes on as it is."""
+
+    def __init__(self, spark: Any, definition: PipelineDefinition, tables: Any) -> None:
+        assert not definition.steps, "steps need Spark"
+        self.operators: dict[str, Any] = {}
+        self.empty_dead = Frame(LETTERS.empty_table())
+
+    def empty(self, rows: str) -> Frame:
+        return Frame(pa.table({"_hf": pa.array([], LINEAGE)}))
+
+    def walk(self, staged: Staged, *_: Any) -> SimpleNamespace:
+        def settle(*, have_run: bool) -> Routed:
+            main, letters = [], []
+            for row, place in _placed(staged):
+                if row["_error"] is not None:
+                    letters.append(_letter(row, place))
+                else:
+                    main.append(
+                        {"_hf": place} | {name: row[name] for name in row if not name.startswith("_")}
+                    )
+            rows, dead = pa.Table.from_pylist(main) if main else self.empty("").table, letters
+            routes = Routes(len(main), {"parse": len(letters)} if letters else {})
+            return Routed(
+                {"": _stream(Frame(rows))},
+                _stream(Frame(pa.Table.from_pylist(dead, LETTERS))),
+                routes,
+                {},
+                (),
+            )
+
+        return SimpleNamespace(is_observed=False, main=None, settle=settle)
+
+
+def _placed(staged: Staged) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The rows of a stage, each with its place."""
+    for path in staged.files:
+        for row in pq.read_table(path).to_pylist():
+            place = {name: row[f"_{name}"] for name in ("topic", "partition", "offset")}
+            yield row, place | {"index": 0}
+
+
+def _letter(row: Mapping[str, Any], place: dict[str, Any]) -> dict[str, Any]:
+    error = {"value": row["_raw"], "timestamp_ms": 0, "reason": "parse", "error": row["_error"]}
+    return {"_hf": place, "key": row["_key"], **error}
 
 
 def _stream(frame: Any) -> Stream:
@@ -206,15 +249,15 @@ def _copied(sink: Any, rows: Frame, schema: Any, target: Any, stage: str) -> lis
 
 
 @contextmanager
-def without_spark() -> Iterator[Any]:
+def without_spark(router: type[Any] = Router, *, retries: int = 0) -> Iterator[Any]:
     """Inside, what it gives stands for the session of `run_pipeline`."""
     session = SimpleNamespace()
     same = lambda rows, schema: rows  # noqa: E731
     with (
         patch.object(running, "refuse_session", lambda *given, **more: None),
-        patch.object(running, "Router", Router),
+        patch.object(running, "Router", router),
         patch.object(running, "BACK_OFF_MS", (0,)),
-        patch.object(running, "RETRIES_MAX", 0),
+        patch.object(running, "RETRIES_MAX", retries),
         patch.dict(kafka_writer.DEFAULTS, {"transaction.timeout.ms": 5_000}),
         patch.object(batches, "with_checked_text", lambda rows: rows),
         patch.object(parquet, "projected", same),

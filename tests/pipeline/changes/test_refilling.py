@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.support.tiers import by_tier
 
 from holdfast.pipeline.core.failures import SinkLost, StateMissing
 from holdfast.pipeline.definition.model import ParquetSink
@@ -58,9 +59,11 @@ def refill(
     perform_refill(plan_refill(definition, sink), spark=spark, signals=False, faults=faults)
 
 
-def refill_killed_at_every_point(definition: PipelineDefinition, sink: str, spark: SparkSession) -> int:
-    """Kill it after 1, 2, 3, … points that it passes; every attempt goes on where the one before was killed."""
-    for points in range(4, 100, 7):
+def refill_killed_at_every_point(
+    definition: PipelineDefinition, sink: str, spark: SparkSession, *, step: int = 7
+) -> int:
+    """Kill it after ever more points that it passes; every attempt goes on where the one before was killed."""
+    for points in range(4, 100, step):
         try:
             refill(definition, sink, spark, killed_after(points))
             return points
@@ -120,7 +123,10 @@ def test_a_sink_that_was_restored_to_an_earlier_batch(
     shutil.rmtree(totals / "batch=00000000000000000002")
     with pytest.raises(SinkLost, match="its ledger has 2 entries, and it had 3"):
         run()
-    assert refill_killed_at_every_point(definition, "totals", spark) > 4
+    assert (
+        refill_killed_at_every_point(definition, "totals", spark, step=by_tier(quick=16, check=16, long=7))
+        > 4
+    )
     assert rows(totals) == had
     shop.produce(5)
     assert run() == 1

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from tests.pipeline.absent.without_spark import PlainRouter, without_spark
 
 from holdfast.broker.server.embed import Broker
 from holdfast.pipeline.definition.model import Decoding, Field, ParquetSink, PipelineDefinition, Source
 from holdfast.pipeline.digest import MASK, place_hash
 from holdfast.pipeline.engine.faults import Faults, no_faults
 from holdfast.pipeline.engine.progress import BatchDone, Event, Summary
-from holdfast.pipeline.engine.running import run_pipeline
+from holdfast.pipeline.engine.running import RETRIES_MAX, run_pipeline
 from holdfast.pipeline.ledger import Decision, Entry, decide
 from holdfast.pipeline.positions import Positions
 from holdfast.pipeline.sinks.base import Batch, Problem, SinkContext
@@ -191,8 +193,8 @@ def order(number: int, amount: float | None = 1.0, **more: Any) -> bytes:
     return json.dumps({"id": number, "amount": amount, **more}).encode()
 
 
-@pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> Iterator[Bench]:
+@contextmanager
+def made_bench(spark: SparkSession, tmp_path: Path) -> Iterator[Bench]:
     with Broker(str(tmp_path / "broker")) as broker:
         definition = PipelineDefinition(
             name="orders",
@@ -205,6 +207,33 @@ def bench(spark: SparkSession, tmp_path: Path) -> Iterator[Bench]:
         made = Bench(broker, spark, definition, sinks)
         made.create("orders", 2)
         yield made
+
+
+@pytest.fixture
+def spark_bench(spark: SparkSession, tmp_path: Path) -> Iterator[Bench]:
+    with made_bench(spark, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def arrow_bench(tmp_path: Path) -> Iterator[Bench]:
+    """Arrow tables in the place of Spark's frames, for definitions without steps: all but Spark is real."""
+    with without_spark(PlainRouter, retries=RETRIES_MAX) as session, made_bench(session, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def bench(spark_bench: Bench) -> Bench:
+    """On Spark; a module whose rules do not need it takes `either_bench`."""
+    return spark_bench
+
+
+@pytest.fixture(
+    params=["arrow_bench", pytest.param("spark_bench", marks=(pytest.mark.long, pytest.mark.spark))]
+)
+def either_bench(request: pytest.FixtureRequest) -> Bench:
+    made: Bench = request.getfixturevalue(request.param)
+    return made
 
 
 @pytest.fixture

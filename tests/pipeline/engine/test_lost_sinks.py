@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,11 @@ from .conftest import MemorySink
 
 if TYPE_CHECKING:
     from .conftest import Bench
+
+
+@pytest.fixture
+def bench(either_bench: Bench) -> Bench:
+    return either_bench
 
 
 def one_batch(bench: Bench) -> None:
@@ -84,21 +90,21 @@ class TestVanished:
         bench.sinks["second"] = MemorySink("second")
         refused(bench, "sink 'second'")
 
-    def test_a_directory_of_parquet_files(self, bench: Bench, tmp_path: Path) -> None:
+    def test_a_directory_of_parquet_files(self, spark_bench: Bench, tmp_path: Path) -> None:
         from holdfast.pipeline.engine.running import run_pipeline
 
-        bench.change(sinks=(ParquetSink(path="rows", name="rows"),))
-        run: Any = lambda **more: run_pipeline(bench.definition, spark=bench.spark, signals=False, **more)  # noqa: E731
-        bench.produce_orders(4)
+        spark_bench.change(sinks=(ParquetSink(path="rows", name="rows"),))
+        run: Any = partial(run_pipeline, spark_bench.definition, spark=spark_bench.spark, signals=False)
+        spark_bench.produce_orders(4)
         run()
         shutil.move(tmp_path / "rows", tmp_path / "elsewhere")
-        bench.produce_orders(1)
+        spark_bench.produce_orders(1)
         with pytest.raises(SinkLost, match="sink 'rows'"):
             run()
         assert not (tmp_path / "rows").exists()  # nothing is in the way of what comes back
         shutil.move(tmp_path / "elsewhere", tmp_path / "rows")
         run()
-        assert bench.spark.read.parquet(str(tmp_path / "rows")).count() == 5
+        assert spark_bench.spark.read.parquet(str(tmp_path / "rows")).count() == 5
 
 
 class TestGoneBack:

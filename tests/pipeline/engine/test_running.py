@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from .conftest import Bench
 
 
+@pytest.fixture
+def bench(either_bench: Bench) -> Bench:
+    return either_bench
+
+
 def recreate(bench: Bench, topic: str, partitions: int) -> None:
     bench.admin.delete_topics([topic])[topic].result(30)
     bench.create(topic, partitions)

@@ -201,6 +201,7 @@ def is_found_out(spark: SparkSession, played: Played, kind: str) -> bool:
     return pairs(played) != expected(spark, TELLING, kind, played.watermark_ms)
 
 
+@pytest.mark.long
 def test_a_memory_that_forgets_is_found_out(player: Player, spark: SparkSession) -> None:
     assert is_found_out(spark, player.play(operator(), TELLING, CUTS, forgets=True), "inner")
 
@@ -216,6 +217,7 @@ class PairsTwice(JoinOperator):
         return [*made, made[-1]] if len(made) > 1 else made
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [LetsGoEarly, PairsTwice])
 def test_a_join_that_errs_is_found_out(
     player: Player, spark: SparkSession, wrong: type[JoinOperator]

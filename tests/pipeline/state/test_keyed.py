@@ -138,7 +138,7 @@ def visit(key: tuple[str], row: dict[str, Any] | None, state: KeyState) -> dict[
     return {"n": n + 1}
 
 
-@pytest.mark.parametrize("fan_in", [2, 8])
+@pytest.mark.parametrize("fan_in", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_a_batch_that_passes_the_end_of_a_whole_segment_still_uses_it(
     player: Player, monkeypatch: pytest.MonkeyPatch, fan_in: int
 ) -> None:

@@ -311,6 +311,7 @@ class LateByTheBatch(WindowOperator):
         return super().run(changed, held, moment)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", [ClosesByTheStart, GivesOutTheDead, LateByTheBatch, None])
 def test_an_operator_that_is_wrong_is_found(
     player: Player, spark: SparkSession, wrong: type[WindowOperator] | None
