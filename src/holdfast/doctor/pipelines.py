@@ -24,7 +24,7 @@ from holdfast.doctor.python_code import read_program
 from holdfast.doctor.spark_options import Option, Options, check_source, is_temporary
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.definition.hops import Hop
+    from holdfast.pipeline.definition.explaining import Hop
     from holdfast.pipeline.definition.loading import Loaded
     from holdfast.pipeline.definition.model import Step
 import ast
@@ -107,7 +107,7 @@ def _definition(path: str, examination: Examination) -> None:
 
 
 def _weak_hop(path: str, hop: Hop, loaded: Loaded) -> Iterator[Finding]:
-    from holdfast.pipeline.definition.hops import Strength
+    from holdfast.pipeline.definition.explaining import Strength
 
     if hop.strength is Strength.EXACTLY_ONCE or _is_a_function(hop):
         return
@@ -125,7 +125,7 @@ def _weak_hop(path: str, hop: Hop, loaded: Loaded) -> Iterator[Finding]:
 
 def _is_a_function(hop: Hop) -> bool:
     """Weak only if its function is: that is for `_examine_function` to say."""
-    from holdfast.pipeline.definition.hops import Strength
+    from holdfast.pipeline.definition.explaining import Strength
 
     return hop.kind in ("python", "keyed") and hop.strength is Strength.CONDITIONAL
 

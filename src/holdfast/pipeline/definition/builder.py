@@ -79,34 +79,25 @@ class Pipeline:
         batch_bytes: int | str | None = None,
     ) -> Pipeline:
         """What is read; once."""
-        source = {
-            "topics": topics or None,
-            "pattern": pattern,
-            "bootstrap": bootstrap,
-            "settings": settings,
-            "value": _words(value),
-            "key": _words(key),
-            "values": None
-            if values is None
-            else {topic: _words(decoding) for topic, decoding in values.items()},
-            "event_time": _given(event_time) if isinstance(event_time, EventTime) else event_time,
-            "starting": starting,
-            "batch_records": batch_records,
-            "batch_bytes": batch_bytes,
-        }
+        source = {name: given for name, given in locals().items() if name != "self"}
+        source |= {"topics": topics or None, "value": _words(value), "key": _words(key)}
+        if values is not None:
+            source["values"] = {topic: _words(decoding) for topic, decoding in values.items()}
+        if isinstance(event_time, EventTime):
+            source["event_time"] = _given(event_time)
         return self._with(source=source)
 
     def expect(self, that: str, *, name: str | None = None, otherwise: OnBreak | None = None) -> Pipeline:
         """A rule; `otherwise` says what becomes of a row that breaks it (warn, drop, quarantine, fail)."""
-        return self._step("expect", that=that, name=name, **{"else": otherwise})
+        return self._step("expect", {"that": that, "name": name, "else": otherwise})
 
     def filter(self, where: str, *, name: str | None = None) -> Pipeline:
         """Rows for which this is true stay; the others are counted as filtered."""
-        return self._step("filter", where=where, name=name)
+        return self._step("filter", locals())
 
     def sql(self, query: str, *, name: str | None = None, expand: bool | None = None) -> Pipeline:
         """A query over `input`; it selects `_hf`."""
-        return self._step("sql", query=query, name=name, expand=expand)
+        return self._step("sql", locals())
 
     def python(
         self,
@@ -119,9 +110,7 @@ class Pipeline:
         expand: bool | None = None,
     ) -> Pipeline:
         """A function over batches of rows."""
-        return self._step(
-            "python", function=function, name=name, file=file, schema=schema, mode=mode, expand=expand
-        )
+        return self._step("python", locals())
 
     def dedupe(
         self,
@@ -132,7 +121,7 @@ class Pipeline:
         name: str | None = None,
     ) -> Pipeline:
         """The first row of a key goes on; those that come after it within a time leave."""
-        return self._step("dedupe", key=key or None, by=by, within=within, unordered=unordered, name=name)
+        return self._step("dedupe", {**locals(), "key": key or None})
 
     def lookup(
         self,
@@ -146,16 +135,7 @@ class Pipeline:
         name: str | None = None,
     ) -> Pipeline:
         """Columns of a reference table."""
-        return self._step(
-            "lookup",
-            table=table,
-            on=on,
-            columns=columns,
-            query=query,
-            missing=missing,
-            refresh=refresh,
-            name=name,
-        )
+        return self._step("lookup", locals())
 
     def window(
         self,
@@ -172,19 +152,7 @@ class Pipeline:
         name: str | None = None,
     ) -> Pipeline:
         """Aggregates by key and windows of event time; `write(…, rows=name)` takes them."""
-        return self._step(
-            "window",
-            aggregates=aggregates,
-            size=size,
-            every=every,
-            gap=gap,
-            kind=kind,
-            key=key,
-            emit=emit,
-            late=late,
-            correct_within=correct_within,
-            name=name,
-        )
+        return self._step("window", locals())
 
     def keyed(
         self,
@@ -200,18 +168,7 @@ class Pipeline:
         name: str | None = None,
     ) -> Pipeline:
         """A function with a state for each key; `write(…, rows=name)` takes its rows."""
-        return self._step(
-            "keyed",
-            function=function,
-            key=key,
-            schema=schema,
-            state=state,
-            file=file,
-            ttl=ttl,
-            timers=timers,
-            unordered=unordered,
-            name=name,
-        )
+        return self._step("keyed", locals())
 
     def join(
         self,
@@ -225,9 +182,7 @@ class Pipeline:
         name: str | None = None,
     ) -> Pipeline:
         """Pairs of rows that happened near each other; `write(…, rows=name)` takes them."""
-        return self._step(
-            "join", left=left, right=right, on=on, select=select, within=within, kind=kind, name=name
-        )
+        return self._step("join", locals())
 
     def write(self, sink: SinkDefinition | str, **settings: Any) -> Pipeline:
         """Another sink: `write("parquet", path="out")`, or `write(ParquetSink("out"))`; `rows` says whose."""
@@ -254,7 +209,9 @@ class Pipeline:
 
         return run_pipeline(self.definition(directory=directory), **options)
 
-    def _step(self, kind: str, /, **settings: Any) -> Pipeline:
+    def _step(self, kind: str, arguments: Mapping[str, Any]) -> Pipeline:
+        """The methods of steps have a parameter for each key, and give them all; None is as good as absent."""
+        settings = {name: value for name, value in arguments.items() if name != "self"}
         return self._with(steps=[*self._document["steps"], {kind: settings}])
 
     def _with(self, **changes: Any) -> Pipeline:

@@ -7,27 +7,93 @@ here shows a secret: references stay references, and settings are shown by name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from enum import IntEnum
+from typing import Any, Final
 
-from holdfast.pipeline.definition.explaining_steps import explain_event_time, explain_step
 from holdfast.pipeline.definition.fingerprint import fingerprint
-from holdfast.pipeline.definition.hops import Hop, Strength, without_password
+from holdfast.pipeline.definition.functions import name_of
 from holdfast.pipeline.definition.model import (
     Decoding,
+    Dedupe,
     DeltaSink,
+    EventTime,
+    Expect,
+    Filter,
+    Join,
     KafkaSink,
+    Keyed,
+    Lookup,
     ParquetSink,
     PipelineDefinition,
     PostgresSink,
+    Python,
     SinkDefinition,
     Source,
+    Sql,
+    Step,
+    Window,
 )
-from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, kind_of_sink
-from holdfast.pipeline.definition.streams import decodings_of
+from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, dead_letter_of, kind_of_sink, kind_of_step
+from holdfast.pipeline.definition.streams import LATE, Stream, decodings_of, takers
 
-__all__ = ["Explanation", "Hop", "Strength", "TopicFacts", "explain", "without_password"]
+
+class Strength(IntEnum):
+    """What a hop promises; a smaller one is weaker."""
+
+    MAY_LOSE = 0
+    SOME_LEFT_OUT = 1
+    CONDITIONAL = 2
+    FIELDS_LEFT_OUT = 3
+    EXACTLY_ONCE = 4
+
+    @property
+    def words(self) -> str:
+        return WORDS[self]
+
+
+WORDS: Final = {
+    Strength.MAY_LOSE: "may lose acknowledged records",
+    Strength.SOME_LEFT_OUT: "exactly once, some records left out",
+    Strength.CONDITIONAL: "exactly once, on a condition",
+    Strength.FIELDS_LEFT_OUT: "exactly once, some fields left out",
+    Strength.EXACTLY_ONCE: "exactly once",
+}
+
+
+@dataclass(frozen=True)
+class Hop:
+    name: str
+    kind: str
+    what: str
+    strength: Strength
+    why: str
+    remedy: str | None = None
+    """The setting that would make it stronger; nothing when there is none."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "what": self.what,
+            "guarantee": self.strength.words,
+            "strength": int(self.strength),
+            "why": self.why,
+            "raise": self.remedy,
+        }
+
+
+def without_password(address: str) -> str:
+    """An address without the password in it; a reference stays, since it shows nothing."""
+    hidden = re.sub(r"(://[^/@:]*):(?!\$\{)[^/@]*@", r"\1:***@", address)
+    return re.sub(r"(?i)(password|secret|token)=(?!\$\{)[^&\s]+", r"\1=***", hidden)
+
+
+def short(sql: str, most: int = 100) -> str:
+    line = " ".join(sql.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -79,8 +145,8 @@ def explain(definition: PipelineDefinition, facts: Sequence[TopicFacts] = ()) ->
                 for topic, decoding in decodings_of(source)
             ),
             *([_parsing("key", source.key)] if source.key != Decoding() else []),
-            *([] if source.event_time is None else [explain_event_time(source.event_time)]),
-            *(explain_step(step, definition) for step in definition.steps),
+            *([] if source.event_time is None else [_event_time(source.event_time)]),
+            *(_step(step, definition) for step in definition.steps),
         ),
         (_dead_letter(definition), *(_sink(sink) for sink in definition.sinks)),
     )
@@ -237,4 +303,162 @@ def _kafka(sink: KafkaSink) -> Hop:
         Strength.CONDITIONAL,
         f"each of {sink.writers} writers has a transaction of its own: readers may see part of a batch before the rest",
         f"writers: 1, in the sink {sink.name}",
+    )
+
+
+# ------------------------------------------------------------------------ what each step promises
+
+BROKEN: Final = {
+    "warn": "kept, and counted in the log",
+    "drop": "dropped: counted in the ledger, kept nowhere",
+    "quarantine": "a dead letter, with the rule's name",
+    "fail": "what stops the pipeline, before anything of its batch is committed",
+}
+MISSING: Final = {
+    "null": "gets nulls",
+    "filter": "leaves, counted under this name",
+    "quarantine": "is a dead letter, with this name",
+    "fail": "stops the pipeline, before anything of its batch is committed",
+}
+UNTAKEN: Final = "rows that are late are counted in the ledgers and kept nowhere"
+
+
+def _step(step: Step, definition: PipelineDefinition) -> Hop:
+    kind = kind_of_step(step)
+    match step:
+        case Expect():
+            dropping = step.otherwise == "drop"
+            return Hop(
+                step.name,
+                kind,
+                f"{short(step.that)}, else {step.otherwise}",
+                Strength.SOME_LEFT_OUT if dropping else Strength.EXACTLY_ONCE,
+                f"a row that breaks it is {BROKEN[step.otherwise]}",
+                f"else: quarantine, in the rule {step.name}" if dropping else None,
+            )
+        case Filter():
+            why = "rows that leave are counted under this name in every ledger"
+            return Hop(step.name, kind, short(step.where), Strength.EXACTLY_ONCE, why)
+        case Sql():
+            why = (
+                "the same rows give the same result; every row carries its place, and none vanishes uncounted"
+            )
+            return Hop(step.name, kind, short(step.query), Strength.EXACTLY_ONCE, why)
+        case Python():
+            function = step.function if isinstance(step.function, str) else name_of(step.function)
+            what = f"{function} of {step.file}" if step.file else function
+            return Hop(
+                step.name,
+                kind,
+                f"{what}, {step.mode}",
+                Strength.CONDITIONAL,
+                "if the function gives the same for the same rows: a crash between two sinks runs it again",
+                "no setting; keep time, chance and other services out of the function (_batch_time is fixed)",
+            )
+        case Dedupe():
+            what = "hf-id" if step.by == "hf-id" else ", ".join(step.key)
+            return _with_late(
+                step,
+                definition,
+                f"the first row of each {what} within {step.within}",
+                f"a copy leaves, counted as a duplicate; one that comes more than {step.within} after the first is "
+                "a first one again",
+            )
+        case Lookup():
+            why = (
+                "every sink gets the rows of one version of the table, which the plan of the batch and the ledgers "
+                f"name; a row it has nothing for {MISSING[step.missing]}"
+            )
+            what = f"{', '.join(step.columns)} of {without_password(step.table)}, at most {step.refresh} old"
+            return Hop(step.name, kind, what, Strength.EXACTLY_ONCE, why)
+        case Window():
+            return _window(step, definition)
+        case Join():
+            pairs = ", ".join(
+                left if left == right else f"{left} = {right}" for left, right in step.on.items()
+            )
+            alone = ", left rows without one too" if step.kind == "left" else ""
+            return _with_late(
+                step,
+                definition,
+                f"{short(step.left, 40)} with {short(step.right, 40)} on {pairs}, {step.within} apart{alone}",
+                f"each pair once; a row is remembered until nothing within {step.within} of it can come",
+            )
+        case Keyed():
+            late = _with_late(step, definition, "", "")
+            function = step.function if isinstance(step.function, str) else name_of(step.function)
+            what = f"{function} of {step.file}" if step.file else function
+            why = (
+                "rows and state are one version: if the function gives the same for the same rows and state. "
+                f"A key that nothing comes for is forgotten after {step.ttl}, counted"
+            )
+            weaker = late.strength < Strength.CONDITIONAL
+            return Hop(
+                step.name,
+                kind,
+                f"{what} by {', '.join(step.key)}, {step.timers} timers",
+                late.strength if weaker else Strength.CONDITIONAL,
+                f"{why}; {UNTAKEN}" if weaker else why,
+                late.remedy
+                if weaker
+                else "no setting; keep time, chance and other services out of the function",
+            )
+
+
+def _event_time(event_time: EventTime) -> Hop:
+    what = f"{event_time.field}, {event_time.delay} late at most"
+    if event_time.idle is None:
+        return Hop(
+            "event time",
+            "event time",
+            what,
+            Strength.EXACTLY_ONCE,
+            "which rows are late follows from the log alone, however it is cut into batches; "
+            "a partition that nothing comes to holds windows open",
+        )
+    return Hop(
+        "event time",
+        "event time",
+        f"{what}, idle partitions left out after {event_time.idle}",
+        Strength.CONDITIONAL,
+        f"rows of a partition that was quiet for {event_time.idle} may be late because others went on: that depends "
+        "on when they were read, and is fixed with the batch",
+        "leave source.event_time.idle out, if every partition gets records",
+    )
+
+
+def _window(step: Window, definition: PipelineDefinition) -> Hop:
+    match step.kind:
+        case "tumbling":
+            windows = f"windows of {step.size}"
+        case "sliding":
+            windows = f"windows of {step.size} every {step.every}"
+        case "session":
+            windows = f"sessions that end after {step.gap}"
+    key = f" by {', '.join(step.key)}" if step.key else ""
+    emitted = (
+        "one row for each window, when it is over"
+        if step.emit == "closed"
+        else "a row each time a window changes; the last one counts"
+    )
+    bound = "windows that are over are forgotten"
+    if step.late == "correct":
+        emitted += "; late rows correct it"
+        bound = f"windows are forgotten {step.correct_within} after their end"
+    what = f"{', '.join(step.aggregates)}{key} in {windows}"
+    return _with_late(step, definition, what, f"{emitted}; every row counts in it once; {bound}")
+
+
+def _with_late(step: Step, definition: PipelineDefinition, what: str, why: str) -> Hop:
+    """Late rows that nobody takes are left out; with a sink for them none is."""
+    kind = kind_of_step(step)
+    if takers(definition, Stream(step.name, LATE)):
+        return Hop(step.name, kind, what, Strength.EXACTLY_ONCE, f"{why}; late rows have a sink")
+    return Hop(
+        step.name,
+        kind,
+        what,
+        Strength.SOME_LEFT_OUT,
+        f"{why}; {UNTAKEN}",
+        f"a sink with rows: {step.name}.{LATE}",
     )

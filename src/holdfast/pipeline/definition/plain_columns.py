@@ -7,19 +7,14 @@ computed, and so unknown here. Behind a Python step nothing is known: it may hav
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.pipeline.definition.model import Lookup, PipelineDefinition, Python, Sql
+from holdfast.pipeline.definition.sql_words import tokens as sql_tokens
 from holdfast.pipeline.definition.streams import Stream
 
-_TOKEN: Final = re.compile(
-    r"""\s*(?:(?P<comment>--[^\n]*|/\*.*?\*/)|(?P<text>'(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.)*")"""
-    r"""|(?P<quoted>`(?:[^`]|``)*`)|(?P<word>[A-Za-z_]\w*)|(?P<other>\d[\w.]*|\S))""",
-    re.DOTALL,
-)
 _ENDS: Final = frozenset({"where"})
 """What may follow `FROM input` and leaves the columns of rows as they are."""
 
@@ -58,8 +53,8 @@ def plain_columns(definition: PipelineDefinition, source: Iterable[str], rows: s
 
 def after_query(query: str, columns: Mapping[str, str]) -> tuple[dict[str, str], bool] | None:
     """The plain columns behind a query, and whether it makes others; nothing when it cannot be followed."""
-    tokens = _tokens(query)
-    if tokens is None or [each.lower() for each in tokens[:1]] != ["select"]:
+    tokens = [token.text for token in sql_tokens(query)]
+    if [each.lower() for each in tokens[:1]] != ["select"]:
         return None
     end = _position(tokens, "from")
     if end is None or [each.lower() for each in tokens[end + 1 : end + 2]] != ["input"]:
@@ -101,19 +96,6 @@ def _plain_item(item: list[str]) -> tuple[str, str] | None:
         case [name, "as", alias] | [name, alias] if _is_name(name) and _is_name(alias):
             return _name(name), _name(alias)
     return None
-
-
-def _tokens(query: str) -> list[str] | None:
-    found: list[str] = []
-    position = 0
-    while query[position:].strip():
-        match = _TOKEN.match(query, position)
-        if match is None:
-            return None
-        if match.lastgroup != "comment":
-            found.append(match[match.lastgroup or ""])
-        position = match.end()
-    return found
 
 
 def _position(tokens: list[str], word: str) -> int | None:

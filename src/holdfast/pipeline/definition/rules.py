@@ -27,7 +27,6 @@ from holdfast.pipeline.definition.naming import (
     kind_of_step,
     resolve_path,
 )
-from holdfast.pipeline.definition.rules_memory import check_memory
 from holdfast.pipeline.definition.rules_rows import check_rows
 from holdfast.pipeline.definition.rules_shared import (
     check_columns,
@@ -37,7 +36,7 @@ from holdfast.pipeline.definition.rules_shared import (
     check_topic,
 )
 from holdfast.pipeline.definition.rules_source import check_source
-from holdfast.pipeline.definition.rules_steps import check_steps
+from holdfast.pipeline.definition.rules_steps import check_memory, check_steps
 from holdfast.pipeline.definition.secrets import incomplete_references
 
 

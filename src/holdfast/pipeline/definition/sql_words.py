@@ -25,34 +25,17 @@ CHANGING: Final = frozenset(
         "input_file_name",
         "input_file_block_start",
         "input_file_block_length",
-        "current_timestamp",
-        "current_date",
-        "current_time",
-        "curdate",
-        "localtimestamp",
-        "now",
     }
 )
-"""Functions whose answer is another one in the next run."""
-TIMES: Final = frozenset(
-    {
-        "current_timestamp",
-        "current_date",
-        "current_time",
-        "curdate",
-        "localtimestamp",
-        "now",
-        "unix_timestamp",
-        "to_unix_timestamp",
-    }
-)
+"""Functions whose answer is another one in the next run, beside those that tell the time."""
 BARE: Final = frozenset({"current_timestamp", "current_date", "current_time", "localtimestamp"})
 """Those that SQL calls without parentheses."""
+TIMES: Final = BARE | {"curdate", "now", "unix_timestamp", "to_unix_timestamp"}
 _TOKEN: Final = re.compile(
     r"""(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))
       | (?P<literal>'(?:[^'\\]|\\.|'')*(?:'|\Z)|"(?:[^"\\]|\\.|"")*(?:"|\Z))
       | (?P<quoted>`(?:[^`]|``)*(?:`|\Z))
-      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<word>[A-Za-z_]\w*)
       | (?P<number>[0-9][A-Za-z0-9_.]*)
       | (?P<mark>\S)""",
     re.VERBOSE | re.DOTALL,
@@ -132,9 +115,9 @@ def _calls(found: list[Token]) -> list[str]:
             continue
         name = token.word
         empty = behind == "(" and index + 2 < len(found) and found[index + 2].text == ")"
-        called = name in CHANGING and behind == "("
-        timed = name in ("unix_timestamp", "to_unix_timestamp") and empty
-        if (called or timed or (name in BARE and behind not in ("(", "."))) and name not in names:
+        is_of_arguments = name in ("unix_timestamp", "to_unix_timestamp") and not empty
+        called = name in CHANGING | TIMES and behind == "(" and not is_of_arguments
+        if (called or (name in BARE and behind not in ("(", "."))) and name not in names:
             names.append(name)
     return names
 
