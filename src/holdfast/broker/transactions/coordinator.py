@@ -152,9 +152,9 @@ class TransactionCoordinator:
         for transaction in list(self.transactions.values()):
             metadata = transaction.metadata
             if metadata.state is TransactionState.ONGOING:
-                remaining_ms = metadata.start_ms + metadata.timeout_ms - now.wall_ms
-                # A wall clock that was set back meanwhile must not make the wait longer than it was to be.
-                self._watch(transaction, min(max(remaining_ms, 0), metadata.timeout_ms), now)
+                # The whole time again: how much of it has passed, only wall clocks of two runs could tell, and one
+                # that was set back and forth would end a transaction whose producer is about to commit it.
+                self._watch(transaction, metadata.timeout_ms, now)
             elif metadata.state.is_prepared:
                 self._tell_partitions(transaction, sorted(metadata.partitions), now)
         if self.transactions:
