@@ -1,6 +1,6 @@
 """Dead letters of plain consumers and foreign jobs, as the offsets they came from.
 
-Every dialect that `holdfast.client.dead_letter_dialects` reads is understood; a letter that does not say where it came
+Every dialect that `holdfast.client.dead_letters` reads is understood; a letter that does not say where it came
 from accounts for nothing, nor does one of another group.
 """
 
