@@ -33,6 +33,8 @@ from holdfast.cli.options import (
     CommandGroup,
     OutputOption,
     examples,
+    flag,
+    option,
 )
 from holdfast.cli.output import Output, print_json, print_table
 from holdfast.cli.pipeline_shared import BootstrapOption, load
@@ -50,113 +52,41 @@ app = CommandGroup(
     "independently and nothing is written to." + EXIT_CODES,
 )
 
-PipelineArgument: TypeAlias = Annotated[
-    str,
-    typer.Argument(
-        metavar="PIPELINE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."
-    ),
-]
 FromOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "PLACE",
+        "Where the audit begins: earliest, for what the source still has, or a time such as 2026-01-31T12:00:00Z. "
+        "Without it: where the pipeline began; for a group, the log's start.",
         "--from",
-        metavar="PLACE",
-        help="Where the audit begins: earliest, for what the source still has, or a time such as "
-        "2026-01-31T12:00:00Z. Without it: where the pipeline began; for a group, the log's start.",
-    ),
-]
-SparkOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--spark",
-        help="Evaluate rules, filters and queries again, by Spark, and compare what they compute. Needs "
-        "holdfast\\[spark] and Java.",
-    ),
-]
-SourceSpoolsOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--spool",
-        metavar="DIR",
-        help="The producers of the pipeline's source have their spools here. May be repeated.",
     ),
 ]
 SinkOption: TypeAlias = Annotated[
     str,
-    typer.Option(
-        "--sink",
-        metavar="SINK",
-        help="Where the rows are: parquet:PATH, delta:PATH, postgresql://…?table=NAME, sqlite:PATH?table=NAME or "
+    option(
+        "SINK",
+        "Where the rows are: parquet:PATH, delta:PATH, postgresql://…?table=NAME, sqlite:PATH?table=NAME or "
         "topic:NAME.",
     ),
 ]
-MATCH: Final = typer.Option(
-    "--match",
-    metavar="TEXT",
-    help="What makes a row a record's own: 'order_id = value.id AND day = substring(value.at, 1, 10)'. Left, "
-    "columns of the sink; right, key, value, headers.NAME, topic, partition, offset, timestamp, fields of JSON "
-    "and functions.",
+MATCH: Final = option(
+    "TEXT",
+    "What makes a row a record's own: 'order_id = value.id AND day = substring(value.at, 1, 10)'. Left, columns of the "
+    "sink; right, key, value, headers.NAME, topic, partition, offset, timestamp, fields of JSON and functions.",
 )
 WhereOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--where",
-        metavar="TEXT",
-        help="Which records have to be there, when the job filters: 'value.amount > 0 AND key IS NOT NULL'.",
+    option(
+        "TEXT",
+        "Which records have to be there, when the job filters: 'value.amount > 0 AND key IS NOT NULL'.",
     ),
 ]
 DistinctOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
-        "--distinct", help="The sink keeps one row for each value of --match, however many records have it."
-    ),
-]
-SourceOption: TypeAlias = Annotated[
-    int | None,
-    typer.Option("--source", metavar="N", min=0, help="Only this source of the job, counted from 0."),
+    flag("The sink keeps one row for each value of --match, however many records have it."),
 ]
 DeadLettersOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--dead-letters", metavar="TOPIC", help="A topic of dead letters: what is in it is accounted for."
-    ),
-]
-TopicsOption: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option("--topic", metavar="NAME", help="Only this topic. May be repeated."),
-]
-KeyOption: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--key",
-        metavar="EXPRESSION",
-        help="What makes records the same: key, value.id, headers.NAME, topic || key…",
-    ),
-]
-ValuesOption: TypeAlias = Annotated[
-    bool, typer.Option("--values", help="The values have to be the same too.")
-]
-OrderOption: TypeAlias = Annotated[
-    bool, typer.Option("--order", help="The values of each key stand in the same order.")
-]
-FinishedOption: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--finished",
-        help="Nothing is under way any more, so what is missing at the end is lost as well.",
-    ),
-]
-ToBootstrapOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        "--to-bootstrap-server",
-        metavar="HOST:PORT,…",
-        help="The brokers of the copy, or of a sink that is a topic, if it is in another cluster.",
-    ),
-]
-ToConfigOption: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--to-command-config", metavar="FILE", help="A properties file for those brokers."),
+    str | None, option("TOPIC", "A topic of dead letters: what is in it is accounted for.")
 ]
 
 
@@ -181,8 +111,14 @@ class Cluster:
 class OtherCluster:
     """How the cluster of a copy or of a sink is reached: as the source's where nothing else is said."""
 
-    to_bootstrap_server: ToBootstrapOption = None
-    to_command_config: ToConfigOption = None
+    to_bootstrap_server: Annotated[
+        str | None,
+        option(
+            "HOST:PORT,…",
+            "The brokers of the copy, or of a sink that is a topic, if it is in another cluster.",
+        ),
+    ] = None
+    to_command_config: Annotated[str | None, option("FILE", "A properties file for those brokers.")] = None
 
     def settings(self, source: dict[str, str]) -> dict[str, str]:
         if self.to_bootstrap_server is None and self.to_command_config is None:
@@ -209,9 +145,6 @@ def audit() -> None:
 
 @app.command(
     "pipeline",
-    help="Prove, offset by offset, that every record of a pipeline's source is in its sinks, or accounted for: as a "
-    "dead letter, filtered, a duplicate, late, superseded or in a window. Lost, duplicated and extra records are named "
-    "by offset and key; what cannot be proven is listed.",
     epilog=examples(
         "holdfast audit pipeline orders.yaml",
         "holdfast audit pipeline orders.yaml --from earliest --output json",
@@ -221,14 +154,35 @@ def audit() -> None:
     + EXIT_CODES,
 )
 def audit_pipeline(
-    pipeline: PipelineArgument,
+    pipeline: Annotated[
+        str,
+        typer.Argument(
+            metavar="PIPELINE", help="The pipeline: a YAML file, or a Python file that makes a Pipeline."
+        ),
+    ],
     cluster: Cluster = CLUSTER,
     start: FromOption = None,
-    spools: SourceSpoolsOption = None,
-    spark: SparkOption = False,
+    spools: Annotated[
+        list[str] | None,
+        option(
+            "DIR",
+            "The producers of the pipeline's source have their spools here. May be repeated.",
+            "--spool",
+        ),
+    ] = None,
+    spark: Annotated[
+        bool,
+        flag(
+            "Evaluate rules, filters and queries again, by Spark, and compare what they compute. Needs "
+            "holdfast\\[spark] and Java."
+        ),
+    ] = False,
     wishes: Wishes = ONCE,
     further: Further = FURTHER,
 ) -> None:
+    """Prove, offset by offset, that every record of a pipeline's source is in its sinks, or accounted for: as a dead
+    letter, filtered, a duplicate, late, superseded or in a window. Lost, duplicated and extra records are named by
+    offset and key; what cannot be proven is listed."""
     loaded = load(pipeline)
     from holdfast.audit.pipeline_audit import AuditOptions
 
@@ -241,7 +195,6 @@ def audit_pipeline(
 
 @app.command(
     "checkpoint",
-    help="Prove that the sink of a Structured Streaming job holds what the job's checkpoint says it has read, once.",
     epilog=examples(
         "holdfast audit checkpoint /data/job/checkpoint --sink parquet:/data/orders --match 'id = value.id'"
     )
@@ -254,11 +207,13 @@ def audit_checkpoint(
     cluster: Cluster = CLUSTER,
     where: WhereOption = None,
     distinct: DistinctOption = False,
-    source: SourceOption = None,
+    source: Annotated[int | None, option("N", "Only this source of the job, counted from 0.", min=0)] = None,
     dead_letters: DeadLettersOption = None,
     other: OtherCluster = OTHER_CLUSTER,
     wishes: Wishes = ONCE,
 ) -> None:
+    """Prove that the sink of a Structured Streaming job holds what the job's checkpoint says it has read, once each."""
+
     def once() -> Report:
         from holdfast.audit.checkpoint import audit_checkpoint
 
@@ -280,7 +235,6 @@ def audit_checkpoint(
 
 @app.command(
     "topics",
-    help="Prove that a topic's copy holds what the topic does: of a mirror, a copy job, a migration.",
     epilog=examples(
         "holdfast audit topics orders orders-copy --values",
         "holdfast audit topics orders orders --key value.id --to-bootstrap-server new:9092 --finished",
@@ -291,14 +245,21 @@ def audit_topics(
     source: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     copy: Annotated[str, typer.Argument(metavar="COPY", help="The topic that should hold the same.")],
     cluster: Cluster = CLUSTER,
-    key: KeyOption = "key",
-    values: ValuesOption = False,
-    order: OrderOption = False,
-    finished: FinishedOption = False,
+    key: Annotated[
+        str, option("EXPRESSION", "What makes records the same: key, value.id, headers.NAME, topic || key…")
+    ] = "key",
+    values: Annotated[bool, flag("The values have to be the same too.")] = False,
+    order: Annotated[bool, flag("The values of each key stand in the same order.")] = False,
+    finished: Annotated[
+        bool,
+        flag("Nothing is under way any more, so what is missing at the end is lost as well."),
+    ] = False,
     where: WhereOption = None,
     other: OtherCluster = OTHER_CLUSTER,
     wishes: Wishes = ONCE,
 ) -> None:
+    """Prove that a topic's copy holds what the topic does: of a mirror, a copy job, a migration."""
+
     def once() -> Report:
         from holdfast.audit.topics import audit_topics
 
@@ -320,7 +281,6 @@ def audit_topics(
 
 @app.command(
     "group",
-    help="Prove that a sink holds what a consumer group has committed, or a DatabaseSink of the group has stored.",
     epilog=examples(
         "holdfast audit group billing --sink 'postgresql://db/shop?table=bills'",
         "holdfast audit group billing --sink sqlite:bills.db?table=bills --match 'order_id = value.id'",
@@ -331,7 +291,9 @@ def audit_group(
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")],
     sink: SinkOption,
     cluster: Cluster = CLUSTER,
-    topics: TopicsOption = None,
+    topics: Annotated[
+        list[str] | None, option("NAME", "Only this topic. May be repeated.", "--topic")
+    ] = None,
     match: Annotated[str | None, MATCH] = None,
     where: WhereOption = None,
     distinct: DistinctOption = False,
@@ -340,6 +302,8 @@ def audit_group(
     other: OtherCluster = OTHER_CLUSTER,
     wishes: Wishes = ONCE,
 ) -> None:
+    """Prove that a sink holds what a consumer group has committed, or a DatabaseSink of the group has stored."""
+
     def once() -> Report:
         from holdfast.audit.group import audit_group
         from holdfast.audit.scope import start_ms
@@ -364,7 +328,6 @@ def audit_group(
 
 @app.command(
     "spool",
-    help="Prove that what spooling producers sent reached the topics, by the numbers they gave their messages.",
     epilog=examples(
         "holdfast audit spool /var/spool/orders --topic orders",
         "holdfast audit spool --topic orders",
@@ -382,14 +345,13 @@ def audit_spool(
     cluster: Cluster = CLUSTER,
     topics: Annotated[
         list[str] | None,
-        typer.Option(
-            "--topic",
-            metavar="NAME",
-            help="The topics to look in (default: those that the spools name). May be repeated.",
+        option(
+            "NAME", "The topics to look in (default: those that the spools name). May be repeated.", "--topic"
         ),
     ] = None,
     wishes: Wishes = ONCE,
 ) -> None:
+    """Prove that what spooling producers sent reached the topics, by the numbers they gave their messages."""
     if not spools and not topics:
         raise UsageError("name homes of spools, or topics that spooling producers sent to: --topic NAME")
 
@@ -403,8 +365,6 @@ def audit_spool(
 
 @app.command(
     "verify",
-    help="Check certificates of audits: that each has the content its hash is of, and that each names the one before. "
-    "The first link that is broken is named. Nothing but the files is needed.",
     epilog=examples(
         "holdfast audit verify proofs/",
         "holdfast audit verify proofs/orders-000001.json proofs/orders-000002.json",
@@ -417,14 +377,15 @@ def verify(
     ],
     expect: Annotated[
         str | None,
-        typer.Option(
-            "--expect",
-            metavar="SHA256",
-            help="The hash of the newest certificate, kept elsewhere: then its end cannot be cut off or made anew.",
+        option(
+            "SHA256",
+            "The hash of the newest certificate, kept elsewhere: then its end cannot be cut off or made anew.",
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
+    """Check certificates of audits: that each has the content its hash is of, and that each names the one before. The
+    first link that is broken is named. Nothing but the files is needed."""
     from holdfast.audit.certificate import verify as verify_chains
     from holdfast.audit.text import plain
 

@@ -10,11 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
-import typer
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain, stop_when_unread
-from holdfast.cli.options import OutputOption
+from holdfast.cli.options import OutputOption, flag, option
 from holdfast.cli.output import Output, json_line, print_json
 from holdfast.cli.pipeline_shared import located
 from holdfast.errors import ExitCode, UsageError
@@ -35,35 +34,26 @@ class Wishes:
 
     certificate: Annotated[
         str | None,
-        typer.Option(
-            "--certificate",
-            metavar="PATH",
-            help="Write the report as a certificate, chained to the one before it: into a directory, or to a file that "
-            "ends in .json.",
+        option(
+            "PATH",
+            "Write the report as a certificate, chained to the one before it: into a directory, or to a file that ends "
+            "in .json.",
         ),
     ] = None
-    html: Annotated[
-        str | None,
-        typer.Option("--html", metavar="FILE", help="Write the report as one page with its plots."),
-    ] = None
-    junit: Annotated[
-        str | None,
-        typer.Option("--junit", metavar="FILE", help="Write the report as JUnit's XML, for CI."),
-    ] = None
+    html: Annotated[str | None, option("FILE", "Write the report as one page with its plots.")] = None
+    junit: Annotated[str | None, option("FILE", "Write the report as JUnit's XML, for CI.")] = None
     every: Annotated[
         str | None,
-        typer.Option(
-            "--every",
-            metavar="DURATION",
-            help="Audit again and again, such as every 5m, until one fails; the others are counted and told.",
+        option(
+            "DURATION",
+            "Audit again and again, such as every 5m, until one fails; the others are counted and told.",
         ),
     ] = None
     metrics_port: Annotated[
         str | None,
-        typer.Option(
-            "--metrics-port",
-            metavar="[HOST:]PORT",
-            help="With --every: serve Prometheus metrics at /metrics, to this machine alone unless a host is given.",
+        option(
+            "[HOST:]PORT",
+            "With --every: serve Prometheus metrics at /metrics, to this machine alone unless a host is given.",
         ),
     ] = None
     output: OutputOption = Output.TABLE
@@ -86,21 +76,16 @@ class Further:
 
     state: Annotated[
         str | None,
-        typer.Option(
-            "--state",
-            metavar="FILE",
-            help="Keep here what is proven, so that the next audit looks at what is new alone.",
-        ),
+        option("FILE", "Keep here what is proven, so that the next audit looks at what is new alone."),
     ] = None
-    full: Annotated[bool, typer.Option("--full", help="With --state: look at everything this time.")] = False
+    full: Annotated[bool, flag("With --state: look at everything this time.")] = False
     full_every: Annotated[
         int | None,
-        typer.Option(
-            "--full-every",
+        option(
+            "N",
+            "With --state or --every: look at everything each Nth time (default: 12; 0: only when something asks for "
+            "it).",
             min=0,
-            metavar="N",
-            help="With --state or --every: look at everything each Nth time (default: 12; 0: only when something asks "
-            "for it).",
         ),
     ] = None
 
