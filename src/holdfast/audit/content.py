@@ -32,6 +32,7 @@ from holdfast.audit.compare import finding
 from holdfast.audit.decoding import Decode, SourceDecoder
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader, SinkScope
+from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Decoding,
     DeltaSink,
@@ -42,7 +43,6 @@ from holdfast.pipeline.definition.model import (
     PostgresSink,
     SinkDefinition,
 )
-from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.definition.streams import is_tap
 from holdfast.pipeline.formats import compile_decoder
 from holdfast.pipeline.positions import Place

@@ -34,9 +34,9 @@ from holdfast.audit.sinks.opening import open_dead_letters, open_sink
 from holdfast.audit.stored import Stored, look_up
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.aside import LATE_FOR, LEAVING, AsideDamaged, batch_name, read_all
+from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import Join, Keyed, PipelineDefinition, PostgresSink, Window
 from holdfast.pipeline.definition.naming import DEAD_LETTER_NAME, home_of
-from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.ledger import Entry
 from holdfast.pipeline.positions import Place
 from holdfast.reader.cluster import Cluster

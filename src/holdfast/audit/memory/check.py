@@ -51,6 +51,7 @@ from holdfast.audit.memory.upserts import UpsertCheck, keys_of_tombstones, ranks
 from holdfast.audit.memory.window_check import Keys, Taken, WindowCheck, record_findings, time_text
 from holdfast.audit.model import Examined, Fate, Finding, Unproven
 from holdfast.audit.sinks.base import SinkReader
+from holdfast.pipeline.definition.columns import plain_columns
 from holdfast.pipeline.definition.model import (
     Dedupe,
     Join,
@@ -63,7 +64,6 @@ from holdfast.pipeline.definition.model import (
     Step,
     Window,
 )
-from holdfast.pipeline.definition.plain_columns import plain_columns
 from holdfast.pipeline.definition.streams import DUPLICATES, LATE, has_memory
 from holdfast.pipeline.positions import Place
 
