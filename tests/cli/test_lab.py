@@ -9,9 +9,8 @@ import pytest
 
 from holdfast.cli.app import run_command
 from holdfast.cli.exits import run
-from holdfast.lab.checking import LOST
 from holdfast.lab.engines import EngineUnavailable
-from holdfast.lab.experiment import Claim, Experiment, Lab
+from holdfast.lab.experiment import Experiment, Lab
 
 
 def lab(*arguments: str) -> int:
@@ -100,7 +99,7 @@ def test_a_claim_that_does_not_hold_is_an_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    made = Experiment("HF101", "x", unsafe, safe, Claim({LOST: 1}), "a", "b")  # type: ignore[arg-type]
+    made = Experiment("HF101", "x", unsafe, safe, "a", "b")  # type: ignore[arg-type]
     monkeypatch.setattr("holdfast.lab.experiments.EXPERIMENTS", {"HF101": made})
     assert lab("run", "HF101") == code
     said = capsys.readouterr()

@@ -61,7 +61,15 @@ def test_one_seed_that_does_not_hold_breaks_the_claim(engines: Engines) -> None:
         lab.note("ack", "p", id="a", topic="t")
         lab.note("log-end", "log", topic="t")
 
-    made = Experiment("HF999", "none", unsafe, safe, CLAIM, "x", "y")
+    made = Experiment(
+        "HF999",
+        "none",
+        unsafe,
+        safe,
+        "x",
+        "y",
+        claim=CLAIM,
+    )
     assert run_experiment(made, engines, "holdfast", safe_seeds=2).outcome is Outcome.HELD
     broken = run_experiment(made, engines, "holdfast", safe_seeds=5)
     assert broken.outcome is Outcome.NOT_HELD
@@ -78,13 +86,29 @@ def test_a_seed_repeats_a_half(engines: Engines) -> None:
 
 
 def test_a_result_says_by_what_the_network_failed(engines: Engines) -> None:
-    made = Experiment("HF999", "none", lambda lab: None, lambda lab: None, CLAIM, "x", "y")
+    made = Experiment(
+        "HF999",
+        "none",
+        lambda lab: None,
+        lambda lab: None,
+        "x",
+        "y",
+        claim=CLAIM,
+    )
     assert run_experiment(made, engines, "holdfast").network is None
 
     def loses_answers(lab: Lab) -> None:
         lab.engines.behind_a_link("holdfast")
 
-    cut = Experiment("HF999", "none", loses_answers, lambda lab: None, CLAIM, "x", "y")
+    cut = Experiment(
+        "HF999",
+        "none",
+        loses_answers,
+        lambda lab: None,
+        "x",
+        "y",
+        claim=CLAIM,
+    )
     result = run_experiment(cut, engines, "holdfast")
     assert result.network == "proxy"
     assert row_of(result)[1] == "holdfast, network by proxy"
@@ -147,7 +171,15 @@ def test_a_half_that_breaks_is_void_and_says_where(engines: Engines) -> None:
         lab.note("send", "p", id="a", topic="t")
         raise RuntimeError("no luck")
 
-    broken = Experiment("HF999", "none", breaks, breaks, CLAIM, "x", "y")
+    broken = Experiment(
+        "HF999",
+        "none",
+        breaks,
+        breaks,
+        "x",
+        "y",
+        claim=CLAIM,
+    )
     found = run_half(broken, "safe", engines, "holdfast")
     assert found.judgement.verdict == "void"
     assert "RuntimeError: no luck (test_experiments.py:" in found.judgement.void[-1]
@@ -160,7 +192,17 @@ def test_a_claim_that_could_not_fail_is_refused(shows: dict[str, int]) -> None:
         return
 
     with pytest.raises(UsageError, match="HF999"):
-        check_claim(Experiment("HF999", "none", nothing, nothing, Claim(shows), "x", "y"))
+        check_claim(
+            Experiment(
+                "HF999",
+                "none",
+                nothing,
+                nothing,
+                "x",
+                "y",
+                claim=Claim(shows),
+            )
+        )
 
 
 def test_results_are_kept_and_read_again(engines: Engines, tmp_path: Path) -> None:

@@ -46,7 +46,16 @@ def resent(lab: Lab) -> None:
     broker.scan()
 
 
-RESENT = Experiment("HF106", "sent again", resent, resent, Claim({DUPLICATED: 1}), "", "", in_process=True)
+RESENT = Experiment(
+    "HF106",
+    "sent again",
+    resent,
+    resent,
+    "",
+    "",
+    claim=Claim({DUPLICATED: 1}),
+    in_process=True,
+)
 
 
 def acknowledge_before_flush(patch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,15 @@ from holdfast.lab.engines import Engines
 from holdfast.lab.experiment import Result, run_experiment
 from holdfast.lab.experiments import EXPERIMENTS
 from holdfast.lab.history import History, Recorder
-from holdfast.lab.report import ResultsError, load_results, page, save_result, write_report
-from holdfast.lab.timeline import ROWS_MAX, timeline_svg
+from holdfast.lab.report import (
+    ROWS_MAX,
+    ResultsError,
+    load_results,
+    page,
+    save_result,
+    timeline_svg,
+    write_report,
+)
 
 
 @pytest.fixture(scope="module")

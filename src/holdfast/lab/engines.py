@@ -106,14 +106,24 @@ class Engines:
             self._scenes[key] = Scene(machine, engine)
         return self._scenes[key]
 
-    def _machine(self, engine: EngineName, name: str, settings: Mapping[str, str]) -> Any:
+    def _machine(
+        self,
+        engine: EngineName,
+        name: str,
+        settings: Mapping[str, str],
+        ports: tuple[int, int] | None = None,
+    ) -> Any:
+        """A broker; `ports` are its own and its controller's."""
         given = {**SETTINGS, **settings}
+        directory = self.directory / name
         if engine == "holdfast":
-            return self._stack.enter_context(BrokerProcess(str(self.directory / name), settings=given))
+            listen = "127.0.0.1:0" if ports is None else f"127.0.0.1:{ports[0]}"
+            return self._stack.enter_context(BrokerProcess(str(directory), settings=given, listen=listen))
         require_kafka()
-        kafka = ApacheKafka(given, directory=self.directory / name, **SMALL)
-        self._stack.enter_context(kafka)
-        return ApacheMachine(kafka)
+        kafka = ApacheKafka(given, directory=directory, **SMALL)
+        if ports is not None:
+            kafka.port, kafka.controller_port = ports
+        return ApacheMachine(self._stack.enter_context(kafka))
 
     def behind_a_link(self, engine: EngineName) -> tuple[Scene, KafkaLink]:
         """A broker whose requests and answers may get lost on the way."""
@@ -125,23 +135,11 @@ class Engines:
         port, controller_port = free_ports(2)
         # Before there is anybody: Apache Kafka talks to itself through its advertised address.
         between.lead_to(f"127.0.0.1:{port}")
-        directory = self.directory / f"link-{engine}"
-        machine: Any
-        if engine == "holdfast":
-            settings = {**SETTINGS, "advertised.listeners": f"PLAINTEXT://{between.address}"}
-            machine = BrokerProcess(str(directory), settings=settings, listen=f"127.0.0.1:{port}")
-            self._stack.enter_context(machine)
-        else:
-            require_kafka()
-            listeners = f"PLAINTEXT://{between.address},CONTROLLER://127.0.0.1:{controller_port}"
-            kafka = ApacheKafka(
-                {**SETTINGS, "advertised.listeners": listeners},
-                directory=directory,
-                **SMALL,
-            )
-            kafka.port, kafka.controller_port = port, controller_port
-            self._stack.enter_context(kafka)
-            machine = ApacheMachine(kafka)
+        listeners = f"PLAINTEXT://{between.address}"
+        if engine != "holdfast":
+            listeners += f",CONTROLLER://127.0.0.1:{controller_port}"
+        settings = {"advertised.listeners": listeners}
+        machine = self._machine(engine, f"link-{engine}", settings, (port, controller_port))
         self._links[engine] = (Scene(machine, engine), between)
         return self._links[engine]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.errors import UsageError
-from holdfast.lab.checking import RULES, Judgement, judge
+from holdfast.lab.checking import LOST, RULES, Judgement, judge
 from holdfast.lab.engines import EngineName, Engines, EngineUnavailable
 from holdfast.lab.history import History, Recorder
 from holdfast.lab.watching import Watching
@@ -118,6 +118,7 @@ class Claim:
     """Kinds that may be found in the safe half."""
 
 
+LOSES: Final = Claim({LOST: 1})
 Half = Callable[[Lab], None]
 
 
@@ -127,10 +128,10 @@ class Experiment:
     title: str
     unsafe: Half
     safe: Half
-    claim: Claim
     unsafe_setting: str
     """What the first half does, in a few words."""
     safe_setting: str
+    claim: Claim = LOSES
     engines: tuple[EngineName, ...] = ("holdfast", "kafka")
     needs: frozenset[str] = frozenset()
     """What the machine must have beside Python: "java", "spark", "three brokers"."""

@@ -6,14 +6,13 @@ has the message are `unknown`, the others `fail`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from holdfast.lab.history import Event, Recorder
-from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, NotComeAbout, wait_until
+from holdfast.testing.engines import QUIET, WAIT_SECONDS, Engine, NotComeAbout, read_log, wait_until
 
 UNDECIDED: Final = frozenset(
     {
@@ -74,6 +73,13 @@ class Watching:
 
         return told
 
+    def produce(
+        self, producer: Producer, topic: str, value: str, key: str | None = None, actor: str = "program"
+    ) -> None:
+        """A plain producer sends; what it is told of the message is written down."""
+        self.sends(actor, topic, [value])
+        producer.produce(topic, value, key=key, on_delivery=self.report(actor))
+
     def outcome(
         self, actor: str, message_id: str, error: KafkaError | None, message: Any = None, **more: Any
     ) -> None:
@@ -93,6 +99,11 @@ class Watching:
         self.note(
             "ack", actor, id=message_id, topic=topic, partition=done.partition, offset=done.offset, **more
         )
+
+    def all_delivered(self, actor: str, topic: str, ids: Iterable[str], deliveries: Iterable[Any]) -> None:
+        """Deliveries of our producer, each waited for."""
+        for message_id, delivery in zip(ids, deliveries, strict=True):
+            self.delivered(actor, message_id, topic, delivery)
 
     def drops(self, actor: str, ids: Iterable[str], why: str) -> None:
         """The program lets go of messages: it will never send them again."""
@@ -119,6 +130,11 @@ class Watching:
     def handles(self, group: str, actor: str, message: Any) -> str:
         """Its handling is done."""
         return self._read("handle", group, actor, message)
+
+    def reads(self, group: str, actor: str, message: Any) -> None:
+        """A reader is given a message, and is done with it at once."""
+        self.given(group, actor, message)
+        self.handles(group, actor, message)
 
     def _read(self, event: str, group: str, actor: str, message: Any) -> str:
         message_id = id_of(field_of(message, "value"))
@@ -157,7 +173,7 @@ class Watching:
         `called`: by which name the history knows the topic; `start`: below which offset the log was removed,
         or how to find out. That is asked after reading: retention may pass more of it meanwhile.
         """
-        found = read_log(engine.bootstrap_servers, topic, partitions)
+        found = list(read_log(engine.bootstrap_servers, topic, partitions))
         for message in found:
             self.note(
                 "stored",
@@ -194,39 +210,3 @@ def committed(bootstrap_servers: str, group: str, topic: str, partition: int) ->
         return max(int(found.offset), -1)
     finally:
         consumer.close()
-
-
-def read_log(bootstrap_servers: str, topic: str, partitions: int) -> list[Any]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "reads-without-a-group",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-            **QUIET,
-        }
-    )
-    found: list[Any] = []
-    ended: set[int | None] = set()
-    deadline = time.monotonic() + WAIT_SECONDS
-    try:
-        consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in range(partitions)])
-        while len(ended) < partitions:
-            if time.monotonic() > deadline:
-                raise NotComeAbout(f"the end of {topic} was not reached")
-            message: Any = consumer.poll(1.0)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                found.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-            else:
-                raise KafkaException(error)
-    finally:
-        consumer.close()
-    return found

@@ -15,11 +15,12 @@ Nothing here sleeps for an effect: `wait_until` asks again until it has come abo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from confluent_kafka import (
+    OFFSET_BEGINNING,
     Consumer,
     KafkaError,
     KafkaException,
@@ -109,37 +110,9 @@ class Engine:
         self, topic: str, partitions: int = 1, *, isolation: str = "read_committed"
     ) -> dict[int, list[str]]:
         """Every value of a topic that a reader of this isolation level sees, by partition, in order."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap_servers,
-                "group.id": "reads-without-a-group",
-                "enable.auto.commit": False,
-                "isolation.level": isolation,
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 50,
-                **QUIET,
-            }
-        )
         found: dict[int, list[str]] = {index: [] for index in range(partitions)}
-        ended: set[int] = set()
-        deadline = time.monotonic() + WAIT_SECONDS
-        try:
-            consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
-            while len(ended) < partitions:
-                if time.monotonic() > deadline:
-                    raise NotComeAbout(f"the end of {topic} was not reached: {sorted(ended)} of {partitions}")
-                message: Any = consumer.poll(1.0)
-                if message is None:
-                    continue
-                error = message.error()
-                if error is None:
-                    found[message.partition()].append((message.value() or b"").decode())
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    ended.add(message.partition())
-                else:
-                    raise KafkaException(error)
-        finally:
-            consumer.close()
+        for message in read_log(self.bootstrap_servers, topic, partitions, isolation=isolation):
+            found[message.partition()].append((message.value() or b"").decode())
         return found
 
     def await_decided(self, topic: str) -> None:
@@ -208,3 +181,45 @@ def run_on_all(scenario: Scenario, engines: Sequence[Engine]) -> list[Any]:
             failures[0].add_note(f"and {type(other).__name__}: {other}")
         raise failures[0]
     return [each.result() for each in running]
+
+
+def read_log(
+    bootstrap_servers: str,
+    topic: str,
+    partitions: int,
+    *,
+    isolation: str = "read_committed",
+    seconds: float = WAIT_SECONDS,
+) -> Iterator[Any]:
+    """Every message of a topic that a reader of this isolation level sees."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "reads-without-a-group",
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+            **QUIET,
+        }
+    )
+    ended: set[int] = set()
+    deadline = time.monotonic() + seconds
+    try:
+        consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for index in range(partitions)])
+        while len(ended) < partitions:
+            if time.monotonic() > deadline:
+                raise NotComeAbout(f"the end of {topic} was not reached: {sorted(ended)} of {partitions}")
+            message: Any = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                raise KafkaException(error)
+    finally:
+        consumer.close()

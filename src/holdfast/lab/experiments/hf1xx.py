@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from holdfast.client import DeliveryFailed, Producer, UndeliveredMessages
 from holdfast.client.spool.refused import RefusedMessages
-from holdfast.lab.checking import DUPLICATED, LOST, REORDERED
+from holdfast.lab.checking import DUPLICATED, REORDERED
 from holdfast.lab.experiment import Claim, Experiment, Lab
-from holdfast.lab.experiments.hf2xx_replicated import hf102_replicated
+from holdfast.lab.experiments.hf2xx import hf102_replicated
 from holdfast.lab.watching import id_of
 from holdfast.real import RealFileSystem
 from holdfast.testing.engines import wait_until
@@ -89,15 +89,11 @@ def hf102_unsafe(lab: Lab) -> None:
     scene = lab.scene
     producer = scene.producer({"acks": 0, "message.timeout.ms": 60_000})
 
-    def send(value: str) -> None:
-        lab.sends("program", topic, [value])
-        producer.produce(topic, value, on_delivery=lab.report("program"))
-
-    send("before")
+    lab.produce(producer, topic, "before")
     wait_until(lambda: producer.poll(0) or scene.read(topic)[0], "the first message is stored")
     with scene.frozen():
         for value in some(lab):
-            send(value)
+            lab.produce(producer, topic, value)
         producer.flush(60)
         scene.crash()
         lab.fault(KILLED)
@@ -125,8 +121,7 @@ def hf102_safe(lab: Lab) -> None:
         for message in early:
             lab.note("ack", "program", id=message, topic=topic)
         scene.revive()
-        for message, delivery in zip(ids, deliveries, strict=True):
-            lab.delivered("program", message, topic, delivery)
+        lab.all_delivered("program", topic, ids, deliveries)
     lab.scan(scene, topic)
 
 
@@ -166,8 +161,7 @@ def hf103_safe(lab: Lab) -> None:
         impatient.produce(topic, "given-up")
         wait_until(lambda: impatient.flush(0.1) == 0, "another producer has given up")
         scene.revive()
-        for message, delivery in zip(ids, deliveries, strict=True):
-            lab.delivered("program", message, topic, delivery)
+        lab.all_delivered("program", topic, ids, deliveries)
     lab.scan(scene, topic)
 
 
@@ -267,8 +261,7 @@ def hf105_safe(lab: Lab) -> None:
             for delivery in deliveries:
                 delivery.wait_stored(60)
             lab.drops("program", ids, "stored in the spool: the program need not keep them")
-        for message, delivery in zip(ids, deliveries, strict=True):
-            lab.delivered("program", message, topic, delivery)
+        lab.all_delivered("program", topic, ids, deliveries)
     lab.scan(lab.scene, topic)
 
 
@@ -286,8 +279,7 @@ def hf106_unsafe(lab: Lab) -> None:
     producer.list_topics(topic, timeout=30)
     lost = between.swallow(PRODUCE, 2)
     for value in ("a", "b"):
-        lab.sends("program", topic, [value])
-        producer.produce(topic, value, on_delivery=lab.report("program"))
+        lab.produce(producer, topic, value)
     producer.flush(60)
     if lost.is_done:
         lab.fault(ANSWER_LOST)
@@ -301,8 +293,7 @@ def hf106_safe(lab: Lab) -> None:
     lost = between.swallow(PRODUCE, 2)
     with Producer(scene.bootstrap_servers, config={**ONE_BY_ONE, **QUIET}) as producer:
         ids = lab.sends("program", topic, ["a", "b"])
-        for message, delivery in zip(ids, producer.send_many(topic, ids), strict=True):
-            lab.delivered("program", message, topic, delivery)
+        lab.all_delivered("program", topic, ids, producer.send_many(topic, ids))
     if lost.is_done:
         lab.fault(ANSWER_LOST)
     lab.scan(scene, topic)
@@ -316,8 +307,7 @@ def hf107_unsafe(lab: Lab) -> None:
     lab.plan(successes=4)
     producer = lab.scene.producer()
     for value in with_a_large_one(lab):
-        lab.sends("program", topic, [value])
-        producer.produce(topic, value, on_delivery=lab.report("program"))
+        lab.produce(producer, topic, value)
         producer.flush(60)
     failed = [event.id for event in lab.recorder.history().of("fail")]
     lab.drops("program", failed, "it logs the error and goes on")
@@ -350,7 +340,6 @@ EXPERIMENTS: Final = (
         "nobody looks at the result of a send",
         hf101_unsafe,
         hf101_safe,
-        Claim({LOST: 1}),
         "produce() without a callback, then flush()",
         "our producer, whose end raises what was not delivered",
     ),
@@ -359,7 +348,6 @@ EXPERIMENTS: Final = (
         "acknowledged before it is stored",
         hf102_unsafe,
         hf102_safe,
-        Claim({LOST: 1}),
         "acks=0; on three brokers of Apache Kafka acks=1",
         "acks=all (our producer has nothing else)",
     ),
@@ -368,7 +356,6 @@ EXPERIMENTS: Final = (
         "the producer gives up before a broker is back",
         hf103_unsafe,
         hf103_safe,
-        Claim({LOST: 1}),
         "message.timeout.ms=300",
         "minutes to deliver in, and idempotence",
     ),
@@ -377,7 +364,6 @@ EXPERIMENTS: Final = (
         "the producer's buffer dies with its process",
         hf104_unsafe,
         hf104_safe,
-        Claim({LOST: 1}),
         "messages in memory, linger.ms=60000",
         "a spool on disk",
     ),
@@ -386,7 +372,6 @@ EXPERIMENTS: Final = (
         "a full buffer drops messages",
         hf105_unsafe,
         hf105_safe,
-        Claim({LOST: 1}),
         "BufferError is counted, and the program goes on",
         "a spool on disk",
     ),
@@ -395,16 +380,15 @@ EXPERIMENTS: Final = (
         "retries duplicate and reorder",
         hf106_unsafe,
         hf106_safe,
-        Claim({DUPLICATED: 1, REORDERED: 1}),
         "enable.idempotence=false",
         "enable.idempotence=true",
+        claim=Claim({DUPLICATED: 1, REORDERED: 1}),
     ),
     Experiment(
         "HF107",
         "a fatal send error is swallowed",
         hf107_unsafe,
         hf107_safe,
-        Claim({LOST: 1}),
         "the callback logs the error",
         "failed messages are kept aside",
     ),

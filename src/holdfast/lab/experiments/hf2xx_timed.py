@@ -13,8 +13,8 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from holdfast.lab.experiment import Lab
-from holdfast.lab.watching import committed, read_log
-from holdfast.testing.engines import QUIET, wait_until
+from holdfast.lab.watching import committed
+from holdfast.testing.engines import QUIET, read_log, wait_until
 from holdfast.testing.risks import Scene
 
 SETTINGS: Final = {"log.retention.check.interval.ms": "300", "log.cleaner.backoff.ms": "300"}
@@ -62,8 +62,7 @@ class Reader:
                 error = message.error()
                 if error is not None:
                     return bool(error.code() == KafkaError._PARTITION_EOF)
-                self.lab.given(self.group, "reader", message)
-                self.lab.handles(self.group, "reader", message)
+                self.lab.reads(self.group, "reader", message)
                 consumer.commit(message=message, asynchronous=False)
                 count += 1
                 return count == limit
@@ -90,8 +89,7 @@ def write_slowly(
     topic, twin = topics
     producer = scene.producer()
     for message in ids:
-        lab.sends("program", topic, [message])
-        producer.produce(topic, message, key=key, on_delivery=lab.report("program"))
+        lab.produce(producer, topic, message, key)
         producer.produce(twin, message, key=key)
         producer.flush(30)
         threading.Event().wait(ROLL_SECONDS)
@@ -138,7 +136,7 @@ def hf210_timed(lab: Lab, lag_ms: str, fault: str) -> None:
     reader.read(1)
     ids = [f"balance-{number}" for number in range(1, lab.random.randint(6, 9))]
     write_slowly(lab, scene, topics, ids, key="account")
-    away(lab, fault, lambda: len(read_log(scene.bootstrap_servers, topics[1], 1)) <= 3)
+    away(lab, fault, lambda: len(list(read_log(scene.bootstrap_servers, topics[1], 1))) <= 3)
     reader.read()
     lab.position(scene, reader.group, topics[0])
     lab.scan(scene, topics[0], compacted=True)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from holdfast.client import CommittedOffsetLost, Consumer, HandlerFailed, Message, RetryPolicy
+from holdfast.client import Consumer, HandlerFailed, Message, PositionLost, RetryPolicy
 from holdfast.lab.checking import DUPLICATED, LOST
 from holdfast.lab.experiment import Claim, Experiment, Lab
 from holdfast.lab.watching import id_of
@@ -54,8 +54,7 @@ def finish(lab: Lab, group: str, topic: str, partitions: int = 1, actor: str = "
         def read_on() -> bool:
             message: Any = consumer.poll(1.0)
             if message is not None and message.error() is None:
-                lab.given(group, actor, message)
-                lab.handles(group, actor, message)
+                lab.reads(group, actor, message)
             elif message is not None and message.error().code() == KafkaError._PARTITION_EOF:
                 ended.add(message.partition())
             return len(ended) == partitions
@@ -117,26 +116,16 @@ Consumer(
 """
 
 
-def hf301_unsafe(lab: Lab) -> None:
+def hf301(lab: Lab, *, by_time: bool) -> None:
     topic, group = filled(lab), lab.name("group")
     lab.plan(MEMBER_KILLED, successes=COUNT)
     done = lab.random.randint(1, COUNT - 1)
-    program = member(lab, PLAIN_BY_TIME, topic, group, str(done))
+    if by_time:
+        program, committed = member(lab, PLAIN_BY_TIME, topic, group, str(done)), COUNT
+    else:
+        program, committed = member(lab, OURS_AT_WORK, topic, group, "1", "partition", str(done)), done
     program.says("stuck")
-    wait_until(
-        lambda: lab.scene.position(group, topic) == COUNT, "the position is behind what was not handled"
-    )
-    end(lab, program)
-    finish(lab, group, topic)
-
-
-def hf301_safe(lab: Lab) -> None:
-    topic, group = filled(lab), lab.name("group")
-    lab.plan(MEMBER_KILLED, successes=COUNT)
-    done = lab.random.randint(1, COUNT - 1)
-    program = member(lab, OURS_AT_WORK, topic, group, "1", "partition", str(done))
-    program.says("stuck")
-    wait_until(lambda: lab.scene.position(group, topic) == done, "what was handled is committed")
+    wait_until(lambda: lab.scene.position(group, topic) == committed, f"the position is {committed}")
     end(lab, program)
     finish(lab, group, topic)
 
@@ -254,8 +243,7 @@ def reads_at_latest(lab: Lab, group: str, topic: str, partition: int) -> None:
             return False
         error = message.error()
         if error is None:
-            lab.given(group, "member", message)
-            lab.handles(group, "member", message)
+            lab.reads(group, "member", message)
             consumer.commit(message=message, asynchronous=False)
             return True
         if error.code() == KafkaError._PARTITION_EOF and not wrote:
@@ -351,9 +339,9 @@ def hf305_safe(lab: Lab) -> None:
     topic, group = group_half_way(lab)
     try:
         runs(lab, group, topic, 1)
-    except CommittedOffsetLost as error:
-        lab.say(f"CommittedOffsetLost: {error}")
-        runs(lab, group, topic, COUNT, lost_offsets="earliest")
+    except PositionLost as error:
+        lab.say(f"PositionLost: {error}")
+        runs(lab, group, topic, COUNT, lost_positions="earliest")
     lab.position(lab.scene, group, topic)
     lab.scan(lab.scene, topic)
 
@@ -484,9 +472,8 @@ EXPERIMENTS: Final = (
     Experiment(
         "HF301",
         "committed before it is handled",
-        hf301_unsafe,
-        hf301_safe,
-        Claim({LOST: 1}),
+        lambda lab: hf301(lab, by_time=True),
+        lambda lab: hf301(lab, by_time=False),
         "enable.auto.commit=true",
         "committed after handling",
     ),
@@ -495,25 +482,24 @@ EXPERIMENTS: Final = (
         "threads handle, the poll loop commits",
         hf302_unsafe,
         hf302_safe,
-        Claim({LOST: 1}, tolerates=frozenset({DUPLICATED})),
         "a pool of threads, and commit() in the loop",
         "the position waits for the slowest thread",
+        claim=Claim({LOST: 1}, tolerates=frozenset({DUPLICATED})),
     ),
     Experiment(
         "HF303",
         "a later commit overtakes a failed message",
         hf303_unsafe,
         hf303_safe,
-        Claim({LOST: 1}, tolerates=frozenset({DUPLICATED})),
         "commit(message) of each that went well",
         "only the contiguous prefix is committed",
+        claim=Claim({LOST: 1}, tolerates=frozenset({DUPLICATED})),
     ),
     Experiment(
         "HF304",
         "new partitions are read from their end",
         hf304_unsafe,
         hf304_safe,
-        Claim({LOST: 1}),
         "auto.offset.reset=latest",
         "auto.offset.reset=earliest",
     ),
@@ -522,16 +508,15 @@ EXPERIMENTS: Final = (
         "a group without positions starts at the end",
         hf305_unsafe,
         hf305_safe,
-        Claim({LOST: 1}, tolerates=frozenset({DUPLICATED})),
         "auto.offset.reset=latest",
         "stop and ask; then earliest",
+        claim=Claim({LOST: 1}, tolerates=frozenset({DUPLICATED})),
     ),
     Experiment(
         "HF306",
         "a poison message is skipped",
         hf306_unsafe,
         hf306_safe,
-        Claim({LOST: 1}),
         "the error is logged, and the position moves on",
         "a bounded number of retries, then a dead-letter topic",
     ),
@@ -540,8 +525,8 @@ EXPERIMENTS: Final = (
         "the last commit is not waited for",
         hf309_unsafe,
         hf309_safe,
-        Claim({DUPLICATED: 1}),
         "commit(asynchronous=True), and the program ends",
         "the last commit is repeated until it is stored",
+        claim=Claim({DUPLICATED: 1}),
     ),
 )

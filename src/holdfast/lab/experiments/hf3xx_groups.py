@@ -47,8 +47,7 @@ def hf307_unsafe(lab: Lab) -> None:
         first.poll(0)
         message = second.poll(0.1)
         if message is not None and message.error() is None:
-            lab.given(group, "second", message)
-            lab.handles(group, "second", message)
+            lab.reads(group, "second", message)
             handled += 1
         return handled == 5
 
@@ -216,8 +215,7 @@ def hf310_unsafe(lab: Lab) -> None:
     consumer = lab.scene.consumer(group, {"isolation.level": "read_uncommitted"})
     consumer.subscribe([made.topic])
     for message in take(consumer, made.all):
-        lab.given(group, "member", message)
-        lab.handles(group, "member", message)
+        lab.reads(group, "member", message)
     consumer.close()
     made.producer.abort_transaction(30)
 
@@ -227,18 +225,13 @@ def hf310_safe(lab: Lab) -> None:
     lab.plan(successes=1)
     made = TakenBack(lab)
     consumer = Consumer(lab.scene.bootstrap_servers, group=group, topics=[made.topic], commit_seconds=0.05)
-    running = Background(lambda: consumer.run(lambda message: _handled(lab, group, message)))
+    running = Background(lambda: consumer.run(lambda message: lab.reads(group, "member", message)))
     wait_until(lambda: lab.scene.position(group, made.topic) >= made.decided, "everything decided is read")
     consumer.stop()
     running.finish()
     lab.position(lab.scene, group, made.topic)
     made.producer.abort_transaction(30)
     lab.scan(lab.scene, made.topic)
-
-
-def _handled(lab: Lab, group: str, message: Message) -> None:
-    lab.given(group, "member", message)
-    lab.handles(group, "member", message)
 
 
 # ---------------------------------------------------------------- HF311: a side effect and its position
@@ -302,21 +295,23 @@ def pays(lab: Lab, program: str, path: Path) -> None:
 
 
 def hf311_unsafe(lab: Lab) -> None:
-    path = lab.directory / "payments"
-    with sqlite3.connect(path) as database:
-        database.execute("create table payments (what text)")
-    pays(lab, PLAIN_ROWS, path)
+    pays(lab, PLAIN_ROWS, _payments_table(lab))
 
 
 def hf311_safe(lab: Lab) -> None:
-    path = lab.directory / "payments"
-    with sqlite3.connect(path) as database:
-        database.execute("create table payments (what text)")
+    path = _payments_table(lab)
     store = open_database(str(path))
     store.connect()
     store.migrate()
     store.close()
     pays(lab, OURS_ROWS, path)
+
+
+def _payments_table(lab: Lab) -> Path:
+    path = lab.directory / "payments"
+    with sqlite3.connect(path) as database:
+        database.execute("create table payments (what text)")
+    return path
 
 
 EXPERIMENTS: Final = (
@@ -325,35 +320,35 @@ EXPERIMENTS: Final = (
         "two owners of a partition",
         hf307_unsafe,
         hf307_safe,
-        Claim({DUPLICATED: 1}),
         "work in hand is finished after the partition is gone",
         "what was not begun is handed back, what was is finished and committed first",
+        claim=Claim({DUPLICATED: 1}),
     ),
     Experiment(
         "HF308",
         "handling outlasts the poll interval",
         hf308_unsafe,
         hf308_safe,
-        Claim({DUPLICATED: 1}),
         "the handler runs in the poll loop",
         "the consumer pauses and goes on polling",
+        claim=Claim({DUPLICATED: 1}),
     ),
     Experiment(
         "HF310",
         "aborted messages are read",
         hf310_unsafe,
         hf310_safe,
-        Claim({ABORTED_READ: 1}),
         "isolation.level=read_uncommitted",
         "isolation.level=read_committed",
+        claim=Claim({ABORTED_READ: 1}),
     ),
     Experiment(
         "HF311",
         "effect and position are not one",
         hf311_unsafe,
         hf311_safe,
-        Claim({DUPLICATED: 1}),
         "the effect, then the commit",
         "effect and position in one database transaction",
+        claim=Claim({DUPLICATED: 1}),
     ),
 )

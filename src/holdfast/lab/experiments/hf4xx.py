@@ -2,28 +2,153 @@
 
 In each unsafe half Spark's own connector is set as the risk says; in each safe half a pipeline of ours goes through the
 same.
+
+What the experiments HF401 to HF410 share: a topic, a Spark job that reads it, and its history.
+
+A row in a sink is a message that was handled; the order in which a query reads is that of the log.
 """
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions
 
+from holdfast.errors import HoldfastError
 from holdfast.lab.checking import DUPLICATED, LOST, SKIPPED, UNSEEN
 from holdfast.lab.experiment import Claim, Experiment, Lab
+from holdfast.lab.watching import field_of
 from holdfast.pipeline.definition.model import (
     KafkaSink,
 )
-from holdfast.testing.engines import NotComeAbout
-from holdfast.testing.spark_scene import SparkScene
+from holdfast.pipeline.guards import GuardTripped
+from holdfast.testing.engines import QUIET, NotComeAbout
+from holdfast.testing.spark_scene import SparkScene, order
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pathlib import Path
 
-from holdfast.lab.experiments.hf4xx_job import JOB, SPARK, WAIT_SECONDS, Job, fails
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+JOB: Final = "job"
+WAIT_SECONDS: Final = 120
+
+
+class Job:
+    """A topic, a Spark job that reads it, and its history."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.scene = SparkScene(lab.scene.bootstrap_servers, lab.engines.spark(), lab.directory)
+        self.topic = self.scene.topic
+        """As the history calls it: a topic that is created again has another name there."""
+        self._ids: dict[bytes, str] = {}
+        self._offsets: dict[str, int] = {}
+
+    def identify(self, value: bytes | None) -> str:
+        return self._ids.get(value or b"", (value or b"").decode(errors="replace"))
+
+    def send(self, messages: Iterable[tuple[str, bytes]], partition: int = 0, txn: str | None = None) -> None:
+        """Messages by name, acknowledged; in a transaction, if it is named: `end` says how that ended."""
+        messages = list(messages)
+        settings = {"transactional.id": self.scene.topic} if txn else {"enable.idempotence": True}
+        producer = Producer({"bootstrap.servers": self.scene.bootstrap, **settings, **QUIET})
+        if txn:
+            producer.init_transactions(WAIT_SECONDS)
+            producer.begin_transaction()
+            self.lab.note("begin", "program", txn=txn, ids=[name for name, _ in messages])
+
+        def told(error: Any, message: Any) -> None:
+            name = self.identify(message.value())
+            if error is not None:
+                self.lab.outcome("program", name, error)
+                return
+            self._offsets[name] = field_of(message, "offset")
+            place = {"topic": self.topic, "partition": partition, "offset": self._offsets[name]}
+            self.lab.note("ack", "program", id=name, txn=txn, **place)
+
+        for name, value in messages:
+            self._ids[value] = name
+            self.lab.note("send", "program", id=name, topic=self.topic, txn=txn)
+            producer.produce(self.scene.topic, value, partition=partition, on_delivery=told)
+        if producer.flush(WAIT_SECONDS):
+            raise NotComeAbout(f"not everything was sent to {self.scene.topic}")
+        if txn:
+            commits = not txn.startswith("taken-back")
+            (producer.commit_transaction if commits else producer.abort_transaction)(WAIT_SECONDS)
+            self.scene.await_decided(self.scene.topic)
+            self.lab.note("end", "program", txn=txn, outcome="committed" if commits else "aborted")
+
+    def orders(self, numbers: Iterable[int], partition: int = 0, txn: str | None = None) -> None:
+        self.send(((str(number), order(number)) for number in numbers), partition, txn)
+
+    # What came of it
+
+    def rows(self, ids: Sequence[int | str], partition: int = 0) -> None:
+        """The rows of the sink, in the order of the log."""
+        names = [str(each) for each in ids]
+        for name in sorted(set(names), key=lambda each: self._offsets.get(each, 0)):
+            offset = self._offsets.get(name)
+            if offset is not None:
+                place = {"topic": self.topic, "partition": partition, "offset": offset}
+                self.lab.note("deliver", JOB, id=name, group=JOB, **place)
+        for name in names:
+            self.lab.note("handle", JOB, id=name, group=JOB)
+
+    def sink(self, path: Path | None = None) -> list[int]:
+        target = path or self.scene.out
+        return self.scene.ids(target) if target.exists() else []
+
+    def position(self, offset: int) -> None:
+        """How far the job says that it has read."""
+        self.lab.note("position", JOB, group=JOB, topic=self.topic, partition=0, offset=offset)
+
+    def ends(self) -> None:
+        """It is through with the topic: the rows of its sink, and the log."""
+        self.rows(self.sink())
+        self.has_read_all()
+        self.scan()
+
+    def has_read_all(self) -> None:
+        self.lab.note("read-end", JOB, group=JOB, topic=self.topic)
+
+    def scan(self, start: int | None = None, partitions: int = 1) -> None:
+        self.lab.scan(
+            self.lab.scene,
+            self.scene.topic,
+            partitions,
+            called=self.topic,
+            identify=self.identify,
+            start=start,
+        )
+
+    def stops(self, work: Callable[[], object], why: str) -> None:
+        """The job refuses to go on, and says why."""
+        try:
+            work()
+        except (GuardTripped, HoldfastError) as error:
+            self.lab.say(f"stopped: {error}")
+            self.lab.fault(why)
+            return
+        raise NotComeAbout(f"the job went on: {why}")
+
+
+def fails(work: Callable[[], object], words: str) -> None:
+    try:
+        work()
+    except Exception as error:  # Spark's errors have no class to name
+        if words not in str(error):
+            raise
+        return
+    raise NotComeAbout(f"it was to fail: {words}")
+
+
+SPARK: Final[dict[str, Any]] = {"needs": frozenset({"java", "spark"}), "fast": False}
+
 
 # ---------------------------------------------------------------- HF401: failOnDataLoss=false
 
@@ -100,14 +225,12 @@ GONE: Final = "the checkpoint is gone"
 
 def _to_files(scene: SparkScene) -> None:
     """Spark's own sink for files, which calls itself exactly-once."""
-    query = (
-        scene.orders()
-        .writeStream.format("parquet")
-        .option("path", str(scene.out))
-        .option("checkpointLocation", str(scene.checkpoint))
-        .trigger(availableNow=True)
-        .start()
-    )
+    _runs_out(scene, scene.orders().writeStream.format("parquet").option("path", str(scene.out)))
+
+
+def _runs_out(scene: SparkScene, writer: DataStreamWriter) -> None:
+    """A query of Spark's own, until it has read all that is there."""
+    query = writer.option("checkpointLocation", str(scene.checkpoint)).trigger(availableNow=True).start()
     if not query.awaitTermination(WAIT_SECONDS):
         raise NotComeAbout("the query did not end")
 
@@ -122,9 +245,7 @@ def hf403_unsafe(lab: Lab) -> None:
     job.orders(range(5, 10))
     # The new batch 0 is taken for the old one, which the files know, and left out.
     _to_files(job.scene)
-    job.rows(job.sink())
-    job.has_read_all()
-    job.scan()
+    job.ends()
 
 
 def hf403_safe(lab: Lab) -> None:
@@ -136,9 +257,7 @@ def hf403_safe(lab: Lab) -> None:
     lab.fault(GONE)
     job.orders(range(5, 10))
     job.scene.run()
-    job.rows(job.sink())
-    job.has_read_all()
-    job.scan()
+    job.ends()
 
 
 # ---------------------------------------------------------------- HF404: a replayed batch
@@ -158,9 +277,7 @@ def hf404_unsafe(lab: Lab) -> None:
     fails(lambda: job.scene.query(job.scene.orders(), append_and_die), "killed between")
     lab.fault(KILLED)
     job.scene.query(job.scene.orders())
-    job.rows(job.sink())
-    job.has_read_all()
-    job.scan()
+    job.ends()
 
 
 def hf404_safe(lab: Lab) -> None:
@@ -171,9 +288,7 @@ def hf404_safe(lab: Lab) -> None:
     lab.fault(KILLED)
     job.orders(range(5, 10))
     job.scene.run()
-    job.rows(job.sink())
-    job.has_read_all()
-    job.scan()
+    job.ends()
 
 
 # ---------------------------------------------------------------- HF405: Spark's Kafka sink
@@ -212,18 +327,9 @@ def hf405_unsafe(lab: Lab) -> None:
     target = _target(job)
 
     def to_topic() -> None:
-        query = (
-            job.scene.stream(startingOffsets="earliest")
-            .select("value")
-            .writeStream.format("kafka")
-            .option("kafka.bootstrap.servers", job.scene.bootstrap)
-            .option("topic", target)
-            .option("checkpointLocation", str(job.scene.checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        if not query.awaitTermination(WAIT_SECONDS):
-            raise NotComeAbout("the query did not end")
+        values = job.scene.stream(startingOffsets="earliest").select("value").writeStream.format("kafka")
+        writer = values.option("kafka.bootstrap.servers", job.scene.bootstrap).option("topic", target)
+        _runs_out(job.scene, writer)
 
     fails(to_topic, "RecordTooLarge")
     lab.fault(REFUSED)
@@ -251,10 +357,10 @@ EXPERIMENTS: Final = (
         "lost ranges are hidden",
         hf401_unsafe,
         hf401_safe,
-        # They are gone in both halves; in the safe one nobody goes on as if they were not.
-        Claim({SKIPPED: 1}, tolerates=frozenset({LOST})),
         "failOnDataLoss=false",
         "the pipeline stops, and names the range",
+        # They are gone in both halves; in the safe one nobody goes on as if they were not.
+        claim=Claim({SKIPPED: 1}, tolerates=frozenset({LOST})),
         **SPARK,
     ),
     Experiment(
@@ -262,9 +368,9 @@ EXPERIMENTS: Final = (
         "a stream begins at the end",
         hf402_unsafe,
         hf402_safe,
-        Claim({UNSEEN: 1}),
         "startingOffsets=latest, which is the default",
         "from the earliest, and so for new partitions",
+        claim=Claim({UNSEEN: 1}),
         **SPARK,
     ),
     Experiment(
@@ -272,9 +378,9 @@ EXPERIMENTS: Final = (
         "the checkpoint is lost",
         hf403_unsafe,
         hf403_safe,
-        Claim({UNSEEN: 1}),
         "positions in a checkpoint that is lost, rows in files that are not",
         "positions stand in the sink itself",
+        claim=Claim({UNSEEN: 1}),
         **SPARK,
     ),
     Experiment(
@@ -282,9 +388,9 @@ EXPERIMENTS: Final = (
         "a replayed batch is written twice",
         hf404_unsafe,
         hf404_safe,
-        Claim({DUPLICATED: 1}),
         "foreachBatch that appends",
         "a sink that knows which batches it has",
+        claim=Claim({DUPLICATED: 1}),
         **SPARK,
     ),
     Experiment(
@@ -292,9 +398,9 @@ EXPERIMENTS: Final = (
         "Spark's own Kafka sink repeats",
         hf405_unsafe,
         hf405_safe,
-        Claim({DUPLICATED: 1}),
         'writeStream.format("kafka")',
         "a transactional sink with a ledger",
+        claim=Claim({DUPLICATED: 1}),
         **SPARK,
     ),
 )
