@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.client import Producer
-from holdfast.demo.generate.chance import time_text
-from holdfast.demo.generate.messages import Generator
-from holdfast.demo.generate.settings import GenerateSettings
+from holdfast.demo.generate import GenerateSettings, Generator, time_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,8 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.demo.generate.messages import Generator
-from holdfast.demo.generate.settings import GenerateSettings
+from holdfast.demo.generate import GenerateSettings, Generator
 from holdfast.pipeline.definition.model import PipelineDefinition
 from holdfast.pipeline.engine.running import run_pipeline
 from holdfast.reader import read

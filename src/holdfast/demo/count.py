@@ -7,18 +7,16 @@ from plain Parquet files, and puts the three beside each other, order by order. 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
-
-from holdfast.demo.orders import NUMBER_HEADER, Kind, Orders
+from holdfast.demo.orders import NUMBER_HEADER, PARTITIONS, Kind, Orders
 from holdfast.errors import HoldfastError
+from holdfast.testing.decided import await_decided
+from holdfast.testing.engines import read_log
 
 READ_SECONDS_MAX: Final = 120.0
 
@@ -59,7 +57,8 @@ def count(orders: Orders, stored: Iterable[int], written: Iterable[int], rejecte
     rows = Counter(written)
     wanted = orders.ids(Kind.ORDER) | orders.ids(Kind.LATE)
     malformed = orders.ids(Kind.MALFORMED)
-    arrived = _arrived(orders, in_topic)
+    # Themselves or as a copy.
+    arrived = {orders.id_of(number) for number in in_topic if number < orders.count}
     surplus = _surplus(orders, in_topic, rows)
     missing = wanted - rows.keys()
     traced = set(rejected) | rows.keys()
@@ -87,61 +86,16 @@ def _surplus(orders: Orders, in_topic: Counter[int], rows: Counter[int]) -> Coun
     )
 
 
-def _arrived(orders: Orders, in_topic: Iterable[int]) -> set[int]:
-    """The orders that the topic holds, themselves or as a copy."""
-    found = set()
-    for number in in_topic:
-        if number < orders.count:
-            found.add(orders.id_of(number))
-    return found
-
-
 def numbers_in_topic(bootstrap: str, topic: str) -> Iterator[int]:
     """The number of every message of a topic that a plain consumer of committed ones sees.
 
     Up to the end of all that is written: a transaction that was committed a moment ago, and whose markers are still on
     their way, is waited for.
     """
-    ends = _ends(bootstrap, topic)
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "demo-count",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "log_level": 0,
-        }
-    )
-    deadline = time.monotonic() + READ_SECONDS_MAX
-    try:
-        left = set(ends)
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in left])
-        while left:
-            if time.monotonic() > deadline:
-                raise HoldfastError(
-                    f"the end of {topic} was not reached within {READ_SECONDS_MAX:.0f} s: {left}"
-                )
-            for message in consumer.consume(10_000, 0.2):
-                error = message.error()
-                if error is None:
-                    yield int(dict(message.headers() or ())[NUMBER_HEADER] or -1)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    if (message.offset() or 0) >= ends[message.partition() or 0]:
-                        left.discard(message.partition())
-                else:
-                    raise HoldfastError(f"{topic} cannot be read: {error}")
-    finally:
-        consumer.close()
-
-
-def _ends(bootstrap: str, topic: str) -> dict[int, int]:
-    """The offset behind the last of every partition, of whatever transaction it is."""
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    specs: Any = OffsetSpec
-    partitions = admin.list_topics(topic, 30).topics[topic].partitions
-    asked = admin.list_offsets({TopicPartition(topic, each): specs.latest() for each in partitions})
-    return {place.partition: future.result().offset for place, future in asked.items()}
+    if not await_decided(bootstrap, topic, READ_SECONDS_MAX):
+        raise HoldfastError(f"a transaction in {topic} stays open")
+    for message in read_log(bootstrap, topic, PARTITIONS, seconds=READ_SECONDS_MAX):
+        yield int(dict(message.headers() or ())[NUMBER_HEADER] or -1)
 
 
 def ids_in_parquet(*directories: Path) -> Iterator[int]:

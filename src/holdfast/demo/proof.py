@@ -47,11 +47,6 @@ class Proof(NamedTuple):
         return ExitCode(max(codes))
 
 
-class Certified(NamedTuple):
-    page: Path
-    document: Path
-
-
 def audit(file: Path, bootstrap: str) -> Report:
     """What the auditor finds: it reads the topic and the outputs, and takes nobody's word for them."""
     from holdfast.audit.pipeline_audit import audit_pipeline
@@ -81,17 +76,17 @@ def figures(report: Report) -> dict[str, int]:
     }
 
 
-def certify(report: Report, directory: Path) -> Certified:
-    """The certificate as a page and as a document; those of an earlier demo make room."""
+def certify(report: Report, directory: Path) -> Path:
+    """The certificate as a page, whose path is returned, and as a document; those of an earlier demo make room."""
     from holdfast.audit import certificate
     from holdfast.audit.html import page
 
     directory.mkdir(parents=True, exist_ok=True)
-    certified = Certified(directory / PAGE, directory / DOCUMENT)
-    certified.document.unlink(missing_ok=True)
-    made = certificate.write(report, str(certified.document))
-    write_atomically(RealFileSystem(), str(certified.page), page(report, made).encode())
-    return certified
+    file, document = directory / PAGE, directory / DOCUMENT
+    document.unlink(missing_ok=True)
+    made = certificate.write(report, str(document))
+    write_atomically(RealFileSystem(), str(file), page(report, made).encode())
+    return file
 
 
 def verdict(report: Report) -> Text:

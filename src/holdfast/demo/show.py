@@ -17,9 +17,8 @@ from rich.text import Text
 
 from holdfast.demo import proof as demo_proof
 from holdfast.demo.count import Tally, count, ids_in_parquet, numbers_in_topic
-from holdfast.demo.jobs import DEFINITION_FILE, Job, PipelineJob, PlainJob
 from holdfast.demo.orders import DEAD_LETTERS, SOURCE, Orders
-from holdfast.demo.processes import EMBEDDED, ENGINES, Sender
+from holdfast.demo.processes import DEFINITION_FILE, EMBEDDED, Engine, Job, PipelineJob, PlainJob, Sender
 from holdfast.demo.proof import Proof
 from holdfast.demo.screen import Screen
 from holdfast.demo.sender import Errand
@@ -117,15 +116,15 @@ class Show:
     def _weather(
         self, side: str, directory: Path, sender: Sender, job: Job, prove: Callable[[str, Screen], T]
     ) -> T:
-        engine = ENGINES[self._engine](directory)
+        engine = Engine.in_directory(self._engine, directory)
         title = f"{side}: {self._orders.count:,} orders through {engine.name}, and three kills"
         screen = Screen(self._console, title)
         with Storm(screen, self._orders, engine, sender, job) as storm:
             with screen:
                 storm.run()
                 screen.say("reading the topic and the outputs")
-                self._address = engine.bootstrap_servers
-                found = prove(engine.bootstrap_servers, screen)
+                self._address = engine.machine.bootstrap_servers
+                found = prove(engine.machine.bootstrap_servers, screen)
             self._shown.append(screen.picture())
             return found
 
@@ -144,7 +143,7 @@ class Show:
         certified = demo_proof.certify(proof.pipeline, self._certificates)
         trusted = sum(not each.is_gap for each in proof.pipeline.unproven)
         names = f", which names {trusted} things that it takes on trust" if trusted else ""
-        self._console.print(f"The certificate: {certified.page}{names}", highlight=False, soft_wrap=True)
+        self._console.print(f"The certificate: {certified}{names}", highlight=False, soft_wrap=True)
         if self._is_kept:
             for line in self._advice():
                 self._console.print(line, highlight=False, soft_wrap=True)
@@ -155,7 +154,7 @@ class Show:
         yield f"Everything is in {self._directory}."
         if self._engine == EMBEDDED:
             yield f"  holdfast serve --data-dir {self._directory / 'data'} --listen {self._address}"
-            yield f"  holdfast audit pipeline {definition}"
+            yield f"  holdfast audit {definition}"
             yield f"  holdfast trace {SOURCE}:0@1000 {definition}"
 
     def _print(self, what: RenderableType) -> None:

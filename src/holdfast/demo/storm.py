@@ -24,9 +24,8 @@ from typing import Final, Self
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from holdfast.demo.jobs import Job
 from holdfast.demo.orders import DEAD_LETTERS, PARTITIONS, SOURCE, Orders
-from holdfast.demo.processes import DemoFailed, Engine, Sender
+from holdfast.demo.processes import DemoFailed, Engine, Job, Sender
 from holdfast.demo.screen import Process, Screen
 
 WAIT_SECONDS_MAX: Final = 300.0
@@ -82,7 +81,8 @@ class Storm:
     def __init__(self, screen: Screen, orders: Orders, engine: Engine, sender: Sender, job: Job) -> None:
         self._screen = screen
         self._orders = orders
-        self._engine = engine
+        self._engine = engine.machine
+        self._engine_name = engine.name
         self._sender = sender
         self._job = job
         self._stored: Stored | None = None
@@ -116,7 +116,7 @@ class Storm:
     # The four parts
 
     def _begin(self) -> None:
-        self._start_broker(f"{self._engine.name} is ready")
+        self._start_broker(f"{self._engine_name} is ready")
         bootstrap = self._engine.bootstrap_servers
         admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
         topics = [NewTopic(SOURCE, PARTITIONS, 1), NewTopic(DEAD_LETTERS, PARTITIONS, 1)]

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.demo.generate.kinds import KINDS
-from holdfast.demo.generate.messages import Generator, Message
-from holdfast.demo.generate.settings import GenerateSettings
+from holdfast.demo.generate import KINDS, GenerateSettings, Generator, Message
 from holdfast.errors import UsageError
 
 GOLDEN = {

@@ -1,1 +1,0 @@
-"""Sample data: seeded, of any size, with what results must come to."""
