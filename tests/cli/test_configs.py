@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.configs import Entity, choose_entity, parse_additions, parse_removals
+from holdfast.cli.configs import Entity, EntityFlags, parse_additions, parse_removals
 from holdfast.errors import UsageError
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -125,15 +125,7 @@ def test_brackets_keep_commas_together() -> None:
 
 def test_an_entity_is_named_in_one_way_only() -> None:
     def choose(**given: Any) -> Entity:
-        flags: dict[str, Any] = {
-            "entity_type": None,
-            "entity_name": None,
-            "entity_default": False,
-            "topic": None,
-            "broker": None,
-            "broker_defaults": False,
-        }
-        return choose_entity(**(flags | given))
+        return EntityFlags(**given).chosen()
 
     assert choose(topic="t") == Entity("topics", "t")
     assert choose(entity_type="topics") == Entity("topics", None)

@@ -56,7 +56,7 @@ class Sending:
 
     @property
     def id(self) -> str:
-        return str(self.producer._sender.id)  # type: ignore[union-attr]
+        return str(self.producer._sender.id)  # type: ignore[attr-defined]
 
     def send(self, topic: str, number: int, fate: str, **options: Any) -> None:
         partition = options.get("partition")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.audit.model import Fate
-
 STYLE: Final = """
 :root {
   color-scheme: light dark;
@@ -99,12 +97,27 @@ svg .lag { fill: var(--lag); } svg .lag.none { fill: var(--seen); }
 @media print { body { background: #fff; } section, .tile, .verdict { break-inside: avoid; } }
 """
 
+FATES: Final = (
+    "output",
+    "aggregated",
+    "superseded",
+    "filtered",
+    "duplicate",
+    "late",
+    "dead_letter",
+    "pending",
+    "lost",
+    "duplicated",
+    "extra",
+    "altered",
+)
+
 
 def sheet() -> str:
     """The whole sheet, with a colour for each fate in plots (`fate lost`) and in legends (`chip lost`)."""
     fates = "".join(
         f"svg .fate.{fate} {{ fill: var(--{fate}); }} .chip.{fate} {{ background: var(--{fate}); }}\n"
-        for fate in Fate
+        for fate in FATES
     )
     return (
         STYLE

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,10 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast import __version__
-from holdfast.audit.compare import finding
+from holdfast.audit.asides import DeadLetters
 from holdfast.audit.evaluating import Evaluator, Kind, shown
 from holdfast.audit.foreign_rows import ForeignTable
-from holdfast.audit.foreign_tables import DeadLetters
 from holdfast.audit.heaps import RECORD_COLUMNS, ROW_COLUMNS, Buckets, Heap, Numbers, Outcome, compare
 from holdfast.audit.lineage import as_ranges
 from holdfast.audit.matching import Condition
@@ -38,7 +36,6 @@ from holdfast.audit.model import (
     Scope,
     SinkAccount,
     Unproven,
-    gap,
     ranges_text,
 )
 from holdfast.audit.record_walk import (
@@ -47,9 +44,9 @@ from holdfast.audit.record_walk import (
     evaluated,
     find_values,
     grounds_of,
+    keys_at,
     walk,
 )
-from holdfast.audit.source import keys_at
 from holdfast.pipeline.positions import Place
 from holdfast.reader import Cluster, TopicPartition
 from holdfast.reader.errors import OffsetGone
@@ -57,6 +54,8 @@ from holdfast.reader.errors import OffsetGone
 ATTEMPTS = 3
 """How often a log may lose its head while it is read, before that is the answer."""
 OPEN = "behind a transaction that is still open"
+RANGES_MAX = 1000
+"""Of one finding: beyond it the count says how many more."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class _Audit:
                 rows,
                 buckets,
                 is_distinct=self._question.is_distinct,
-                nulls_apart=bool(walked.unread_count),
+                nulls_apart=bool(walked.unread.count or walked.unread_outside),
             )
             self._expired(walked)
             self._unreadable(cluster, walked, outcome)
@@ -135,9 +134,6 @@ class _Audit:
             self._extra(cluster, walked, outcome)
             self._rest(outcome)
         return self._report(walked, outcome, buckets, letters)
-
-    def _gap(self, what: str, why: str) -> None:
-        self._unproven.append(gap(what, why))
 
     # The sink
 
@@ -164,37 +160,56 @@ class _Audit:
         for ground in walked.grounds:
             name = _name(ground.place)
             if ground.expired:
-                self._gap(
-                    f"{ground.expired:,} offsets of {name}, {ground.start} to {ground.log_start - 1}",
-                    "the source does not hold them any more",
+                self._unproven.append(
+                    Unproven(
+                        f"{ground.expired:,} offsets of {name}, {ground.start} to {ground.log_start - 1}",
+                        "the source does not hold them any more",
+                        is_gap=True,
+                    )
                 )
             if ground.end > ground.log_end:
                 why = f"the log ends at {ground.high_watermark}: the topic was deleted and created again, or cut"
                 if ground.end <= ground.high_watermark:
                     why = f"a transaction that begins at {ground.log_end} is still open: nobody can say what counts"
-                self._gap(f"offsets {max(ground.log_end, ground.start)} to {ground.end - 1} of {name}", why)
+                self._unproven.append(
+                    Unproven(
+                        f"offsets {max(ground.log_end, ground.start)} to {ground.end - 1} of {name}",
+                        why,
+                        is_gap=True,
+                    )
+                )
 
     def _unreadable(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> None:
-        for place, parts in sorted(walked.unread.items()):
+        for place, parts in sorted(walked.unread.offsets.items()):
             offsets = np.sort(np.concatenate(parts))
             ground = walked.grounds[place]
             keys = keys_at(cluster, ground.place, offsets[:3].tolist())
             known = f", keys {', '.join(keys)}" if keys else ""
-            self._gap(
-                f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}{known}",
-                f"{self._table.match} cannot be computed for them",
+            self._unproven.append(
+                Unproven(
+                    f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}{known}",
+                    f"{self._table.match} cannot be computed for them",
+                    is_gap=True,
+                )
             )
-        excused = min(outcome.null_rows, walked.unread_count)
+        excused = min(outcome.null_rows, walked.unread.count + walked.unread_outside)
         if excused:
-            self._gap(
-                f"{excused:,} rows of {self._table.name} whose match columns are null",
-                "they may stand for the records that cannot be read",
+            self._unproven.append(
+                Unproven(
+                    f"{excused:,} rows of {self._table.name} whose match columns are null",
+                    "they may stand for the records that cannot be read",
+                    is_gap=True,
+                )
             )
         # There are no more such records than that.
         outcome.extra += outcome.null_rows - excused
         if self._unread_rows:
-            self._gap(
-                f"{self._unread_rows:,} rows of {self._table.name}", "their match columns cannot be read"
+            self._unproven.append(
+                Unproven(
+                    f"{self._unread_rows:,} rows of {self._table.name}",
+                    "their match columns cannot be read",
+                    is_gap=True,
+                )
             )
 
     def _lost(self, cluster: Cluster, grounds: Sequence[Ground], outcome: Outcome) -> dict[int, int]:
@@ -234,18 +249,24 @@ class _Audit:
             f"has {self._unread_rows:,} rows that cannot be read": self._unread_rows,
         }
         said = ", and ".join(words for words, count in why.items() if count)
-        self._gap(
-            f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}",
-            f"{table.name} does not have them, and {said}",
+        self._unproven.append(
+            Unproven(
+                f"{len(offsets):,} records of {_name(ground.place)} at {_ranges_text(offsets)}",
+                f"{table.name} does not have them, and {said}",
+                is_gap=True,
+            )
         )
 
     def _without_tail(self, ground: Ground, offsets: Numbers, last_there: int, place: int) -> Numbers:
         tail = offsets[offsets > last_there]
         if len(tail):
             self._tails[place] = len(tail)
-            self._gap(
-                f"{len(tail):,} records at the end of {_name(ground.place)}, from offset {int(tail[0])} on",
-                f"they are not in {self._table.name}: on their way, or lost (--finished says that none is)",
+            self._unproven.append(
+                Unproven(
+                    f"{len(tail):,} records at the end of {_name(ground.place)}, from offset {int(tail[0])} on",
+                    f"they are not in {self._table.name}: on their way, or lost (--finished says that none is)",
+                    is_gap=True,
+                )
             )
         return offsets[offsets <= last_there]
 
@@ -254,9 +275,12 @@ class _Audit:
     ) -> None:
         rows = sum(outcome.duplicated_rows.values())
         if rows and walked.forgotten and outcome.repeats:
-            self._gap(
-                f"{rows:,} rows of {self._table.name} more than records have their value",
-                "values repeat, and the log has forgotten offsets: the rows may stand for those",
+            self._unproven.append(
+                Unproven(
+                    f"{rows:,} rows of {self._table.name} more than records have their value",
+                    "values repeat, and the log has forgotten offsets: the rows may stand for those",
+                    is_gap=True,
+                )
             )
             return
         for place in sorted(outcome.duplicated):
@@ -270,8 +294,15 @@ class _Audit:
     def _finding(
         self, cluster: Cluster, fate: Fate, ground: Ground, offsets: Numbers, count: int, detail: str
     ) -> Finding:
-        found = finding(fate, self._table.name, ground.place, offsets, detail, count)
-        return replace(found, keys=tuple(keys_at(cluster, ground.place, offsets.tolist())))
+        return Finding(
+            fate,
+            self._table.name,
+            ground.place,
+            tuple(as_ranges(offsets)[:RANGES_MAX]),
+            count,
+            keys_at(cluster, ground.place, offsets.tolist()),
+            detail,
+        )
 
     def _extra(self, cluster: Cluster, walked: Walked, outcome: Outcome) -> None:
         if not outcome.extra:
@@ -346,15 +377,21 @@ class _Audit:
     def _note_extra(self, found: Mapping[Place, Numbers], why: str) -> None:
         for place, offsets in sorted(found.items()):
             if len(offsets):
+                ranges = tuple(as_ranges(offsets)[:RANGES_MAX])
                 detail = f"rows of records {why}"
-                self._findings.append(finding(Fate.EXTRA, self._table.name, place, offsets, detail))
+                self._findings.append(
+                    Finding(Fate.EXTRA, self._table.name, place, ranges, len(offsets), (), detail)
+                )
 
     def _rest(self, outcome: Outcome) -> None:
         self._findings += self._table.problems
         if outcome.unsure:
-            self._gap(
-                f"{outcome.unsure:,} records of the scope",
-                "records before it have the same value, and the rows do not suffice for both",
+            self._unproven.append(
+                Unproven(
+                    f"{outcome.unsure:,} records of the scope",
+                    "records before it have the same value, and the rows do not suffice for both",
+                    is_gap=True,
+                )
             )
         if outcome.repeats and not self._question.is_distinct:
             self._unproven.append(
@@ -380,9 +417,10 @@ class _Audit:
             self._account(number, ground, walked, outcome, letters.get(number, 0))
             for number, ground in enumerate(walked.grounds)
         )
-        fates: Counter[str] = Counter()
+        fates: dict[str, int] = {}
         for account in partitions:
-            fates.update(account.fates)
+            for fate, count in account.fates.items():
+                fates[fate] = fates.get(fate, 0) + count
         if outcome.extra:
             fates[Fate.EXTRA] = outcome.extra
         positions = {_name(ground.place): ground.end for ground in walked.grounds}

@@ -50,9 +50,9 @@ def code_of(judgement: Judgement) -> ExitCode:
 def print_judgement(judgement: Judgement) -> None:
     from holdfast.lab.checking import RULES
 
-    print_table(("messages", "number"), [(name, str(value)) for name, value in judgement.counts.items()])
+    print_table(("messages", "number"), judgement.counts.items())
     print()
-    print_table(("violation", "number"), [(kind, str(judgement.count(kind))) for kind in RULES])
+    print_table(("violation", "number"), [(kind, judgement.count(kind)) for kind in RULES])
     for kind in RULES:
         found = [each for each in judgement.violations if each.kind == kind]
         for each in found[:REASONS_MAX]:

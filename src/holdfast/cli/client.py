@@ -310,6 +310,14 @@ def failure(exception: KafkaException, subject: str, name: str) -> CommandFailed
     return CannotConnect(message) if error.code() in UNREACHABLE else CommandFailed(message)
 
 
+def result_of(future: Future[T], subject: str, name: str) -> T:
+    """What a request of the admin client came to; `subject` says what was attempted, `name` on what."""
+    try:
+        return future.result()
+    except KafkaException as exception:
+        raise failure(exception, subject, name) from exception
+
+
 def no_such_topic(topic: str) -> CommandFailed:
     advice = ADVICE[KafkaError.UNKNOWN_TOPIC_OR_PART].format(name=topic)
     return CommandFailed(f"topic '{topic}' does not exist; {advice}")

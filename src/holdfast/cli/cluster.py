@@ -63,7 +63,7 @@ def status(directory: DirectoryOption, output: OutputOption = Output.TABLE) -> N
         nodes = [{"node": each.name, "pid": each.pid, "state": state} for each, state in states]
         print_json({"engine": cluster.engine, "bootstrap_servers": cluster.bootstrap_servers, "nodes": nodes})
     else:
-        print_table(("node", "pid", "state"), [(each.name, str(each.pid), state) for each, state in states])
+        print_table(("node", "pid", "state"), [(each.name, each.pid, state) for each, state in states])
         print(cluster.bootstrap_servers)
     if any(state == "gone" for _, state in states):
         raise CommandFailed(f"not every process of the cluster in {directory} lives")

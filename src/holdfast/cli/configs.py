@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple
 
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -24,7 +24,13 @@ from confluent_kafka.admin import (
 )
 
 from holdfast.admin.errors import check
-from holdfast.cli.client import REQUEST_TIMEOUT_S, Connection, failure, no_such_topic, read_properties
+from holdfast.cli.client import (
+    REQUEST_TIMEOUT_S,
+    Connection,
+    no_such_topic,
+    read_properties,
+    result_of,
+)
 from holdfast.cli.exits import CommandFailed
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, print_json, print_table
@@ -33,12 +39,73 @@ from holdfast.wire.api_keys import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 
 app = CommandGroup(no_args_is_help=True, help="Show and change the settings of topics and brokers.")
 
-EntityType = Annotated[str | None, option("topics|brokers", "What kind of thing is meant.")]
-EntityName = Annotated[str | None, option("NAME", "A topic's name or a broker's id.")]
-EntityDefault = Annotated[bool, flag("The dynamic default of all brokers, with --entity-type brokers.")]
-TopicName = Annotated[str | None, option("NAME", "Short for --entity-type topics --entity-name NAME.")]
-BrokerId = Annotated[str | None, option("ID", "Short for --entity-type brokers --entity-name ID.")]
-BrokerDefaults = Annotated[bool, flag("Short for --entity-type brokers --entity-default.")]
+ENTITY_TYPES = ("topics", "brokers")
+
+
+class Entity(NamedTuple):
+    """What the settings belong to; `name` None is every entity of the kind, "" the default of all brokers."""
+
+    kind: str
+    name: str | None
+
+    @property
+    def is_broker_default(self) -> bool:
+        return self.name == ""
+
+    def __str__(self) -> str:
+        if self.is_broker_default:
+            return "the default of all brokers"
+        return f"{self.kind.removesuffix('s')} {self.name}"
+
+
+@dataclass(frozen=True)
+class EntityFlags:
+    """Kafka's two ways to name an entity: --entity-type with a name, or --topic and --broker."""
+
+    entity_type: Annotated[str | None, option("topics|brokers", "What kind of thing is meant.")] = None
+    entity_name: Annotated[str | None, option("NAME", "A topic's name or a broker's id.")] = None
+    entity_default: Annotated[
+        bool, flag("The dynamic default of all brokers, with --entity-type brokers.")
+    ] = False
+    topic: Annotated[str | None, option("NAME", "Short for --entity-type topics --entity-name NAME.")] = None
+    broker: Annotated[str | None, option("ID", "Short for --entity-type brokers --entity-name ID.")] = None
+    broker_defaults: Annotated[bool, flag("Short for --entity-type brokers --entity-default.")] = False
+
+    def chosen(self) -> Entity:
+        """The one that is meant."""
+        short = [
+            Entity(kind, name)
+            for kind, name in (
+                ("topics", self.topic),
+                ("brokers", self.broker),
+                ("brokers", "" if self.broker_defaults else None),
+            )
+            if name is not None
+        ]
+        if len(short) + (self.entity_type is not None) != 1:
+            raise UsageError(
+                "name one entity: --topic, --broker, --broker-defaults, or --entity-type with --entity-name"
+            )
+        if short:
+            if self.entity_name is not None or self.entity_default:
+                raise UsageError("--entity-name and --entity-default belong to --entity-type")
+            entity = short[0]
+        else:
+            assert self.entity_type is not None
+            if self.entity_type not in ENTITY_TYPES:
+                raise UsageError(
+                    f"--entity-type {self.entity_type!r} is not one of {', '.join(ENTITY_TYPES)}"
+                )
+            if self.entity_default and (self.entity_name is not None or self.entity_type != "brokers"):
+                raise UsageError("--entity-default goes with --entity-type brokers and without --entity-name")
+            entity = Entity(self.entity_type, "" if self.entity_default else self.entity_name)
+        if entity.kind == "brokers" and entity.name and not entity.name.isdecimal():
+            raise UsageError(f"a self.broker is named by its id, a number, not {entity.name!r}")
+        return entity
+
+
+ENTITY: Final = EntityFlags()
+
 
 SHOWN_WITHOUT_ALL: Mapping[str, frozenset[int]] = {
     "topics": frozenset({ConfigSource.DYNAMIC_TOPIC_CONFIG.value}),
@@ -56,18 +123,13 @@ SHOWN_WITHOUT_ALL: Mapping[str, frozenset[int]] = {
     )
 )
 def describe(
-    entity_type: EntityType = None,
-    entity_name: EntityName = None,
-    entity_default: EntityDefault = False,
-    topic: TopicName = None,
-    broker: BrokerId = None,
-    broker_defaults: BrokerDefaults = False,
+    flags: EntityFlags = ENTITY,
     show_all: Annotated[bool, flag("Every setting, defaults and static ones included.", "--all")] = False,
     server: ServerFlags = SERVER,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show settings: those set on the entity itself, or with --all every one and where it comes from."""
-    entity = choose_entity(entity_type, entity_name, entity_default, topic, broker, broker_defaults)
+    entity = flags.chosen()
     connection = server.connect()
     admin = connection.admin()
     documents = []
@@ -91,12 +153,7 @@ def describe(
     )
 )
 def alter(
-    entity_type: EntityType = None,
-    entity_name: EntityName = None,
-    entity_default: EntityDefault = False,
-    topic: TopicName = None,
-    broker: BrokerId = None,
-    broker_defaults: BrokerDefaults = False,
+    flags: EntityFlags = ENTITY,
     add_config: Annotated[
         list[str] | None, option("K=V,K=[A,B]", "Settings to set; brackets keep commas together.")
     ] = None,
@@ -108,7 +165,7 @@ def alter(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Change settings while the broker runs; all changes of one command happen or none does."""
-    entity = choose_entity(entity_type, entity_name, entity_default, topic, broker, broker_defaults)
+    entity = flags.chosen()
     if entity.name is None:
         raise UsageError("alter changes one entity: pass --entity-name, or --topic or --broker")
     additions = parse_additions(add_config or [], add_config_file)
@@ -126,13 +183,8 @@ def alter(
     else:
         _change(admin, entity, additions, removals)
     if output is Output.JSON:
-        document = {
-            "entity_type": entity.kind,
-            "entity_name": entity.name,
-            "set": additions,
-            "deleted": removals,
-        }
-        print_json(document)
+        named = {"entity_type": entity.kind, "entity_name": entity.name}
+        print_json({**named, "set": additions, "deleted": removals})
     else:
         print(f"Updated the settings of {entity}.")
 
@@ -155,11 +207,7 @@ def _read(connection: Connection, admin: AdminClient, entity: Entity) -> dict[st
         return read_defaults(connection)
     _check_exists(admin, entity)
     (future,) = admin.describe_configs([_resource(entity)], request_timeout=REQUEST_TIMEOUT_S).values()
-    try:
-        entries: dict[str, Any] = future.result()
-    except KafkaException as error:
-        raise failure(error, f"cannot read the settings of {entity}", entity.name or "") from error
-    return entries
+    return result_of(future, f"cannot read the settings of {entity}", entity.name or "")
 
 
 def _check_exists(admin: AdminClient, entity: Entity) -> None:
@@ -192,10 +240,7 @@ def _change(admin: AdminClient, entity: Entity, additions: Mapping[str, str], re
     ] + [ConfigEntry(name, None, incremental_operation=AlterConfigOpType.DELETE) for name in removals]
     resources = [_resource(entity, changes)]
     (future,) = admin.incremental_alter_configs(resources, request_timeout=REQUEST_TIMEOUT_S).values()
-    try:
-        future.result()
-    except KafkaException as error:
-        raise failure(error, f"cannot change the settings of {entity}", entity.name or "") from error
+    result_of(future, f"cannot change the settings of {entity}", entity.name or "")
 
 
 def _source_name(source: int) -> str:
@@ -241,62 +286,6 @@ def _print_entity(entity: Entity, entries: list[Any], show_all: bool) -> None:
 
 
 _COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
-
-ENTITY_TYPES = ("topics", "brokers")
-
-
-class Entity(NamedTuple):
-    """What the settings belong to; `name` None is every entity of the kind, "" the default of all brokers."""
-
-    kind: str
-    name: str | None
-
-    @property
-    def is_broker_default(self) -> bool:
-        return self.name == ""
-
-    def __str__(self) -> str:
-        if self.is_broker_default:
-            return "the default of all brokers"
-        return f"{self.kind.removesuffix('s')} {self.name}"
-
-
-def choose_entity(
-    entity_type: str | None,
-    entity_name: str | None,
-    entity_default: bool,
-    topic: str | None,
-    broker: str | None,
-    broker_defaults: bool,
-) -> Entity:
-    """One entity from Kafka's two ways to name it: --entity-type with a name, or --topic and --broker."""
-    short = [
-        Entity(kind, name)
-        for kind, name in (
-            ("topics", topic),
-            ("brokers", broker),
-            ("brokers", "" if broker_defaults else None),
-        )
-        if name is not None
-    ]
-    if len(short) + (entity_type is not None) != 1:
-        raise UsageError(
-            "name one entity: --topic, --broker, --broker-defaults, or --entity-type with --entity-name"
-        )
-    if short:
-        if entity_name is not None or entity_default:
-            raise UsageError("--entity-name and --entity-default belong to --entity-type")
-        entity = short[0]
-    else:
-        assert entity_type is not None
-        if entity_type not in ENTITY_TYPES:
-            raise UsageError(f"--entity-type {entity_type!r} is not one of {', '.join(ENTITY_TYPES)}")
-        if entity_default and (entity_name is not None or entity_type != "brokers"):
-            raise UsageError("--entity-default goes with --entity-type brokers and without --entity-name")
-        entity = Entity(entity_type, "" if entity_default else entity_name)
-    if entity.kind == "brokers" and entity.name and not entity.name.isdecimal():
-        raise UsageError(f"a broker is named by its id, a number, not {entity.name!r}")
-    return entity
 
 
 def parse_additions(texts: Sequence[str], config_path: str | None) -> dict[str, str]:

@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 from rich.console import Console
 from rich.table import Table
 from typer.exceptions import Exit
 
+from holdfast.cli.cluster import EngineChoice
 from holdfast.cli.options import CommandGroup, choice, flag, option
 from holdfast.errors import ExitCode, UsageError
 
@@ -37,19 +35,14 @@ CERTIFICATES = "holdfast-demo"
 app = CommandGroup()
 
 
-class EngineName(StrEnum):
-    HOLDFAST = "holdfast"
-    KAFKA = "kafka"
-
-
 @app.command()
 def demo(
     orders: Annotated[
         int, option("N", "Orders that are sent: copies, late and malformed ones included.", min=1000)
     ] = ORDERS,
     engine: Annotated[
-        EngineName, choice("The broker that is killed: holdfast's own, or a local Apache Kafka.")
-    ] = EngineName.HOLDFAST,
+        EngineChoice, choice("The broker that is killed: holdfast's own, or a local Apache Kafka.")
+    ] = EngineChoice.HOLDFAST,
     unsafe: Annotated[bool, flag("Then the same with plain clients and plain Spark, side by side.")] = False,
     seed: Annotated[int, option("N", "Another seed sends other orders.")] = 0,
     keep: Annotated[str | None, option("DIR", "Keep everything in this directory.")] = None,
@@ -62,7 +55,7 @@ def demo(
     """Kill a broker, a sender and a Spark pipeline while orders go through them, and prove that nothing was lost."""
     console = Console()
     if no_pipeline:
-        if unsafe or engine is not EngineName.HOLDFAST:
+        if unsafe or engine is not EngineChoice.HOLDFAST:
             raise UsageError("--no-pipeline is about holdfast's own broker alone")
         with workplace(keep) as directory:
             _broker_alone(console, directory, messages)
@@ -74,7 +67,7 @@ def demo(
     # Before anything is started: nothing of this works without them.
     require_spark()
     find_java()
-    with ended_by_signals(), workplace(keep) as directory:
+    with workplace(keep) as directory:
         show = Show(
             console, directory, certificates(keep), engine.value, orders, seed, is_kept=keep is not None
         )
@@ -109,20 +102,6 @@ def certificates(keep: str | None) -> Path:
     if os.access(".", os.W_OK):
         return Path(CERTIFICATES).absolute()
     return Path(tempfile.mkdtemp(prefix="holdfast-demo-certificate-"))
-
-
-@contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM is as good as Ctrl-C."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _broker_alone(console: Console, directory: Path, messages: int) -> None:

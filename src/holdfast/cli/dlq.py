@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from holdfast.cli.client import Connection
 from holdfast.cli.dlq_reading import Filter, Letter, TopicGone, TopicScan, make_reader
 from holdfast.cli.exits import CommandFailed, Interrupts, complain, stop_when_unread
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
-from holdfast.cli.output import Output, bytes_as_json, content_as_json, json_line, print_json, print_table
+from holdfast.cli.output import Output, bytes_as_json, content_as_json, json_line, print_result
 from holdfast.cli.redriving import Plan, Redrive, Redriven, default_group, read_progress
 from holdfast.cli.topics import name_pattern, select_topics
 from holdfast.client.dead_letter_dialects import PREFIXES
@@ -36,11 +37,6 @@ FilterOption = Annotated[
         "--filter",
     ),
 ]
-
-
-@app.callback()
-def dlq() -> None:
-    """The group itself does nothing: its commands do."""
 
 
 @app.command(
@@ -74,20 +70,16 @@ def list_letters(
             rows += _counts(connection, name, matches)
         except TopicGone:
             complain(f"topic {name!r} was deleted meanwhile, and is left out")
-    if output is Output.JSON:
-        print_json({"dead_letters": rows})
-        return
-    print_table(
-        ("TOPIC", "ORIGIN", "GROUP", "ERROR", "DIALECT", "COUNT", "REDRIVEN", "FIRST", "LAST"),
+    texts = ("topic", "origin", "group", "error", "dialect")
+    print_result(
+        output,
+        {"dead_letters": rows},
+        (*(name.upper() for name in texts), "COUNT", "REDRIVEN", "FIRST", "LAST"),
         [
             (
-                row["topic"],
-                row["origin"] or "-",
-                row["group"] or "-",
-                row["error"] or "-",
-                row["dialect"] or "-",
-                str(row["count"]),
-                str(row["redriven"]),
+                *(row[name] or "-" for name in texts),
+                row["count"],
+                row["redriven"],
                 _moment(row["first_ms"]),
                 _moment(row["last_ms"]),
             )
@@ -239,20 +231,7 @@ def _as_json_line(letter: Letter) -> str:
             "timestamp_ms": letter.timestamp_ms,
             **content_as_json(letter.key, letter.value, letter.headers),
             "redrives": letter.redrives,
-            "failure": {
-                "dialect": failure.dialect,
-                "topic": failure.topic,
-                "partition": failure.partition,
-                "offset": failure.offset,
-                "timestamp_ms": failure.timestamp_ms,
-                "group": failure.group,
-                "error": failure.error,
-                "message": failure.message,
-                "reason": failure.reason,
-                "stack": failure.stack,
-                "attempts": failure.attempts,
-                "failed_ms": failure.failed_ms,
-            },
+            "failure": asdict(failure),
         }
     )
 
@@ -312,24 +291,19 @@ def redrive(
 
 
 def _print_result(plan: Plan, result: Redriven, output: Output) -> None:
-    if output is Output.JSON:
-        print_json(
-            {
-                "topic": plan.topic,
-                "group": plan.group,
-                "executed": plan.is_executed,
-                "redriven": result.count,
-                "destinations": dict(sorted(result.destinations.items())),
-                "redriven_before": result.done_before,
-                "not_matching": result.not_matching,
-                "without_origin": result.without_origin,
-            }
-        )
-        return
-    print_table(
-        ("DESTINATION", "COUNT"), [(name, str(count)) for name, count in sorted(result.destinations.items())]
-    )
-    if not plan.is_executed and result.count:
+    destinations = dict(sorted(result.destinations.items()))
+    document = {
+        "topic": plan.topic,
+        "group": plan.group,
+        "executed": plan.is_executed,
+        "redriven": result.count,
+        "destinations": destinations,
+        "redriven_before": result.done_before,
+        "not_matching": result.not_matching,
+        "without_origin": result.without_origin,
+    }
+    print_result(output, document, ("DESTINATION", "COUNT"), list(destinations.items()))
+    if output is Output.TABLE and not plan.is_executed and result.count:
         complain("nothing was sent: this is the plan, --execute carries it out")
 
 
@@ -337,13 +311,9 @@ def _readable(data: bytes | None) -> str:
     text, encoding = bytes_as_json(data)
     if text is None:
         return "null"
-    return (
-        text
-        if encoding == "utf-8" and text.isprintable()
-        else repr(data)
-        if encoding == "base64"
-        else repr(text)
-    )
+    if encoding == "base64":
+        return repr(data)
+    return text if text.isprintable() else repr(text)
 
 
 def _moment(timestamp_ms: int) -> str:

@@ -124,23 +124,17 @@ def run(action: Callable[[], int | None]) -> int:
 
 def explain(error: Exception) -> tuple[str, ExitCode]:
     """What to tell the user about an error, and the exit code it means."""
-    if isinstance(error, CommandFailed):
-        return str(error), error.exit_code
-    if isinstance(error, UsageError):
-        return str(error), ExitCode(getattr(error, "exit_code", ExitCode.USAGE))
     if isinstance(error, HoldfastError):
-        return str(error), ExitCode(getattr(error, "exit_code", ExitCode.FINDINGS))
+        otherwise = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FINDINGS
+        return str(error), ExitCode(getattr(error, "exit_code", otherwise))
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in EXTRAS:
-        return not_installed(missing), ExitCode.CANNOT_CONNECT
+        what = f"this needs {missing}, which is not installed: pip install 'holdfast[{EXTRAS[missing]}]'"
+        return what, ExitCode.CANNOT_CONNECT
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}", ExitCode.FINDINGS
     what = f"{type(error).__name__}: {error}"
     return f"unexpected error, {what} (HOLDFAST_TRACEBACK=1 shows where)", ExitCode.FINDINGS
-
-
-def not_installed(module: str) -> str:
-    return f"this needs {module}, which is not installed: pip install 'holdfast[{EXTRAS[module]}]'"
 
 
 def complain(message: str) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
@@ -111,7 +109,7 @@ def export(
         "socket.connection.setup.timeout.ms": str(server.connect_timeout_ms),
         "client.id": settings.get("client.id", "holdfast-cli"),
     }
-    with _reader_errors(topic), _interruptible():
+    with _reader_errors(topic):
         from holdfast.reader import Cluster
 
         kind = format_ or ENDINGS.get(os.path.splitext(output)[1].lower(), ExportFormat.PARQUET)
@@ -308,17 +306,3 @@ def _reader_errors(topic: str) -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             raise
         raise CommandFailed(f"the file cannot be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends the command as Ctrl-C does: what was begun is taken back."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)

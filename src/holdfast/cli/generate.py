@@ -14,25 +14,22 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import Producer
 from typer.exceptions import Exit
 
-from holdfast.cli.client import Connection, describe_error, no_such_topic
+from holdfast.cli.client import Connection, no_such_topic
 from holdfast.cli.exits import Interrupts, complain, stop_when_unread
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, print_json
-from holdfast.demo.generate.kinds import KINDS
-from holdfast.demo.generate.messages import Generator
-from holdfast.demo.generate.messages import Message as Generated
-from holdfast.demo.generate.settings import GenerateSettings
+from holdfast.cli.producing import Deliveries, Sending
+from holdfast.demo.generate import KINDS, GenerateSettings, Generator
+from holdfast.demo.generate import Message as Generated
 from holdfast.errors import ExitCode, UsageError
 from holdfast.pipeline.definition.units import parse_duration_ms
 
 app = CommandGroup()
 
 POLL_S = 0.1
-TURN = 500
-"""Messages between two looks at the clock and the broker's answers."""
 STANDARD_OUTPUT = "-"
 
 Kind = StrEnum("Kind", {name.upper(): name for name in KINDS})  # type: ignore[misc]
@@ -94,13 +91,9 @@ def generate(
     with Interrupts() as interrupts:
         messages = _paced(generator, rate, interrupts)
         if topic is not None:
-            connection = server.connect()
-            place = _Topic(topic, connection)
-            place.send(messages, interrupts)
-            failed, where = (
-                place.failed,
-                {"topic": topic, "delivered": place.delivered, "failed": place.failed},
-            )
+            sent = _send(messages, topic, server.connect(), interrupts)
+            failed = sent.failed
+            where: dict[str, Any] = {"topic": topic, "delivered": sent.delivered, "failed": sent.failed}
         else:
             assert to is not None
             _write(messages, to, with_keys)
@@ -156,63 +149,29 @@ def _write(messages: Iterator[Generated], to: str, with_keys: bool) -> None:
             file.close()
 
 
-class _Topic:
-    """Sends messages, and counts what became of them."""
+def _send(
+    messages: Iterator[Generated], topic: str, connection: Connection, interrupts: Interrupts
+) -> Deliveries:
+    """Send messages; the first that fails is told, all are counted."""
+    settings = {"acks": "all", "enable.idempotence": True, "linger.ms": 20, "partitioner": "murmur2_random"}
+    producer = connection.make(Producer, settings)
+    if topic not in connection.reach(producer).topics:
+        raise no_such_topic(topic)
 
-    def __init__(self, name: str, connection: Connection) -> None:
-        self.name = name
-        self.delivered = 0
-        self.failed = 0
-        self._connection = connection
-        defaults = {
-            "acks": "all",
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "partitioner": "murmur2_random",
-        }
-        self._producer = connection.make(Producer, defaults)
-        if name not in connection.reach(self._producer).topics:
-            raise no_such_topic(name)
+    def failed(number: int, name: str, message: str) -> None:
+        if deliveries.failed == 1:
+            complain(f"not delivered to '{topic}': {message}")
 
-    def send(self, messages: Iterator[Generated], interrupts: Interrupts) -> None:
-        for number, message in enumerate(messages):
-            self._send_one(message, interrupts)
-            if number % TURN == 0:
-                self._producer.poll(0)
-            if self._connection.fatal_error is not None:
-                complain(f"the producer cannot go on: {self._connection.fatal_error.str()}")
-                self.failed += 1
-                break
-        while len(self._producer):
-            self._producer.flush(POLL_S)
-            if interrupts.count > 1:
-                self._producer.purge()
-                self._producer.flush(POLL_S)
-
-    def _send_one(self, message: Generated, interrupts: Interrupts) -> None:
-        while True:
-            try:
-                self._producer.produce(self.name, message.value, message.key, on_delivery=self._settle)
-                return
-            except BufferError:
-                if interrupts.count > 1:
-                    self.failed += 1
-                    return
-                self._producer.poll(POLL_S)
-            except KafkaException as error:
-                self._fail(error.args[0])
-                return
-
-    def _settle(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self.delivered += 1
-        else:
-            self._fail(error)
-
-    def _fail(self, error: KafkaError) -> None:
-        self.failed += 1
-        if self.failed == 1:
-            complain(f"not delivered to '{self.name}': {describe_error(error, self.name)}")
+    deliveries = Deliveries(topic, failed)
+    sending = Sending(producer, connection, deliveries, interrupts)
+    for number, message in enumerate(messages):
+        sending.send(number, message.value, message.key)
+        if connection.fatal_error is not None:
+            complain(f"the producer cannot go on: {connection.fatal_error.str()}")
+            deliveries.failed += 1
+            break
+    sending.drain()
+    return deliveries
 
 
 def _tell(summary: dict[str, Any], output: Output, is_aside: bool) -> None:

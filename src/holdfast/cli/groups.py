@@ -45,7 +45,7 @@ from holdfast.cli.options import (
     flag,
     option,
 )
-from holdfast.cli.output import Output, print_json, print_table
+from holdfast.cli.output import Output, print_json, print_result
 from holdfast.errors import ApiError, ExitCode, UsageError
 
 app = CommandGroup(
@@ -92,28 +92,15 @@ def list_groups(
         for each in GroupAdmin(connection, timeout_ms).listings()
         if (not states or each.state in states) and (not types or each.type in types)
     ]
-    if output is Output.JSON:
-        print_json(
-            {"groups": [{"group": each.group, "type": each.type, "state": each.state} for each in found]}
-        )
-    elif state is None and type_ is None:
+    documents = [each._asdict() for each in found]
+    if output is Output.TABLE and state is None and type_ is None:
         for each in found:
             print(each.group)
-    else:
-        columns = [
-            "GROUP",
-            *(["TYPE"] if type_ is not None else []),
-            *(["STATE"] if state is not None else []),
-        ]
-        rows = [
-            [
-                each.group,
-                *([each.type] if type_ is not None else []),
-                *([each.state] if state is not None else []),
-            ]
-            for each in found
-        ]
-        print_table(columns, rows)
+        return
+    asked = {"group": "", "type": type_, "state": state}
+    columns = [name for name, given in asked.items() if given is not None]
+    rows = [[document[name] for name in columns] for document in documents]
+    print_result(output, {"groups": documents}, [name.upper() for name in columns], rows)
 
 
 def _choices(text: str | None, known: Sequence[str], flag: str) -> set[str]:
@@ -354,23 +341,20 @@ def delete_offsets(
     outcomes = admin.delete_offsets(group, places_to_delete(admin, group, topics))
     for refused in filter(None, outcomes.values()):
         complain(str(refused))
-    if output is Output.JSON:
-        results = [
-            {
-                "topic": name,
-                "partition": partition,
-                "action": "deleted" if refused is None else "failed",
-                "error": None if refused is None else {"code": refused.name, "message": str(refused)},
-            }
-            for (name, partition), refused in outcomes.items()
-        ]
-        print_json({"group": group, "results": results})
-    else:
-        rows = [
-            (name, str(partition), "Deleted" if refused is None else f"Failed: {refused.name}")
-            for (name, partition), refused in outcomes.items()
-        ]
-        print_table(("TOPIC", "PARTITION", "STATUS"), rows)
+    results = [
+        {
+            "topic": name,
+            "partition": partition,
+            "action": "deleted" if refused is None else "failed",
+            "error": None if refused is None else {"code": refused.name, "message": str(refused)},
+        }
+        for (name, partition), refused in outcomes.items()
+    ]
+    rows = [
+        (name, partition, "Deleted" if refused is None else f"Failed: {refused.name}")
+        for (name, partition), refused in outcomes.items()
+    ]
+    print_result(output, {"group": group, "results": results}, ("TOPIC", "PARTITION", "STATUS"), rows)
     if any(outcomes.values()):
         raise Exit(ExitCode.FINDINGS)
 

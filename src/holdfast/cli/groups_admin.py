@@ -7,9 +7,8 @@ groups of the new protocol, is asked for directly, where our own client can auth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import (
     ConsumerGroupState,
@@ -24,11 +23,9 @@ from kio.schema.errors import ErrorCode
 
 from holdfast.admin.brokers import committed_offsets
 from holdfast.admin.errors import Refused, check, refused
-from holdfast.cli.client import Connection, describe_error, failure, no_such_topic
+from holdfast.cli.client import Connection, describe_error, failure, no_such_topic, result_of
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.wire.api_keys import CONSUMER_GROUP_DESCRIBE, OFFSET_DELETE
-
-T = TypeVar("T")
 
 Place = tuple[str, int]
 """A topic and one of its partitions."""
@@ -73,8 +70,7 @@ REFUSALS: Final[Mapping[ErrorCode, str]] = {
 """What to do when committed offsets cannot be deleted."""
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     group: str
     type: str
     state: str
@@ -111,8 +107,7 @@ class Group:
         return self.state not in ("Empty", "Dead")
 
 
-@dataclass(frozen=True)
-class CommittedOffset:
+class CommittedOffset(NamedTuple):
     """A committed offset."""
 
     offset: int
@@ -131,7 +126,7 @@ class GroupAdmin:
     # -------------------------------------------------------------------- groups
 
     def listings(self) -> list[Listing]:
-        found = _result(
+        found = result_of(
             self.admin.list_consumer_groups(request_timeout=self._timeout_s), "cannot list groups", ""
         )
         for error in found.errors:
@@ -141,15 +136,12 @@ class GroupAdmin:
         unknown = [each.group_id for each in found.valid if each.state is ConsumerGroupState.UNKNOWN]
         details = self._details(unknown)
         return sorted(
-            (
-                Listing(
-                    each.group_id,
-                    TYPES[each.type],
-                    details[each.group_id].group_state if each.group_id in details else STATES[each.state],
-                )
-                for each in found.valid
-            ),
-            key=lambda listing: listing.group,
+            Listing(
+                each.group_id,
+                TYPES[each.type],
+                details[each.group_id].group_state if each.group_id in details else STATES[each.state],
+            )
+            for each in found.valid
         )
 
     def names(self) -> list[str]:
@@ -163,7 +155,7 @@ class GroupAdmin:
                 list(dict.fromkeys(groups)), request_timeout=self._timeout_s
             )
             for name, future in futures.items():
-                found[name] = _result(future, f"cannot describe group '{name}'", name)
+                found[name] = result_of(future, f"cannot describe group '{name}'", name)
         wanted = [
             name
             for name, each in found.items()
@@ -223,7 +215,7 @@ class GroupAdmin:
     def _listed_offsets(self, group: str) -> dict[Place, CommittedOffset]:
         request = [ConsumerGroupTopicPartitions(group)]
         future = self.admin.list_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
-        found = _result(future, f"cannot read the committed offsets of group '{group}'", group)
+        found = result_of(future, f"cannot read the committed offsets of group '{group}'", group)
         return {
             (each.topic, each.partition): CommittedOffset(each.offset, each.leader_epoch)
             for each in found.topic_partitions
@@ -234,7 +226,7 @@ class GroupAdmin:
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
         request = [ConsumerGroupTopicPartitions(group, wanted)]
         future = self.admin.alter_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
-        found = _result(future, f"cannot reset the committed offsets of group '{group}'", group)
+        found = result_of(future, f"cannot reset the committed offsets of group '{group}'", group)
         return {(each.topic, each.partition): each.error for each in found.topic_partitions}
 
     def delete_offsets(self, group: str, places: Collection[Place]) -> dict[Place, Refused | None]:
@@ -282,18 +274,11 @@ class GroupAdmin:
                 last = len(found[topic]) - 1
                 raise CommandFailed(f"topic '{topic}' has no partition {partition}; it has 0 to {last}")
 
-    def log_starts(self, places: Collection[Place]) -> dict[Place, int | None]:
-        return self._log_offsets(places, EARLIEST)
+    def log_offsets(self, places: Collection[Place], spec: Any) -> dict[Place, int | None]:
+        """One offset per partition; None where there is no such partition (any more).
 
-    def log_ends(self, places: Collection[Place]) -> dict[Place, int | None]:
-        return self._log_offsets(places, LATEST)
-
-    def offsets_at(self, places: Collection[Place], timestamp_ms: int) -> dict[Place, int | None]:
-        """The first offset at or after a time; -1 where the log has none so late."""
-        return self._log_offsets(places, OffsetSpec.for_timestamp(timestamp_ms))
-
-    def _log_offsets(self, places: Collection[Place], spec: Any) -> dict[Place, int | None]:
-        """One offset per partition; None where there is no such partition (any more)."""
+        `spec` is `EARLIEST`, `LATEST`, or a time: the first offset at or after it, -1 where the log has none so late.
+        """
         if not places:
             return {}
         request = {TopicPartition(*place): spec for place in places}
@@ -314,13 +299,6 @@ class GroupAdmin:
         ):  # no partition that was asked for has a leader: there may be none
             return topic not in self.admin.list_topics(timeout=self._timeout_s).topics
         return error.code() in NOT_THERE
-
-
-def _result(future: Future[T], subject: str, name: str) -> T:
-    try:
-        return future.result()
-    except KafkaException as error:
-        raise failure(error, subject, name) from error
 
 
 def _group(described: ConsumerGroupDescription, details: Any) -> Group | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from holdfast.cli.groups_admin import CommittedOffset, Group, GroupAdmin, Member, Place
+from holdfast.cli.groups_admin import LATEST, CommittedOffset, Group, GroupAdmin, Member, Place
 from holdfast.cli.groups_reset import Reset
 from holdfast.cli.output import print_table
 
@@ -37,7 +37,7 @@ def read_offsets(admin: GroupAdmin, group: Group) -> list[OffsetRow]:
     offsets = admin.offsets(group.group)
     owners = {place: member for member in group.members for place in member.assignment}
     places = sorted({*offsets, *owners})
-    log_ends = admin.log_ends(places)
+    log_ends = admin.log_offsets(places, LATEST)
     return [OffsetRow(each, offsets.get(each), log_ends.get(each), owners.get(each)) for each in places]
 
 

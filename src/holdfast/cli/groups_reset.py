@@ -18,9 +18,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from confluent_kafka.admin import OffsetSpec
+
 from holdfast.cli.client import describe_error
 from holdfast.cli.exits import CannotConnect, CommandFailed, complain
-from holdfast.cli.groups_admin import CommittedOffset, Group, GroupAdmin, Place
+from holdfast.cli.groups_admin import EARLIEST, LATEST, CommittedOffset, Group, GroupAdmin, Place
 from holdfast.errors import UsageError
 
 _DURATION = re.compile(
@@ -257,9 +259,9 @@ class Planner:
         target = self.target
         match target.scenario:
             case Scenario.EARLIEST:
-                return self._present(group, self.admin.log_starts(places))
+                return self._present(group, self.admin.log_offsets(places, EARLIEST))
             case Scenario.LATEST:
-                return self._present(group, self.admin.log_ends(places))
+                return self._present(group, self.admin.log_offsets(places, LATEST))
             case Scenario.DATETIME | Scenario.DURATION:
                 return self._at_time(group, places, target.number)
             case Scenario.CURRENT:
@@ -273,8 +275,8 @@ class Planner:
 
     def _within_log(self, group: str, wanted: Mapping[Place, int]) -> dict[Place, int]:
         """The offsets wanted, moved to where the log begins or ends when they lie outside."""
-        starts = self._present(group, self.admin.log_starts(wanted.keys()))
-        ends = self._present(group, self.admin.log_ends(starts.keys()))
+        starts = self._present(group, self.admin.log_offsets(wanted.keys(), EARLIEST))
+        ends = self._present(group, self.admin.log_offsets(starts.keys(), LATEST))
         offsets: dict[Place, int] = {}
         for place, end in ends.items():
             offset = offsets[place] = min(max(wanted[place], starts[place]), end)
@@ -288,9 +290,11 @@ class Planner:
         return offsets
 
     def _at_time(self, group: str, places: Collection[Place], timestamp_ms: int) -> dict[Place, int]:
-        offsets = self._present(group, self.admin.offsets_at(places, max(timestamp_ms, 0)))
+        offsets = self._present(
+            group, self.admin.log_offsets(places, OffsetSpec.for_timestamp(max(timestamp_ms, 0)))
+        )
         late = [place for place, offset in offsets.items() if offset < 0]
-        for place, end in self._present(group, self.admin.log_ends(late)).items():
+        for place, end in self._present(group, self.admin.log_offsets(late, LATEST)).items():
             complain(f"group '{group}': {_name(place)} has no message that late; its end {end} is taken")
             offsets[place] = end
         return offsets
@@ -299,7 +303,7 @@ class Planner:
         self, group: str, places: Collection[Place], offsets: Mapping[Place, CommittedOffset]
     ) -> dict[Place, int]:
         missing = [place for place in places if place not in offsets]
-        ends = self._present(group, self.admin.log_ends(missing))
+        ends = self._present(group, self.admin.log_offsets(missing, LATEST))
         for place, end in ends.items():
             complain(f"group '{group}' has no committed offset for {_name(place)}; its end {end} is taken")
         kept = {place: offsets[place].offset for place in places if place in offsets}

@@ -14,7 +14,7 @@ from typer.exceptions import Exit
 
 from holdfast.cli.exits import complain
 from holdfast.cli.options import CommandGroup, OutputOption, choice, examples, flag, option
-from holdfast.cli.output import Output, print_json, print_table
+from holdfast.cli.output import Output, print_json, print_result
 from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -57,10 +57,9 @@ def list_experiments(output: OutputOption = Output.TABLE) -> None:
     """The experiments: what each shows, and on which engines."""
     from holdfast.lab.experiments import EXPERIMENTS
 
-    if output is Output.JSON:
-        print_json([_described(each) for each in EXPERIMENTS.values()])
-        return
-    print_table(
+    print_result(
+        output,
+        [_described(each) for each in EXPERIMENTS.values()],
         ("id", "shows", "unsafe", "safe", "engines", "needs"),
         [
             (
@@ -206,7 +205,7 @@ def _progress(what: str) -> None:
 
 
 def _tell(result: Result) -> None:
-    from holdfast.lab.timeline import summary_of
+    from holdfast.lab.report import summary_of
 
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)

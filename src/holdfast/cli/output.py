@@ -29,9 +29,22 @@ def json_line(document: Any) -> str:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> None:
+def print_result(
+    output: Output, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]
+) -> None:
+    """The same twice: the document for programs, or the table for people."""
+    if output is Output.JSON:
+        print_json(document)
+    else:
+        print_table(columns, rows)
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None
+) -> None:
+    cells = [tuple(map(str, row)) for row in rows]
     if not sys.stdout.isatty():
-        _print_plain(columns, [tuple(row) for row in rows], title)
+        _print_plain(columns, cells, title)
         return
     from rich import box
     from rich.console import Console
@@ -40,7 +53,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
     table = Table(
         *columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
     )
-    for row in rows:
+    for row in cells:
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
 

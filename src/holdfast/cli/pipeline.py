@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli import pipeline_change, pipeline_cluster, pipeline_state
-from holdfast.cli.exits import complain
+from holdfast.cli import pipeline_change, pipeline_state
 from holdfast.cli.options import CommandGroup, OutputOption, examples, flag, option
-from holdfast.cli.output import Output, print_json, print_table
+from holdfast.cli.output import Output, json_line, print_json, print_table
 from holdfast.cli.pipeline_shared import (
+    RUN,
     BootstrapOption,
     FileArgument,
     LacksSomething,
-    MasterOption,
-    SharedOption,
+    RunFlags,
+    ask,
     load,
     located,
     require_extra,
@@ -180,9 +180,7 @@ def explain(
 )
 def run(
     file: FileArgument,
-    bootstrap_server: BootstrapOption = None,
-    master: MasterOption = None,
-    shared_filesystem: SharedOption = False,
+    where: RunFlags = RUN,
     once: Annotated[bool, flag("End when what is there now is done, whatever the trigger says.")] = False,
     accept_loss: Annotated[
         list[str] | None,
@@ -205,16 +203,13 @@ def run(
     with located(loaded), progress_for(name, as_json=output is Output.JSON) as progress:
         summary = run_pipeline(
             loaded.definition,
-            bootstrap=bootstrap_server,
-            master=master,
-            shared_filesystem=shared_filesystem,
+            bootstrap=where.bootstrap_server,
+            **where.spark,
             once=True if once else None,
             progress=progress,
             accept_loss=accept_loss or (),
         )
     if output is Output.JSON:
-        from holdfast.cli.output import json_line
-
         sys.stdout.write(json_line(summary.as_json()))
     else:
         ended = "done" if summary.reason == "done" else "stopped"
@@ -267,11 +262,7 @@ def reset(
         plan = plan_reset(loaded.definition, sinks=sink, bootstrap=bootstrap_server)
         print(plan)
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError("nothing was reset: there is no terminal to ask at; --yes does it unasked")
-            if not typer.confirm("Forget these ledgers?", default=False):
-                complain("nothing was reset")
-                raise Exit(ExitCode.FINDINGS)
+            ask("Forget these ledgers?", otherwise="nothing was reset")
         perform_reset(plan)
     print("done; the next run begins as shown")
 
@@ -306,8 +297,53 @@ def schema() -> None:
     sys.stdout.write(json_schema_text())
 
 
+@app.command(
+    epilog=examples(
+        "holdfast pipeline package", "holdfast pipeline package --to parts.tar.gz --with scikit-learn"
+    )
+)
+def package(
+    to: Annotated[str | None, option("FILE", "Where to put it, a .tar.gz (default: only the cache).")] = None,
+    more: Annotated[
+        list[str] | None,
+        option(
+            "NAME",
+            "An installed distribution that Python steps use, with what it requires; may be repeated.",
+            "--with",
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Pack the Python parts that workers of a cluster need into one archive: holdfast, its libraries with their
+    native code, and the compiled decoders. `run --master` does it by itself. It is made for this Python's minor
+    version and this kind of system, kept, and made again only when something changed.
+    """
+    from holdfast.pipeline.cluster.packaging import cache_directory, make_package, place_package
+    from holdfast.pipeline.session import require_spark
+
+    require_extra()
+    require_spark()
+    made = make_package(cache_directory(), more=more or (), progress=_show if sys.stderr.isatty() else None)
+    path = made.path if to is None else place_package(made, to)
+    if output is Output.JSON:
+        print_json(
+            {"path": path, "bytes": made.bytes, "unpacked_bytes": made.unpacked_bytes, **made.manifest}
+        )
+        return
+    made_for = made.manifest["made_for"]
+    print(
+        f"{path}: {made.bytes / 1e6:,.0f} MB ({made.unpacked_bytes / 1e6:,.0f} MB unpacked, {made.files:,} files), "
+        f"for {made_for['implementation']} {made_for['python']} on {made_for['system']}-{made_for['machine']}"
+        f"{'' if made.is_new else ', from the cache'}"
+    )
+
+
+def _show(done: int, total: int) -> None:
+    end = "\r" if done < total else "\n"
+    print(f"packing {done / 1e6:,.0f} of {total / 1e6:,.0f} MB", end=end, file=sys.stderr, flush=True)
+
+
 app.registered_commands += pipeline_change.app.registered_commands
-app.registered_commands += pipeline_cluster.app.registered_commands
 app.add_typer(pipeline_state.app, name="state")
 
 

@@ -11,14 +11,7 @@ from typer.exceptions import Exit
 from holdfast.cli.exits import complain
 from holdfast.cli.options import CommandGroup, OutputOption, examples, flag, option
 from holdfast.cli.output import Output, json_line, print_json, print_table
-from holdfast.cli.pipeline_shared import (
-    BootstrapOption,
-    FileArgument,
-    MasterOption,
-    SharedOption,
-    load,
-    located,
-)
+from holdfast.cli.pipeline_shared import RUN, BootstrapOption, FileArgument, RunFlags, ask, load, located
 from holdfast.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -83,9 +76,7 @@ def rebuild(
             "Begin with what the source still has where its oldest records are gone: the state then lacks them."
         ),
     ] = False,
-    bootstrap_server: BootstrapOption = None,
-    master: MasterOption = None,
-    shared_filesystem: SharedOption = False,
+    run: RunFlags = RUN,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Make the state of a pipeline anew for its definition as it stands: the source is read again from where
@@ -97,27 +88,16 @@ def rebuild(
     from holdfast.pipeline.operations.rebuilding import perform_rebuild, plan_rebuild
 
     with located(loaded):
-        plan = plan_rebuild(loaded.definition, bootstrap=bootstrap_server, from_available=from_available)
+        plan = plan_rebuild(loaded.definition, bootstrap=run.bootstrap_server, from_available=from_available)
         print(plan, file=sys.stderr)
         if not yes:
-            _ask("Make the state anew?", otherwise="nothing was rebuilt")
+            ask("Make the state anew?", otherwise="nothing was rebuilt")
         with progress_for(loaded.definition.name, as_json=output is Output.JSON) as progress:
-            rebuilt = perform_rebuild(
-                plan, master=master, shared_filesystem=shared_filesystem, progress=progress
-            )
+            rebuilt = perform_rebuild(plan, **run.spark, progress=progress)
     if output is Output.JSON:
         sys.stdout.write(json_line(rebuilt.as_json()))
     else:
         print_table((f"pipeline {loaded.definition.name}", "state rebuilt"), rebuilt.rows())
-
-
-def _ask(question: str, *, otherwise: str) -> None:
-    """Go on only if somebody at the terminal says so."""
-    if not sys.stdin.isatty():
-        raise UsageError(f"{otherwise}: there is no terminal to ask at; --yes does it unasked")
-    if not typer.confirm(question, default=False):
-        complain(otherwise)
-        raise Exit(ExitCode.FINDINGS)
 
 
 # ---------------------------------------------------------------------------- refill
@@ -139,9 +119,7 @@ def refill(
             "Begin with what the source still has where its oldest records are gone: the sink then lacks them."
         ),
     ] = False,
-    bootstrap_server: BootstrapOption = None,
-    master: MasterOption = None,
-    shared_filesystem: SharedOption = False,
+    run: RunFlags = RUN,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Write one sink again from the log, up to where the other sinks stand: one that was lost, that was
@@ -154,14 +132,14 @@ def refill(
 
     name = loaded.definition.name
     with located(loaded):
-        plan = plan_refill(loaded.definition, sink, bootstrap=bootstrap_server, from_available=from_available)
+        plan = plan_refill(
+            loaded.definition, sink, bootstrap=run.bootstrap_server, from_available=from_available
+        )
         print(plan, file=sys.stderr)
         if not yes:
-            _ask(f"Write {sink} again?", otherwise="nothing was written")
+            ask(f"Write {sink} again?", otherwise="nothing was written")
         with progress_for(name, as_json=output is Output.JSON) as progress:
-            summary = perform_refill(
-                plan, master=master, shared_filesystem=shared_filesystem, progress=progress
-            )
+            summary = perform_refill(plan, **run.spark, progress=progress)
     if output is Output.JSON:
         sys.stdout.write(json_line(summary.as_json()))
     else:
@@ -197,9 +175,7 @@ def backfill(
         ),
     ],
     into: Annotated[str, option("NAME", "What the backfill and all its places are called by.")],
-    bootstrap_server: BootstrapOption = None,
-    master: MasterOption = None,
-    shared_filesystem: SharedOption = False,
+    run: RunFlags = RUN,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Run a range of the source through the definition once more, under a ledger of its own and into places of
@@ -211,14 +187,15 @@ def backfill(
     from holdfast.pipeline.operations.backfilling import plan_backfill, run_backfill
 
     with located(loaded):
-        plan = plan_backfill(loaded.definition, begin=begin, end=end, into=into, bootstrap=bootstrap_server)
+        plan = plan_backfill(
+            loaded.definition, begin=begin, end=end, into=into, bootstrap=run.bootstrap_server
+        )
         print(f"{'going on with' if plan.is_resumed else 'backfill'} {plan}", file=sys.stderr)
         with progress_for(plan.definition.name, as_json=output is Output.JSON) as progress:
             summary = run_backfill(
                 plan,
-                bootstrap=bootstrap_server,
-                master=master,
-                shared_filesystem=shared_filesystem,
+                bootstrap=run.bootstrap_server,
+                **run.spark,
                 progress=progress,
             )
     if output is Output.JSON:

@@ -6,14 +6,15 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 from typer.exceptions import Exit
 
-from holdfast.cli.exits import CommandFailed
+from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import flag, option
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import ExitCode, HoldfastError, UsageError
 
 if TYPE_CHECKING:
     from holdfast.pipeline.definition.errors import Finding
@@ -29,19 +30,32 @@ BootstrapOption: TypeAlias = Annotated[
         "HOST:PORT,…",
         "The brokers of the source, over the definition's own (without both: HOLDFAST_BOOTSTRAP_SERVER, "
         "127.0.0.1:9092).",
-        "--bootstrap-server",
     ),
 ]
-MasterOption: TypeAlias = Annotated[
-    str | None, option("URL", "Spark's master (default: all cores of this machine).", "--master")
-]
-SharedOption: TypeAlias = Annotated[
-    bool,
-    flag(
-        "The home and the paths of file sinks are on a file system that all machines of the master see.",
-        "--shared-filesystem",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """Where a pipeline reads and on what it runs."""
+
+    bootstrap_server: BootstrapOption = None
+    master: Annotated[str | None, option("URL", "Spark's master (default: all cores of this machine).")] = (
+        None
+    )
+    shared_filesystem: Annotated[
+        bool,
+        flag(
+            "The home and the paths of file sinks are on a file system that all machines of the master see."
+        ),
+    ] = False
+
+    @property
+    def spark(self) -> dict[str, Any]:
+        """What the engine takes of it."""
+        return {"master": self.master, "shared_filesystem": self.shared_filesystem}
+
+
+RUN: Final = RunFlags()
 
 
 class LacksSomething(CommandFailed):
@@ -93,3 +107,12 @@ def located(loaded: Loaded) -> Iterator[None]:
 def tell(findings: list[Finding] | tuple[Finding, ...]) -> None:
     for finding in findings:
         print(finding, file=sys.stderr)
+
+
+def ask(question: str, *, otherwise: str) -> None:
+    """Go on only if somebody at the terminal says so."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"{otherwise}: there is no terminal to ask at; --yes does it unasked")
+    if not typer.confirm(question, default=False):
+        complain(otherwise)
+        raise Exit(ExitCode.FINDINGS)

@@ -20,7 +20,7 @@ from holdfast.cli.exits import Interrupts, complain
 from holdfast.cli.formats import LineFormat
 from holdfast.cli.options import CommandGroup, OutputOption, ServerFlags, examples, flag, option
 from holdfast.cli.output import Output, json_line
-from holdfast.cli.producing import Deliveries, LineProducer
+from holdfast.cli.producing import Deliveries, LineProducer, Sending
 from holdfast.errors import ExitCode, UsageError
 
 app = CommandGroup()
@@ -164,9 +164,8 @@ def _run(
     bound = whole_number(connection.settings, "message.max.bytes", MAX_REQUEST_BYTES)
     deliveries = Deliveries(topic, report)
     with Interrupts() as interrupts:
-        LineProducer(
-            producer, connection, line_format, deliveries, interrupts, sync=sync, line_bytes_max=bound
-        ).run(STANDARD_INPUT, prompt=os.isatty(STANDARD_INPUT))
+        sending = Sending(producer, connection, deliveries, interrupts)
+        LineProducer(sending, line_format, sync, bound).run(STANDARD_INPUT, prompt=os.isatty(STANDARD_INPUT))
     if connection.fatal_error is not None:
         complain(f"the producer cannot go on: {connection.fatal_error.str()}")
     acks = str(defaults["acks"])

@@ -27,7 +27,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.cli.client import Connection, describe_error
 from holdfast.cli.exits import Interrupts, complain
-from holdfast.cli.formats import LineFormat, MalformedLine
+from holdfast.cli.formats import Headers, LineFormat, MalformedLine
 
 POLL_S = 0.1
 
@@ -75,14 +75,57 @@ class Deliveries:
 
 
 @dataclass
-class LineProducer:
-    """Sends lines until the input ends, a signal comes, or the producer is beyond repair."""
+class Sending:
+    """Hands messages to a producer and waits for their results."""
 
     producer: Producer
     connection: Connection
-    line_format: LineFormat
     deliveries: Deliveries
     interrupts: Interrupts
+
+    def may_go_on(self) -> bool:
+        return not self.interrupts.count and self.connection.fatal_error is None
+
+    def send(
+        self, number: int, value: bytes | None, key: bytes | None, headers: Headers | None = None
+    ) -> None:
+        """One message; `number` is its line's."""
+        settle = partial(self.deliveries.settle, number)
+        while True:
+            try:
+                self.producer.produce(
+                    self.deliveries.topic, value=value, key=key, headers=headers or [], on_delivery=settle
+                )
+            except BufferError:
+                if self.interrupts.count > 1:
+                    self.deliveries.fail(number, "INTERRUPTED", "interrupted while the queue was full")
+                    return
+                self.producer.poll(POLL_S)
+            except KafkaException as error:
+                kafka_error: KafkaError = error.args[0]
+                explanation = describe_error(kafka_error, self.deliveries.topic)
+                self.deliveries.fail(number, kafka_error.name(), explanation)
+                return
+            else:
+                self.producer.poll(0)
+                return
+
+    def drain(self) -> None:
+        """Wait until every message has its result; each one's own time-out bounds the wait."""
+        while len(self.producer):
+            self.producer.flush(POLL_S)
+            if self.interrupts.count > 1:
+                self.producer.purge()
+                self.producer.flush(POLL_S)
+                return
+
+
+@dataclass
+class LineProducer:
+    """Sends lines until the input ends, a signal comes, or the producer is beyond repair."""
+
+    sending: Sending
+    line_format: LineFormat
     sync: bool = False
     line_bytes_max: int = 1_048_576
 
@@ -92,20 +135,17 @@ class LineProducer:
         for line in read_lines(descriptor, self.line_bytes_max, self._turn):
             self._send(line)
             if self.sync:
-                self._drain()
-            if not self._may_go_on():
+                self.sending.drain()
+            if not self.sending.may_go_on():
                 complain(f"stopped after line {line.number}; what follows was not sent")
                 break
             if prompt:
                 self._prompt()
-        self._drain()
+        self.sending.drain()
 
     def _turn(self) -> bool:
-        self.producer.poll(0)
-        return self._may_go_on()
-
-    def _may_go_on(self) -> bool:
-        return not self.interrupts.count and self.connection.fatal_error is None
+        self.sending.producer.poll(0)
+        return self.sending.may_go_on()
 
     @staticmethod
     def _prompt() -> None:
@@ -114,45 +154,14 @@ class LineProducer:
     def _send(self, line: Line) -> None:
         if line.content is None:
             problem = f"the line is longer than {self.line_bytes_max} bytes (max.request.size)"
-            self.deliveries.fail(line.number, "MSG_SIZE_TOO_LARGE", problem)
+            self.sending.deliveries.fail(line.number, "MSG_SIZE_TOO_LARGE", problem)
             return
         try:
             parsed = self.line_format.parse(line.content)
         except MalformedLine as error:
-            self.deliveries.fail(line.number, "MALFORMED_LINE", str(error))
+            self.sending.deliveries.fail(line.number, "MALFORMED_LINE", str(error))
             return
-        settle = partial(self.deliveries.settle, line.number)
-        while True:
-            try:
-                self.producer.produce(
-                    self.deliveries.topic,
-                    value=parsed.value,
-                    key=parsed.key,
-                    headers=parsed.headers,
-                    on_delivery=settle,
-                )
-            except BufferError:
-                if self.interrupts.count > 1:
-                    self.deliveries.fail(line.number, "INTERRUPTED", "interrupted while the queue was full")
-                    return
-                self.producer.poll(POLL_S)
-            except KafkaException as error:
-                kafka_error: KafkaError = error.args[0]
-                explanation = describe_error(kafka_error, self.deliveries.topic)
-                self.deliveries.fail(line.number, kafka_error.name(), explanation)
-                return
-            else:
-                self.producer.poll(0)
-                return
-
-    def _drain(self) -> None:
-        """Wait until every message has its result; each one's own time-out bounds the wait."""
-        while len(self.producer):
-            self.producer.flush(POLL_S)
-            if self.interrupts.count > 1:
-                self.producer.purge()
-                self.producer.flush(POLL_S)
-                return
+        self.sending.send(line.number, parsed.value, parsed.key, parsed.headers)
 
 
 CHUNK_BYTES = 64 * 1024

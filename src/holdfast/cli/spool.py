@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated, Any
 
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
-from holdfast.cli.output import Output, content_as_json, json_line, print_json, print_table
+from holdfast.cli.output import Output, content_as_json, json_line, print_result, print_table
 from holdfast.client.spool.format import Message
 from holdfast.client.spool.home import OwnedSpool, SpoolHome
 from holdfast.client.spool.identity import read_identity, write_identity
@@ -24,9 +24,6 @@ from holdfast.client.spool.peek import Damage, SpoolPeek, SpoolState, is_in_use
 from holdfast.client.spool.refused import Refused
 from holdfast.errors import ExitCode, HoldfastError, UsageError
 from holdfast.real import RealFileSystem, RealRandomness
-
-if TYPE_CHECKING:
-    from holdfast.cli.client import Connection
 
 app = CommandGroup(
     no_args_is_help=True,
@@ -44,11 +41,6 @@ TopicOption = Annotated[str | None, option("NAME", "Only messages for this topic
 RefusedOption = Annotated[bool, flag("Messages that were set aside, with the reasons, instead.")]
 TimeoutOption = Annotated[int | None, option("MS", "Stop after this long; what is left stays stored.", min=0)]
 AllOption = Annotated[bool, flag("Also messages that were delivered and are still in the files.", "--all")]
-
-
-@app.callback()
-def spool() -> None:
-    """The group itself does nothing: its commands do."""
 
 
 # Looking
@@ -73,24 +65,22 @@ def status(directory: SpoolOption, spool_id: IdOption = None, output: OutputOpti
         except (HoldfastError, OSError) as error:
             complain(f"spool {each} cannot be read: {error}")
             has_problem = True
-    if output is Output.JSON:
-        print_json({"home": home.path, "spools": [_state_as_json(state) for state in states]})
-    else:
-        print_table(
-            ("Spool", "State", "Delivery", "ToSend", "Bytes", "Oldest", "Refused"),
-            [
-                (
-                    state.id,
-                    _state_word(state),
-                    state.delivery,
-                    str(state.left),
-                    str(state.bytes),
-                    _moment(state.oldest_ms),
-                    str(state.refused),
-                )
-                for state in states
-            ],
+    rows = [
+        (
+            state.id,
+            _state_word(state),
+            state.delivery,
+            state.left,
+            state.bytes,
+            _moment(state.oldest_ms),
+            state.refused,
         )
+        for state in states
+    ]
+    columns = ("Spool", "State", "Delivery", "ToSend", "Bytes", "Oldest", "Refused")
+    print_result(
+        output, {"home": home.path, "spools": [_state_as_json(state) for state in states]}, columns, rows
+    )
     for state in states:
         has_problem = has_problem or _state_word(state) not in ("in use", "empty")
         for line in state.waiting if state.left else ():
@@ -133,7 +123,7 @@ def _state_as_json(state: SpoolState) -> dict[str, Any]:
             if each.partition >= 0
         ],
         "undecided": state.undecided,
-        "damages": [_damage_as_json(damage) for damage in state.damages],
+        "damages": [{"path": each.path, "at": each.at, "bytes": each.bytes} for each in state.damages],
     }
 
 
@@ -156,7 +146,7 @@ def inspect(
     home = _home(directory)
     damages: list[Damage] = []
     documents = _documents(home, spool_id, topic, refused, everything, damages)
-    rows: list[tuple[str, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for number, document in enumerate(documents, 1):
         if output is Output.JSON:
             sys.stdout.write(json_line(document))
@@ -228,8 +218,7 @@ def drain(
     then.
     """
     home = _home(directory)
-    connection = _connection(server)
-    _deliver(home, _ids(home, spool_id), connection, timeout_ms, output)
+    _deliver(home, _ids(home, spool_id), server, timeout_ms, output)
 
 
 @app.command(
@@ -254,21 +243,13 @@ def retry(
     if not refused:
         raise UsageError("say --refused: messages that were set aside are sent once more")
     home = _home(directory)
-    connection = _connection(server)
-    _deliver(home, _ids(home, spool_id), connection, timeout_ms, output, retry_refused=True)
-
-
-def _connection(server: ServerFlags) -> Connection:
-
-    connection = server.connect()
-    connection.admin()
-    return connection
+    _deliver(home, _ids(home, spool_id), server, timeout_ms, output, retry_refused=True)
 
 
 def _deliver(
     home: SpoolHome,
     ids: list[str],
-    connection: Connection,
+    server: ServerFlags,
     timeout_ms: int | None,
     output: Output,
     *,
@@ -278,6 +259,8 @@ def _deliver(
     from holdfast.client.settings import spool_settings
     from holdfast.client.spool.drain import Drain
 
+    connection = server.connect()
+    connection.admin()
     given = dict(connection.client_config())
     settings = spool_settings(given.pop("bootstrap.servers"), given)
     with Interrupts() as interrupts:
@@ -292,16 +275,9 @@ def _deliver(
         timeout = None if timeout_ms is None else timeout_ms / 1000
         drained = list(draining.run(ids, timeout, retry_refused=retry_refused))
         was_interrupted = interrupts.count > 0
-    if output is Output.JSON:
-        print_json({"spools": [each._asdict() for each in drained]})
-    else:
-        print_table(
-            ("Spool", "Delivered", "Refused", "Left", "Problem"),
-            [
-                (each.id, str(each.delivered), str(each.refused), str(each.left), each.problem or "-")
-                for each in drained
-            ],
-        )
+    rows = [(each.id, each.delivered, each.refused, each.left, each.problem or "-") for each in drained]
+    columns = ("Spool", "Delivered", "Refused", "Left", "Problem")
+    print_result(output, {"spools": [each._asdict() for each in drained]}, columns, rows)
     if was_interrupted:
         raise Exit(ExitCode.INTERRUPTED)
     if any(each.left or each.refused or each.problem for each in drained):
@@ -422,12 +398,12 @@ def _refused_as_json(spool_id: str, refused: Refused) -> dict[str, Any]:
     }
 
 
-def _row(document: dict[str, Any], refused: bool) -> tuple[str, ...]:
+def _row(document: dict[str, Any], refused: bool) -> tuple[object, ...]:
     cells = (
         document["spool"],
         document["topic"],
-        "-" if document["partition"] is None else str(document["partition"]),
-        str(document["sequence"]),
+        "-" if document["partition"] is None else document["partition"],
+        document["sequence"],
         _moment(document["timestamp_ms"]),
         _shortened(document["key"]),
         _shortened(document["value"]),
@@ -446,10 +422,6 @@ def _moment(time_ms: int | None) -> str:
     if time_ms is None:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _damage_as_json(damage: Damage) -> dict[str, Any]:
-    return {"path": damage.path, "at": damage.at, "bytes": damage.bytes}
 
 
 def _end_with(damages: list[Damage], *, has_problem: bool = False) -> None:

@@ -29,6 +29,7 @@ from holdfast.cli.client import (
     no_such_topic,
     no_topic_to_change,
     parse_assignments,
+    result_of,
 )
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, flag, option
@@ -294,7 +295,13 @@ def _show_topics(
     if keep is None and shown:
         _print_topic_table([view for view, _ in shown])
     rows = [
-        (part.topic, str(part.partition), _leader(part), _brokers(part.replicas), _brokers(part.in_sync))
+        (
+            part.topic,
+            part.partition,
+            "none" if part.leader is None else part.leader,
+            _brokers(part.replicas),
+            _brokers(part.in_sync),
+        )
         for _, partitions in shown
         for part in partitions
     ]
@@ -309,17 +316,13 @@ def _print_topic_table(views: list[TopicView]) -> None:
         (
             view.name,
             view.topic_id,
-            str(len(view.partitions)),
-            str(view.replication_factor),
+            len(view.partitions),
+            view.replication_factor,
             ", ".join(f"{name}={value}" for name, value in view.overrides.items()) or "-",
         )
         for view in views
     ]
     print_table(("Topic", "TopicId", "PartitionCount", "ReplicationFactor", "Configs"), rows)
-
-
-def _leader(partition: PartitionView) -> str:
-    return "none" if partition.leader is None else str(partition.leader)
 
 
 def _brokers(ids: tuple[int, ...]) -> str:
@@ -441,25 +444,17 @@ def topic_configs(admin: AdminClient, names: Sequence[str]) -> dict[str, dict[st
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
     configs: dict[str, dict[str, Any]] = {}
     for resource, future in admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S).items():
-        try:
-            configs[resource.name] = future.result()
-        except KafkaException as error:
-            raise failure(
-                error, f"cannot read the settings of topic '{resource.name}'", resource.name
-            ) from error
+        subject = f"cannot read the settings of topic '{resource.name}'"
+        configs[resource.name] = result_of(future, subject, resource.name)
     return configs
-
-
-def url_safe_id(topic_id: object) -> str:
-    """A topic id as Kafka's tools write it."""
-    return str(topic_id).translate(str.maketrans("+/", "-_")).rstrip("=")
 
 
 def _view(description: TopicDescription, configs: Mapping[str, Any]) -> TopicView:
     minimum = configs.get("min.insync.replicas")
     return TopicView(
         name=description.name,
-        topic_id=url_safe_id(description.topic_id),
+        # As Kafka's tools write it.
+        topic_id=str(description.topic_id).translate(str.maketrans("+/", "-_")).rstrip("="),
         internal=bool(description.is_internal),
         partitions=tuple(
             PartitionView(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 from typer.exceptions import Exit
 
 from holdfast.cli.exits import CommandFailed, complain
 from holdfast.cli.options import SERVER, CommandGroup, OutputOption, ServerFlags, examples, option
-from holdfast.cli.output import Output, print_json, print_table
-from holdfast.cli.transactions_admin import ActiveProducer, Transaction, TransactionAdmin
+from holdfast.cli.output import Output, print_json, print_result
+from holdfast.cli.transactions_admin import ActiveProducer, TransactionAdmin
 from holdfast.errors import ExitCode, UsageError
 
 app = CommandGroup(
@@ -20,7 +21,6 @@ app = CommandGroup(
     help="List and describe transactions, find those that hang, and abort them.",
 )
 
-NONE = "None"
 DEFAULT_LONGEST_MINUTES = 15
 """Kafka's default of transaction.max.timeout.ms: no transaction of a live producer lasts longer."""
 
@@ -53,14 +53,8 @@ def list_transactions(
     states = [_state_name(each) for each in state or []]
     with _admin(server) as admin:
         found = admin.listings(states=states, duration_ms=duration_filter, pattern=transactional_id_pattern)
-    if output is Output.JSON:
-        keys = ("transactional_id", "coordinator_id", "producer_id", "state")
-        print_json({"transactions": [{key: getattr(each, key) for key in keys} for each in found]})
-        return
-    rows = [
-        (each.transactional_id, str(each.coordinator_id), str(each.producer_id), each.state) for each in found
-    ]
-    print_table(("TransactionalId", "Coordinator", "ProducerId", "TransactionState"), rows)
+    columns = ("TransactionalId", "Coordinator", "ProducerId", "TransactionState")
+    print_result(output, {"transactions": [each._asdict() for each in found]}, columns, found)
 
 
 STATES = (
@@ -93,10 +87,7 @@ def describe(
         found = admin.describe(transactional_id)
     if found is None:
         raise _no_such_id(transactional_id)
-    now_ms = _now_ms()
-    if output is Output.JSON:
-        print_json(_transaction_as_json(found, now_ms))
-        return
+    duration_ms = found.duration_ms(_now_ms())
     columns = (
         "CoordinatorId",
         "TransactionalId",
@@ -109,31 +100,19 @@ def describe(
         "TopicPartitions",
     )
     row = (
-        str(found.coordinator_id),
+        found.coordinator_id,
         found.transactional_id,
-        str(found.producer_id),
-        str(found.producer_epoch),
+        found.producer_id,
+        found.producer_epoch,
         found.state,
-        str(found.timeout_ms),
-        _text(found.start_time_ms),
-        _text(found.duration_ms(now_ms)),
+        found.timeout_ms,
+        found.start_time_ms,
+        duration_ms,
         ",".join(f"{topic}-{partition}" for topic, partition in found.places),
     )
-    print_table(columns, [row])
-
-
-def _transaction_as_json(found: Transaction, now_ms: int) -> dict[str, Any]:
-    return {
-        "transactional_id": found.transactional_id,
-        "coordinator_id": found.coordinator_id,
-        "producer_id": found.producer_id,
-        "producer_epoch": found.producer_epoch,
-        "state": found.state,
-        "timeout_ms": found.timeout_ms,
-        "start_time_ms": found.start_time_ms,
-        "duration_ms": found.duration_ms(now_ms),
-        "partitions": [{"topic": topic, "partition": partition} for topic, partition in found.places],
-    }
+    document = asdict(found)
+    places = [{"topic": topic, "partition": partition} for topic, partition in document.pop("places")]
+    print_result(output, {**document, "duration_ms": duration_ms, "partitions": places}, columns, [row])
 
 
 @app.command(epilog=examples("holdfast transactions describe-producers --topic orders --partition 0"))
@@ -147,36 +126,10 @@ def describe_producers(
     """Show the producers a partition remembers, and where their open transactions begin."""
     with _admin(server) as admin:
         found = sorted(admin.producers([(topic, partition)], broker_id), key=lambda each: each.producer_id)
-    if output is Output.JSON:
-        print_json({"producers": [_producer_as_json(each) for each in found]})
-        return
     columns = ("ProducerId", "ProducerEpoch", "LatestCoordinatorEpoch", "LastSequence", "LastTimestamp")
-    rows = [
-        (
-            str(each.producer_id),
-            str(each.producer_epoch),
-            str(each.coordinator_epoch),
-            str(each.last_sequence),
-            str(each.last_timestamp_ms),
-            _text(each.start_offset),
-        )
-        for each in found
-    ]
-    print_table((*columns, "CurrentTransactionStartOffset"), rows)
-
-
-def _producer_as_json(producer: ActiveProducer) -> dict[str, Any]:
-    topic, partition = producer.place
-    return {
-        "topic": topic,
-        "partition": partition,
-        "producer_id": producer.producer_id,
-        "producer_epoch": producer.producer_epoch,
-        "coordinator_epoch": producer.coordinator_epoch,
-        "last_sequence": producer.last_sequence,
-        "last_timestamp_ms": producer.last_timestamp_ms,
-        "start_offset": producer.start_offset,
-    }
+    rows = [each[2:] for each in found]
+    document = {"producers": [each._asdict() for each in found]}
+    print_result(output, document, (*columns, "CurrentTransactionStartOffset"), rows)
 
 
 @app.command(
@@ -299,24 +252,18 @@ def find_hanging(
     with _admin(server) as admin:
         places = admin.places(topic, partition, broker_id)
         found = admin.hanging(places, broker_id, max_transaction_timeout * 60_000, now_ms)
-    if output is Output.JSON:
-        print_json({"hanging": [_producer_as_json(each) for each in found]})
-    else:
-        columns = ("Topic", "Partition", "ProducerId", "ProducerEpoch", "CoordinatorEpoch", "StartOffset")
-        rows = [
-            (
-                each.place[0],
-                str(each.place[1]),
-                str(each.producer_id),
-                str(each.producer_epoch),
-                str(each.coordinator_epoch),
-                _text(each.start_offset),
-                str(each.last_timestamp_ms),
-                str((now_ms - each.last_timestamp_ms) // 60_000),
-            )
-            for each in found
-        ]
-        print_table((*columns, "LastTimestamp", "Duration(min)"), rows)
+    columns = ("Topic", "Partition", "ProducerId", "ProducerEpoch", "CoordinatorEpoch", "StartOffset")
+    rows = [
+        (
+            *each[:5],
+            each.start_offset,
+            each.last_timestamp_ms,
+            (now_ms - each.last_timestamp_ms) // 60_000,
+        )
+        for each in found
+    ]
+    document = {"hanging": [each._asdict() for each in found]}
+    print_result(output, document, (*columns, "LastTimestamp", "Duration(min)"), rows)
     if found:
         name, number = found[0].place
         complain(
@@ -343,7 +290,3 @@ def _no_such_id(transactional_id: str) -> CommandFailed:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def _text(number: int | None) -> str:
-    return NONE if number is None else str(number)

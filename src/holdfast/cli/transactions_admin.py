@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -36,8 +36,7 @@ FENCING_TIMEOUT_MS: Final = 1
 """The transaction time-out of the producer that takes over to fence the old one: it begins no transaction."""
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     transactional_id: str
     coordinator_id: int
     producer_id: int
@@ -62,11 +61,11 @@ class Transaction:
         return None if self.start_time_ms is None else max(0, now_ms - self.start_time_ms)
 
 
-@dataclass(frozen=True)
-class ActiveProducer:
+class ActiveProducer(NamedTuple):
     """What a partition remembers of a producer."""
 
-    place: Place
+    topic: str
+    partition: int
     producer_id: int
     producer_epoch: int
     coordinator_epoch: int
@@ -74,6 +73,10 @@ class ActiveProducer:
     last_timestamp_ms: int
     start_offset: int | None
     """Where its open transaction begins; None when it has none."""
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.partition
 
 
 class TransactionAdmin:
@@ -154,7 +157,7 @@ class TransactionAdmin:
                 subject = f"cannot describe the producers of {topic.name}-{each.partition_index}"
                 check(each.error_code, f"{subject} on broker {broker_id}", each.error_message)
                 for producer in each.active_producers:
-                    yield _producer((topic.name, each.partition_index), producer)
+                    yield _producer(topic.name, each.partition_index, producer)
 
     def abort(self, place: Place, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
         """Write the marker that ends a transaction in one partition, as its coordinator would."""
@@ -227,16 +230,15 @@ class TransactionAdmin:
         ]
         if not candidates:
             return []
-        ids = {each.producer_id: each.transactional_id for each in self._listings_of(candidates)}
+        listings = self.listings(producer_ids={each.producer_id for each in candidates})
+        ids = {each.producer_id: each.transactional_id for each in listings}
         known = {name: self.describe(name) for name in set(ids.values())}
-        return [each for each in candidates if not _will_end(each, known.get(ids.get(each.producer_id, "")))]
-
-    def _listings_of(self, producers: Collection[ActiveProducer]) -> list[Listing]:
-        return self.listings(producer_ids={each.producer_id for each in producers})
-
-
-def _will_end(producer: ActiveProducer, transaction: Transaction | None) -> bool:
-    return transaction is not None and producer.place in transaction.places
+        return [
+            each
+            for each in candidates
+            if (transaction := known.get(ids.get(each.producer_id, ""))) is None
+            or each.place not in transaction.places
+        ]
 
 
 def _abort_advice(code: ErrorCode) -> str:
@@ -263,9 +265,10 @@ def _transaction(state: Any, coordinator_id: int) -> Transaction:
     )
 
 
-def _producer(place: Place, state: Any) -> ActiveProducer:
+def _producer(topic: str, partition: int, state: Any) -> ActiveProducer:
     return ActiveProducer(
-        place=place,
+        topic,
+        partition,
         producer_id=state.producer_id,
         producer_epoch=state.producer_epoch,
         coordinator_epoch=state.coordinator_epoch,

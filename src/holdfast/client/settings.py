@@ -48,7 +48,6 @@ _SHARED: Final = (
     "security.",
     "sasl.",
     "ssl.",
-    "enable.ssl.certificate.verification",
     "socket.",
     "client.",
     "broker.",

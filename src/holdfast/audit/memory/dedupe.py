@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.audit.memory.rows import Codes, Flags, Numbers, Times, sorting
+from holdfast.audit.memory.keys import Codes, sorting
+from holdfast.audit.memory.rows import Flags, Numbers, Times
 
 
 @dataclass(frozen=True)

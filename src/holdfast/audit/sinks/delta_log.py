@@ -21,7 +21,7 @@ from holdfast.audit.sinks.base import SinkUnreadable
 VERSION: Final = re.compile(r"(\d{20})\.json")
 CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 OTHER_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\..*")
-CHECKPOINT_COLUMNS: Final = ("add", "txn", "metaData")
+CHECKPOINT_COLUMNS: Final = ("add", "txn", "metaData", "protocol")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Commit:
     """The entry of a ledger in the commit's own words."""
     operation: str = ""
     metadata: Mapping[str, Any] | None = None
+    features: tuple[str, ...] = ()
 
 
 @dataclass
@@ -61,6 +62,7 @@ class State:
     files: dict[str, Add] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)
     metadata: Mapping[str, Any] | None = None
+    features: tuple[str, ...] = ()
 
     def take(self, commit: Commit) -> None:
         for path in commit.removes:
@@ -69,6 +71,7 @@ class State:
             self.files[add.path] = add
         self.transactions |= commit.transactions
         self.metadata = commit.metadata or self.metadata
+        self.features = commit.features or self.features
 
 
 class DeltaLog:
@@ -222,6 +225,8 @@ def _apply(commit: Commit, action: Mapping[str, Any]) -> None:
             commit.transactions[content["appId"]] = int(content["version"])
         elif kind == "metaData":
             commit.metadata = content
+        elif kind == "protocol":
+            commit.features = tuple(content.get("readerFeatures") or ())
         elif kind == "commitInfo":
             commit.told = content.get("holdfast")
             commit.operation = str(content.get("operation", ""))

@@ -10,10 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from holdfast.errors import HoldfastError
-from holdfast.pipeline.definition import model
 from holdfast.pipeline.definition.columns import JOIN_COLUMNS, WINDOW_COLUMNS, columns_before, listed_columns
 from holdfast.pipeline.definition.errors import Finding, Path, nearest
 from holdfast.pipeline.definition.functions import functions_of
+from holdfast.pipeline.definition.model import (
+    Dedupe,
+    Expect,
+    Filter,
+    Join,
+    Keyed,
+    Lookup,
+    PipelineDefinition,
+    Python,
+    Sql,
+    Step,
+    Window,
+)
 from holdfast.pipeline.definition.naming import kind_of_step
 from holdfast.pipeline.definition.rules_shared import check_columns, check_password
 from holdfast.pipeline.definition.secrets import is_reference
@@ -29,11 +41,11 @@ RECORD_KEY: Final = re.compile(r"_key(_.+)?")
 POSTGRES: Final = re.compile(r"postgres(ql)?://")
 
 
-def check_steps(definition: model.PipelineDefinition) -> Iterator[Finding]:
+def check_steps(definition: PipelineDefinition) -> Iterator[Finding]:
     expanding = [
         (index, step)
         for index, step in enumerate(definition.steps)
-        if isinstance(step, model.Sql | model.Python) and step.expand
+        if isinstance(step, Sql | Python) and step.expand
     ]
     for index, surplus in expanding[1:]:
         where: Path = ("steps", index, kind_of_step(surplus), "expand")
@@ -45,19 +57,19 @@ def check_steps(definition: model.PipelineDefinition) -> Iterator[Finding]:
             yield Finding((*path, inner), message)
 
 
-def _step(step: model.Step, directory: str) -> Iterator[tuple[str, str]]:
+def _step(step: Step, directory: str) -> Iterator[tuple[str, str]]:
     match step:
-        case model.Expect():
+        case Expect():
             yield from (("that", problem) for problem in problems_of_expression(step.that))
-        case model.Filter():
+        case Filter():
             yield from (("where", problem) for problem in problems_of_expression(step.where))
-        case model.Sql():
+        case Sql():
             yield from (("query", problem) for problem in problems_of_query(step.query))
-        case model.Python() | model.Keyed():
+        case Python() | Keyed():
             yield from _function(step, directory)
 
 
-def _function(step: model.Python | model.Keyed, directory: str) -> Iterator[tuple[str, str]]:
+def _function(step: Python | Keyed, directory: str) -> Iterator[tuple[str, str]]:
     if not isinstance(step.function, str):
         if step.file is not None:
             yield "file", "the function itself is given; leave 'file' out"
@@ -90,7 +102,7 @@ def _function(step: model.Python | model.Keyed, directory: str) -> Iterator[tupl
         yield "function", f"{step.file} has no function {step.function!r}{nearest(step.function, names)}"
 
 
-def check_memory(definition: model.PipelineDefinition) -> Iterator[Finding]:
+def check_memory(definition: PipelineDefinition) -> Iterator[Finding]:
     for index, step in enumerate(definition.steps):
         path: Path = ("steps", index, kind_of_step(step))
         if has_memory(step) and definition.source.event_time is None:
@@ -102,19 +114,19 @@ def check_memory(definition: model.PipelineDefinition) -> Iterator[Finding]:
             )
         known = columns_before(definition, index)
         match step:
-            case model.Dedupe():
+            case Dedupe():
                 yield from _dedupe(step, path, known)
-            case model.Lookup():
+            case Lookup():
                 yield from _lookup(step, path, known)
-            case model.Window():
+            case Window():
                 yield from _window(step, path, known)
-            case model.Keyed():
+            case Keyed():
                 yield from _keyed(step, path, known)
-            case model.Join():
+            case Join():
                 yield from _join(step, path, known, definition)
 
 
-def _dedupe(step: model.Dedupe, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _dedupe(step: Dedupe, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     if step.by == "key" and not step.key:
         yield Finding(path, "it needs 'key', the columns that make two rows the same; or 'by: hf-id'")
     if step.by == "hf-id" and step.key:
@@ -122,7 +134,7 @@ def _dedupe(step: model.Dedupe, path: Path, known: frozenset[str] | None) -> Ite
     yield from _rows_columns(step.key, (*path, "key"), known)
 
 
-def _lookup(step: model.Lookup, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _lookup(step: Lookup, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     is_database = POSTGRES.match(step.table) is not None
     if is_database and step.query is None:
         yield Finding(path, "a database needs 'query', such as SELECT id, name FROM customers")
@@ -157,7 +169,7 @@ def _lookup(step: model.Lookup, path: Path, known: frozenset[str] | None) -> Ite
             )
 
 
-def _window(step: model.Window, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _window(step: Window, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     words = {"size": step.size, "every": step.every, "gap": step.gap}
     for word, value in words.items():
         needed = word in WINDOW_WORDS[step.kind]
@@ -181,7 +193,7 @@ def _window(step: model.Window, path: Path, known: frozenset[str] | None) -> Ite
             yield Finding((*path, "key", index), f"{column!r} is what the window's own column is called")
 
 
-def _sliding(size_ms: int, every_ms: int, step: model.Window, path: Path) -> Iterator[Finding]:
+def _sliding(size_ms: int, every_ms: int, step: Window, path: Path) -> Iterator[Finding]:
     if every_ms > size_ms:
         yield Finding(
             (*path, "every"),
@@ -194,7 +206,7 @@ def _sliding(size_ms: int, every_ms: int, step: model.Window, path: Path) -> Ite
         )
 
 
-def _keyed(step: model.Keyed, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
+def _keyed(step: Keyed, path: Path, known: frozenset[str] | None) -> Iterator[Finding]:
     if not step.key:
         yield Finding((*path, "key"), "it needs a column: each of its values has a state")
     yield from check_columns(step.key, (*path, "key"))
@@ -212,7 +224,7 @@ def _keyed(step: model.Keyed, path: Path, known: frozenset[str] | None) -> Itera
 
 
 def _join(
-    step: model.Join, path: Path, known: frozenset[str] | None, definition: model.PipelineDefinition
+    step: Join, path: Path, known: frozenset[str] | None, definition: PipelineDefinition
 ) -> Iterator[Finding]:
     for side, text in (("left", step.left), ("right", step.right)):
         yield from _side(text, (*path, side), known, definition)
@@ -225,7 +237,7 @@ def _join(
 
 
 def _side(
-    text: str, path: Path, known: frozenset[str] | None, definition: model.PipelineDefinition
+    text: str, path: Path, known: frozenset[str] | None, definition: PipelineDefinition
 ) -> Iterator[Finding]:
     source = definition.source
     if text in source.topics:

@@ -16,12 +16,10 @@ Instants lie in the years 1 to 9999, which every sink can hold.
 from __future__ import annotations
 
 import binascii
-import datetime
 import re
 import struct
 from collections.abc import Callable
-from decimal import Context, Decimal, Inexact, InvalidOperation
-from functools import partial
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
 from holdfast.pipeline.formats.types import INTEGER_BITS, Type
@@ -40,7 +38,7 @@ DAY_MICROS: Final = 86_400_000_000
 INSTANT_MIN: Final = -62_135_596_800_000_000
 INSTANT_END: Final = 253_402_300_800_000_000
 OFFSET_MINUTES_MAX: Final = 18 * 60
-EPOCH: Final = datetime.date(1970, 1, 1).toordinal()
+MONTH_DAYS: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 class Unfit(ValueError):
@@ -49,10 +47,16 @@ class Unfit(ValueError):
 
 def epoch_day(year: int, month: int, day: int) -> int:
     """Days since 1970-01-01 of a date of the Gregorian calendar; raises `Unfit` when there is no such day."""
-    try:
-        return datetime.date(year, month, day).toordinal() - EPOCH
-    except ValueError:
-        raise Unfit("no such day") from None
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if not 1 <= year <= 9999 or not 1 <= month <= 12:
+        raise Unfit("no such day")
+    if not 1 <= day <= MONTH_DAYS[month - 1] + (leap and month == 2):
+        raise Unfit("no such day")
+    shifted = year - (month <= 2)
+    era = shifted // 400
+    year_of_era = shifted - era * 400
+    day_of_year = (153 * (month + (-3 if month > 2 else 9)) + 2) // 5 + day - 1
+    return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
 
 
 def date(text: str) -> int:
@@ -93,6 +97,14 @@ def epoch_millis(text: str) -> int:
     if len(text) > INTEGER_DIGITS_MAX:
         raise Unfit("out of the years 1 to 9999")
     return in_range_instant(int(text) * 1000)
+
+
+def timestamp(text: str) -> int:
+    return instant(text, with_offset=True)
+
+
+def timestamp_ntz(text: str) -> int:
+    return instant(text, with_offset=False)
 
 
 def integer(text: str, bits: int) -> int:
@@ -151,19 +163,25 @@ def decimal(text: str, precision: int, scale: int) -> Decimal:
 
 
 def in_range_decimal(value: Decimal, precision: int, scale: int) -> Decimal:
-    """The same value with the scale's digits, exactly; zero has no sign."""
-    if not value.is_finite():
+    """The same value with the scale's digits, exactly."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
         raise Unfit("no number")
-    exact = Context(prec=DECIMAL_CHARACTERS_MAX, traps=[Inexact, InvalidOperation])
-    try:
-        found = value.quantize(Decimal((0, (1,), -scale)), context=exact)
-    except Inexact:
-        raise Unfit(f"more than {scale} digits after the point") from None
-    except InvalidOperation:
-        raise Unfit("out of range") from None
-    if len(found.as_tuple().digits) > precision:
+    unscaled = int("".join(map(str, digits)) or "0")
+    if unscaled == 0:
+        return Decimal((0, (0,), -scale))
+    shift = exponent + scale
+    if shift < 0:
+        unscaled, rest = divmod(unscaled, 10 ** min(-shift, len(digits) + 1))
+        if rest or unscaled == 0:
+            raise Unfit(f"more than {scale} digits after the point")
+    elif shift > precision:
         raise Unfit("out of range")
-    return found.copy_abs() if found.is_zero() else found
+    else:
+        unscaled *= 10**shift
+    if unscaled >= 10**precision:
+        raise Unfit("out of range")
+    return Decimal((sign, tuple(map(int, str(unscaled))), -scale))
 
 
 def base64(text: str) -> bytes:
@@ -182,9 +200,10 @@ def boolean(text: str) -> bool:
 def number_reader(kind: Type) -> Callable[[str], Any] | None:
     """What reads a number's text (of JSON's grammar) as this type; nothing: the type holds no numbers."""
     if kind.kind in INTEGER_BITS:
-        return partial(integer, bits=INTEGER_BITS[kind.kind])
+        bits = INTEGER_BITS[kind.kind]
+        return lambda text: integer(text, bits)
     if kind.kind == "decimal":
-        return partial(decimal, precision=kind.precision, scale=kind.scale)
+        return lambda text: decimal(text, kind.precision, kind.scale)
     readers: dict[str, Callable[[str], Any]] = {
         "double": double,
         "float": single,
@@ -198,8 +217,8 @@ def string_reader(kind: Type) -> Callable[[str], Any] | None:
     readers: dict[str, Callable[[str], Any]] = {
         "string": str,
         "date": date,
-        "timestamp": partial(instant, with_offset=True),
-        "timestamp_ntz": partial(instant, with_offset=False),
+        "timestamp": timestamp,
+        "timestamp_ntz": timestamp_ntz,
         "binary": base64,
     }
     return readers.get(kind.kind)

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from holdfast.pipeline.definition import model
-from holdfast.pipeline.definition.naming import dead_letter_of
+from holdfast.pipeline.definition.model import (
+    DeadLetter,
+    DeltaSink,
+    KafkaSink,
+    ParquetSink,
+    PipelineDefinition,
+    PostgresSink,
+    SinkDefinition,
+)
 from holdfast.pipeline.definition.rules_rows import last_of_key
 from holdfast.pipeline.sinks.base import Sink, SinkError
 from holdfast.pipeline.sinks.dead_letter import DeadLetterSink
@@ -12,20 +19,20 @@ from holdfast.pipeline.sinks.kafka import KafkaSinkWriter
 from holdfast.pipeline.sinks.parquet import ParquetSinkWriter
 
 
-def build_sink(definition: model.PipelineDefinition, sink: model.SinkDefinition) -> Sink:
+def build_sink(definition: PipelineDefinition, sink: SinkDefinition) -> Sink:
     """The sink as the engine uses it; connects to nothing yet."""
     match sink:
-        case model.ParquetSink():
+        case ParquetSink():
             return ParquetSinkWriter(sink, definition.name, definition.directory)
-        case model.KafkaSink():
+        case KafkaSink():
             return KafkaSinkWriter(sink, definition.name, last_of_key(definition, sink))
-        case model.DeltaSink():
+        case DeltaSink():
             return DeltaSinkWriter(sink, definition.name, definition.directory)
-        case model.PostgresSink():
+        case PostgresSink():
             return _postgres(definition, sink)
 
 
-def _postgres(definition: model.PipelineDefinition, sink: model.PostgresSink) -> Sink:
+def _postgres(definition: PipelineDefinition, sink: PostgresSink) -> Sink:
     try:
         from holdfast.pipeline.sinks.postgres import PostgresSinkWriter
     except ImportError as error:
@@ -35,6 +42,7 @@ def _postgres(definition: model.PipelineDefinition, sink: model.PostgresSink) ->
     return PostgresSinkWriter(sink, definition.name)
 
 
-def build_dead_letter(definition: model.PipelineDefinition) -> Sink:
+def build_dead_letter(definition: PipelineDefinition) -> Sink:
     """The sink of records that are set aside; the topic `<pipeline>-dlt` unless the definition names one."""
-    return DeadLetterSink(dead_letter_of(definition), definition.name)
+    dead_letter = definition.dead_letter or DeadLetter(f"{definition.name}-dlt")
+    return DeadLetterSink(dead_letter, definition.name)

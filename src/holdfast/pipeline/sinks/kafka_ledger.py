@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -186,22 +185,26 @@ class LedgerTopic:
         count = self.partitions(self.name)
         if count == 0:
             return []
-        with closing(self._consumer()) as consumer:
+        consumer = self._consumer()
+        try:
             return [self._checked(self._last(consumer, partition)) for partition in range(count)]
+        finally:
+            consumer.close()
 
     def has_records(self, topic: str) -> bool:
         """Whether a partition of the topic has any."""
-        with closing(self._consumer()) as consumer:
+        consumer = self._consumer()
+        try:
             for partition in range(self.partitions(topic)):
-                low, high = self._watermarks(consumer, topic, partition)
+                place = TopicPartition(topic, partition)
+                low, high = self._ask(
+                    lambda place=place: consumer.get_watermark_offsets(place, timeout=self._seconds)
+                )
                 if high > low:
                     return True
-        return False
-
-    def _watermarks(self, consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
-        place = TopicPartition(topic, partition)
-        low, high = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=self._seconds))
-        return low, high
+            return False
+        finally:
+            consumer.close()
 
     def _consumer(self) -> Consumer:
         return Consumer(
@@ -218,7 +221,8 @@ class LedgerTopic:
         )
 
     def _last(self, consumer: Consumer, partition: int) -> LedgerRecord | None:
-        low, high = self._watermarks(consumer, self.name, partition)
+        place = TopicPartition(self.name, partition)
+        low, high = self._ask(lambda: consumer.get_watermark_offsets(place, timeout=self._seconds))
         back = LOOK_BACK
         while high > low:
             start = max(low, high - back)
