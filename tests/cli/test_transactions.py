@@ -225,13 +225,26 @@ def without_verification(run_here: Run) -> Iterator[None]:
     assert run_here(*alter, "--delete-config", setting).returncode == 0
 
 
+def new_producer(client: WireClient) -> Any:
+    """An id and an epoch; a broker that has just started has none to give yet."""
+    wanted = {"transactional_id": None, "transaction_timeout": 60_000}
+    found: list[Any] = []
+
+    def is_given() -> bool:
+        found[:] = [client.ask(INIT_PRODUCER_ID, 4, wanted)]
+        return bool(found[0].error_code is ErrorCode.none)
+
+    wait_until(is_given, "the broker gives a producer's id")
+    return found[0]
+
+
 @pytest.fixture
 def hang(without_verification: None, bootstrap_servers: str) -> Hang:
     """Transactions that no coordinator knows of, one message in each partition named; returns the producer's id."""
 
     def leave_open(topic: str, *partitions: int, timestamp_ms: int | None = None) -> int:
         with WireClient(bootstrap_servers) as client:
-            mine = client.ask(INIT_PRODUCER_ID, 4, {"transactional_id": None, "transaction_timeout": 60_000})
+            mine = new_producer(client)
             batch = build_batch(
                 [Record(0, 0, None, b"left behind", ())],
                 base_timestamp=timestamp_ms or int(time.time() * 1000),

@@ -17,7 +17,6 @@ from holdfast.client.database.store import open_database
 from holdfast.real import RealClock
 
 BOOT_ID: Final = "11111111-2222-4333-8444-555555555555"
-LISTEN: Final = "127.0.0.1:39092"
 SETTINGS: Final = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
@@ -30,9 +29,7 @@ SETTINGS: Final = {
 def run(name: str, directory: Path, notes: Path) -> None:
     """In a process of its own."""
     directory.mkdir()
-    broker = broker_at(
-        RealClock(), str(directory / "data"), boot_id=BOOT_ID, seed=1, settings=SETTINGS, listen=LISTEN
-    )
+    broker = broker_at(RealClock(), str(directory / "data"), boot_id=BOOT_ID, seed=1, settings=SETTINGS)
     with broker as running:
         bootstrap = running.bootstrap_servers
         admin = AdminClient({"bootstrap.servers": bootstrap})

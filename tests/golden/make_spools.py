@@ -27,7 +27,6 @@ from holdfast.wire.api_keys import CREATE_TOPICS
 
 START_MS: Final = 1_767_225_600_000  # the first of January 2026
 BOOT_ID: Final = "11111111-2222-4333-8444-555555555555"
-LISTEN: Final = "127.0.0.1:39092"
 SETTINGS: Final = {
     "offsets.topic.num.partitions": "1",
     "transaction.state.log.num.partitions": "1",
@@ -129,31 +128,30 @@ def leave_some(sending: Sending, start: int) -> None:
 def run(name: str, directory: Path, notes: Path) -> None:
     """In a process of its own, which kills itself."""
     sent: dict[str, list[Any]] = {guarantee: [] for guarantee in GUARANTEES}
-    broker = broker_at(
-        RealClock(), str(directory / "data"), boot_id=BOOT_ID, seed=1, settings=SETTINGS, listen=LISTEN
-    )
+    broker = broker_at(RealClock(), str(directory / "data"), boot_id=BOOT_ID, seed=1, settings=SETTINGS)
     with broker as running, WireClient(running.bootstrap_servers) as client:
+        address = running.bootstrap_servers
         for topic in ("letters", "addresses"):
             partitions, configs = TOPICS[topic]
             create(client, topic, partitions, configs)
         for seed, guarantee in enumerate(GUARANTEES, start=10):
             home = directory / guarantee
-            sending = Sending(home, guarantee, running.bootstrap_servers, seed, sent[guarantee])
+            sending = Sending(home, guarantee, address, seed, sent[guarantee])
             deliver_some(sending, 100)
             be_refused(sending, 200)
             sending.producer.close()
         # While the first spool of the home has an owner, this is another. What it had refused keeps it.
         home = directory / "at-least-once"
-        first = Sending(home, "at-least-once", running.bootstrap_servers, 20, [])
-        second = Sending(home, "at-least-once", running.bootstrap_servers, 30, sent["at-least-once"])
+        first = Sending(home, "at-least-once", address, 20, [])
+        second = Sending(home, "at-least-once", address, 30, sent["at-least-once"])
         be_refused(second, 210)
         first.producer.close()
         second.producer.close()
-    left = []
+    left = []  # nobody is at the address any more
     for guarantee in GUARANTEES:
-        left.append(Sending(directory / guarantee, guarantee, LISTEN, 20, sent[guarantee]))
+        left.append(Sending(directory / guarantee, guarantee, address, 20, sent[guarantee]))
         leave_some(left[-1], 300)
-    second = Sending(home, "at-least-once", LISTEN, 30, sent["at-least-once"])
+    second = Sending(home, "at-least-once", address, 30, sent["at-least-once"])
     for number in range(500, 506):
         second.send("letters", number, "left", partition=1)
     expected = {
